@@ -85,9 +85,8 @@ class Mlflow:
         except mlflow.exceptions.MlflowException as error:
             raise _told(error) from error
 
-    def close(self, end: End, *, within_s: float) -> None:
+    def close(self, end: End) -> None:
         """Log the result, and how it ended."""
-        del within_s  # each call has its own limit
         import mlflow.exceptions
         from mlflow.entities import Metric, RunTag
 
@@ -142,7 +141,7 @@ class Mlflow:
         ]
         for start in range(0, len(new), _MOST_PARAMS):
             self._client.log_batch(self._id, params=new[start : start + _MOST_PARAMS])
-        t_ms = int(facts.began_t * 1000)
+        t_ms = int(facts.attempt_t * 1000)
         plan = [Metric(f"plan/{name}", value, t_ms, 0) for name, value in facts.predicted.items()]
         self._client.log_batch(self._id, metrics=plan, tags=changed)
 

@@ -40,7 +40,9 @@ class Facts:
     attempt: int
     observe: Observe
     began_t: float
-    """Unix seconds at which the run, not the attempt, began."""
+    """Unix seconds at which the run began."""
+    attempt_t: float
+    """Unix seconds at which this attempt was written down."""
     settings: Mapping[str, Any]
     """The resolved recipe by section, without what is not for others' eyes."""
     predicted: Mapping[str, float]
@@ -77,7 +79,7 @@ class Service(Protocol):
     def send(self, rows: Sequence[Row]) -> None:
         """Show rows, in order."""
 
-    def close(self, end: End, *, within_s: float) -> None:
+    def close(self, end: End) -> None:
         """Say how the attempt ended; all rows are there when it returns."""
 
     @property

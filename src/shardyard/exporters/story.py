@@ -55,6 +55,7 @@ def facts_of(run: RunDir, attempt: int) -> Facts:
         attempt=attempt,
         observe=resolved.recipe.observe,
         began_t=first.get("t") or run.path.stat().st_mtime,
+        attempt_t=run.resolved(attempt).stat().st_mtime,
         settings=settings,
         predicted=_numbers({name: plan.get(key) for name, key in _PREDICTED.items()}),
     )
@@ -76,9 +77,7 @@ def end_of(run: RunDir, attempt: int, *, now_t: float) -> End:
     word = said.get("outcome", "failed" if code else "finished")
     outcome: Outcome = word if word in ("finished", "drained") else "failed"
     reason = str(said.get("reason", ""))
-    return End(
-        outcome=outcome, exit_code=code, reason=reason, t=said["t"], result=_result(run)
-    )
+    return End(outcome=outcome, exit_code=code, reason=reason, t=said["t"], result=_result(run))
 
 
 class Lines:
@@ -238,4 +237,3 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
         for name, value in values.items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
-

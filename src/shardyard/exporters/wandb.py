@@ -81,7 +81,7 @@ class Wandb:
         if self._run.offline:
             write_text(self._count, f"{rows[-1].number}\n")
 
-    def close(self, end: End, *, within_s: float) -> None:
+    def close(self, end: End) -> None:
         """Say how it ended, and wait until W&B's process has sent all."""
         run = self._run
         result = {f"result/{name}": value for name, value in end.result.items()}

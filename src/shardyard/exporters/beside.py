@@ -1,0 +1,220 @@
+"""The processes that send a run, as what looks after its agent keeps them: started, heard, ended.
+
+Training knows nothing of them. At the end each has a while to send what is left; then it is killed,
+and what was not sent stays in the run's folder, from where it can be sent later.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import IO, Any
+
+from shardyard.config.exporters import services_of
+from shardyard.config.schema import Recipe
+from shardyard.errors import StorageError
+from shardyard.exporters.service import PREFIXES, WORDS
+from shardyard.files import FILE_MODE, make_folder
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.lines import EventWriter
+from shardyard.talk import say, warn
+
+END_S = 30.0
+"""So long an end of a run waits for services that have not all yet."""
+_GRACE_S = 2.0
+"""For the process itself to end in."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """What came of sending a run to one service."""
+
+    service: str
+    unsent: int | None
+    """Lines of metrics.jsonl that it has not; None: not known, it may have some of them."""
+    problem: str
+    """Why; empty where it has all."""
+
+    @property
+    def has_all(self) -> bool:
+        return self.unsent == 0 and not self.problem
+
+    def words(self) -> str:
+        """What is missing there, and why."""
+        if self.unsent is None:
+            return f"{WORDS[self.service]} may not have all of the run: {self.problem}"
+        lines = f"{self.unsent:,} line{'' if self.unsent == 1 else 's'} of metrics.jsonl"
+        return f"{WORDS[self.service]} lacks {lines} and the end of the run: {self.problem}"
+
+
+class Exporters:
+    """All services of one attempt."""
+
+    def __init__(self, processes: "list[_Process]") -> None:
+        self._processes = processes
+        self._until_s = 0.0
+        self._is_over = False
+
+    def end(self, within_s: float | None = None) -> None:
+        """Have them send what is left, while this process does other things.
+
+        Args:
+            within_s: So long at most; None: as long as any end waits.
+        """
+        if self._is_over:
+            return
+        self._is_over = True
+        wait_s = max(0.0, END_S if within_s is None else within_s)
+        self._until_s = time.monotonic() + wait_s
+        for process in self._processes:
+            process.end(wait_s)
+
+    def wait(self) -> list[Sent]:
+        """What came of it, once they have ended or their time is over."""
+        self.end()
+        return [process.wait(self._until_s) for process in self._processes]
+
+
+@contextmanager
+def exporting(
+    run: RunDir, attempt: int, recipe: Recipe, environ: Mapping[str, str]
+) -> Iterator[Exporters]:
+    """Have an attempt sent while the block runs; its end waits for what is not sent, for a while.
+
+    Args:
+        environ: Holds the keys of services by the names of their secrets.
+    """
+    exporters = Exporters(_started(run, attempt, recipe, environ))
+    try:
+        yield exporters
+    finally:
+        for sent in exporters.wait():
+            if not sent.has_all:
+                _tell_end(run, attempt, sent)
+
+
+def send_now(
+    run: RunDir, attempt: int, recipe: Recipe, environ: Mapping[str, str], *, within_s: float
+) -> list[Sent]:
+    """Send what a run's services have not yet, and wait for it."""
+    exporters = Exporters(_started(run, attempt, recipe, environ))
+    exporters.end(within_s)
+    return exporters.wait()
+
+
+def environment_for(service: str, recipe: Recipe, environ: Mapping[str, str]) -> dict[str, str]:
+    """Of the run's secrets a service's process gets those that are its own, by their names."""
+    prefix = PREFIXES[service]
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in recipe.secrets or name.startswith(prefix)
+    }
+
+
+def _started(
+    run: RunDir, attempt: int, recipe: Recipe, environ: Mapping[str, str]
+) -> "list[_Process]":
+    return [
+        _Process(service, run, attempt, environment_for(service, recipe, environ))
+        for service in services_of(recipe)
+    ]
+
+
+def _tell_end(run: RunDir, attempt: int, sent: Sent) -> None:
+    hint = f"`shardyard report {run.handle} --send` sends it later"
+    warn(f"observe.{sent.service}: {sent.words()} {hint}")
+    _write_event(run, attempt, sent.service, sent.problem, lines=sent.unsent, is_end=True)
+
+
+def _write_event(
+    run: RunDir, attempt: int, service: str, reason: str, *, lines: int | None, is_end: bool
+) -> None:
+    with suppress(StorageError):  # a full disk is told by the training, which writes there too
+        events = EventWriter(run.events, attempt=attempt, generation=0)
+        events.write("not_sent", service=service, reason=reason, lines=lines, is_end=is_end)
+        events.close()
+
+
+class _Process:
+    """The one of a service."""
+
+    def __init__(self, service: str, run: RunDir, attempt: int, environ: Mapping[str, str]) -> None:
+        self._service = service
+        self._run = run
+        self._attempt = attempt
+        self._last: dict[str, Any] = {}
+        self._process = self._start(environ)
+        self._thread = threading.Thread(target=self._hear, daemon=True)
+        self._thread.start()
+
+    def end(self, within_s: float) -> None:
+        stdin = self._process.stdin
+        assert stdin is not None
+        with suppress(OSError):  # it has ended by itself, and its log says why
+            stdin.write(f"{within_s}\n".encode())
+            stdin.close()
+
+    def wait(self, until_s: float) -> Sent:
+        left_s = max(0.0, until_s - time.monotonic()) + _GRACE_S
+        try:
+            self._process.wait(left_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._thread.join(_GRACE_S)  # the pipe may be held open by what a client has started
+        words = f"its process ended without a word; {self._log} says why."
+        unsent, problem = self._last.get("unsent"), self._last.get("problem")
+        if not self._last:
+            unsent, problem = None, words
+        return Sent(service=self._service, unsent=unsent, problem=str(problem))
+
+    @property
+    def _log(self) -> str:
+        return str(self._run.exporters / f"{self._service}.log")
+
+    def _start(self, environ: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, "-m", "shardyard.exporters", str(self._run.path), self._service]
+        with _log_file(self._run, self._service) as log:
+            return subprocess.Popen(
+                [*command, f"--attempt={self._attempt}"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=dict(environ),
+                start_new_session=True,  # Ctrl-C is for the run, which drains first
+            )
+
+    def _hear(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            with suppress(ValueError):
+                self._take(json.loads(line))
+
+    def _take(self, said: dict[str, Any]) -> None:
+        setting = f"observe.{self._service}"
+        if "unsent" in said:
+            self._last = said
+        elif "address" in said:
+            say(f"{setting}: {said['address']}")
+        elif "problem" in said:
+            reason = str(said["problem"])
+            _write_event(self._run, self._attempt, self._service, reason, lines=None, is_end=False)
+
+
+def _log_file(run: RunDir, service: str) -> IO[bytes]:
+    path = run.exporters / f"{service}.log"
+    try:
+        make_folder(path.parent)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        return os.fdopen(os.open(path, flags, FILE_MODE), "ab")
+    except OSError as error:
+        raise StorageError(
+            f"{path} cannot be written: {error.strerror}. Check that the run folder is yours and "
+            "has room."
+        ) from error
