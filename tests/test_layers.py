@@ -29,7 +29,7 @@ CONTROL_ROWS = [
     {"planner", "doctor", "monitoring"},
     {"image"},
     {"launchers", "report", "bench"},
-    {"transfer", "cluster", "study"},
+    {"transfer", "cluster", "study", "exporters"},
     {"control", "terminal", "local_path"},
     {"drill", "serve"},
     {"cli", "node"},

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from shardyard.config.alerts import Alert
-from shardyard.config.exporters import Mlflow, Wandb
 from shardyard.config.data_section import Data
+from shardyard.config.exporters import Mlflow, Wandb
 from shardyard.config.launch_section import Launch
 from shardyard.config.optimizers import OptimizerName
 from shardyard.config.section import (

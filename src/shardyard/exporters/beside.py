@@ -26,6 +26,8 @@ from shardyard.talk import say, warn
 
 END_S = 30.0
 """So long an end of a run waits for services that have not all yet."""
+_HASTE_S = 5.0
+"""Where the run has come to no end of its own: it was stopped before it began, or worse."""
 _GRACE_S = 2.0
 """For the process itself to end in."""
 
@@ -89,9 +91,16 @@ def exporting(
     Args:
         environ: Holds the keys of services by the names of their secrets.
     """
-    exporters = Exporters(_started(run, attempt, recipe, environ))
+    try:
+        exporters = Exporters(_started(run, attempt, recipe, environ))
+    except (StorageError, OSError) as error:  # never why a run fails
+        warn(f"{', '.join(services_of(recipe))}: nothing is sent: {error}")
+        exporters = Exporters([])
     try:
         yield exporters
+    except BaseException:
+        exporters.end(_HASTE_S)
+        raise
     finally:
         for sent in exporters.wait():
             if not sent.has_all:

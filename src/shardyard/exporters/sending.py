@@ -34,7 +34,7 @@ class Sending:
         self._tell = tell
         self._address = address
         self._lines = Lines(facts.run)
-        self._is_open = False
+        self._is_open = self._was_open = False
         self._had = 0
         """Lines that the service has had, as far as it says."""
         self._failures = 0
@@ -46,7 +46,7 @@ class Sending:
     @property
     def unsent(self) -> int | None:
         """Lines that it has not; None: it keeps no count, so it may have some of them."""
-        if self._is_open and not self._service.keeps_count:
+        if self._was_open and not self._service.keeps_count:
             return None
         return max(0, self._lines.count - self._had)
 
@@ -81,7 +81,7 @@ class Sending:
             if not self._is_open:
                 self._had = self._service.open(self._facts)
                 self._lines.rewind()
-                self._is_open = True
+                self._is_open = self._was_open = True
                 self._address(self._service.address)
             self._send_lines()
         except ShardyardError as error:

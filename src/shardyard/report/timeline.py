@@ -31,6 +31,8 @@ def describe(event: Line) -> str:
     if kind == "worker_hung":
         who = "all ranks" if fields.get("rank") is None else f"rank {fields['rank']}"
         return f"{who} on {fields.get('node', '?')}: {fields.get('reason', 'reason not known')}"
+    if kind == "not_sent":
+        return f"{fields.get('service', '?')}: {fields.get('reason', 'reason not known')}"
     if kind in ("node_lost", "node_left_out"):
         return f"{fields.get('node', '?')}: {fields.get('cause', 'cause not known')}"
     if kind == "straggler":

@@ -1,4 +1,4 @@
-"""What of a line of metrics.jsonl is a point of a curve, for TensorBoard and whatever else draws."""
+"""What of a line of metrics.jsonl is a point of a curve, whoever draws it."""
 
 from typing import Any
 
