@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from shardyard.errors import ShardyardError
+from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED, ShardyardError
 from shardyard.exporters.service import End, Facts, Outcome, Row
 from shardyard.report.run import read_run
 from shardyard.report.summary import Summary, summarize
@@ -74,7 +74,8 @@ def end_of(run: RunDir, attempt: int, *, now_t: float) -> End:
             outcome="lost", exit_code=_LOST_EXIT_CODE, reason=words, t=now_t, result=_result(run)
         )
     code = int(said.get("exit_code") or 0)
-    word = said.get("outcome", "failed" if code else "finished")
+    usual = "drained" if code in (EXIT_DRAINED, EXIT_INTERRUPTED) else "failed"
+    word = said.get("outcome", usual if code else "finished")
     outcome: Outcome = word if word in ("finished", "drained") else "failed"
     reason = str(said.get("reason", ""))
     return End(outcome=outcome, exit_code=code, reason=reason, t=said["t"], result=_result(run))
