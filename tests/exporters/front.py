@@ -68,7 +68,7 @@ def front_of(behind: str) -> Iterator[Front]:
             except OSError:
                 self.close_connection = True  # who asked has left
 
-        do_GET = do_POST = do_PUT = do_PATCH = _pass_on  # noqa: N815
+        do_GET = do_POST = do_PUT = do_PATCH = _pass_on
 
         def log_message(self, *_: object) -> None:
             """Tests need no access log."""

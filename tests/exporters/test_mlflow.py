@@ -42,7 +42,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
         front_of(address) as front,
         pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setenv("MLFLOW_TRACKING_TOKEN", TOKEN)
+        for name, value in {**mlflow._OF_CLIENT, "MLFLOW_TRACKING_TOKEN": TOKEN}.items():
+            patch.setenv(name, value)
         yield front
 
 
@@ -161,7 +162,7 @@ WRONG = {
     401: (AccessError, r"refused permission \(HTTP 401\)\. Keep MLFLOW_TRACKING_TOKEN"),
     403: (AccessError, r"HTTP 403.*under secrets"),
     404: (RequestError, r"HTTP 404.*Is observe\.mlflow\.url a tracking server"),
-    500: (LostError, r"did not take it: .*Look at observe\.mlflow\.url"),
+    500: (LostError, r"did not take it: it answers with HTTP 500\. Look at observe\.mlflow\.url"),
     503: (LostError, r"Look at observe\.mlflow\.url"),
 }
 

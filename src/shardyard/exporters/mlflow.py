@@ -7,6 +7,7 @@ in a tag that comes with them.
 
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -178,5 +179,12 @@ def _told(error: Any) -> ShardyardError:
             f"MLflow refused it (HTTP {status}): {words}. Is observe.mlflow.url a tracking server "
             "of MLflow?"
         )
-    why = "it was not reached" if "Max retries" in words or "timed out" in words else words
+    text = str(error)
+    answered = re.search(r"too many (\d+) error responses", text)
+    if answered:
+        why = f"it answers with HTTP {answered[1]}"
+    elif "Max retries" in text or "timed out" in text.lower() or "Connection aborted" in text:
+        why = "it was not reached"
+    else:
+        why = words
     return LostError(f"MLflow did not take it: {why}. Look at observe.mlflow.url.")

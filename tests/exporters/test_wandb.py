@@ -1,0 +1,184 @@
+"""Runs by W&B's own client: into its offline files, and to what stands for its server.
+
+Each is sent by the process that does it, as it is in a run: the client cannot be opened and given
+up many times in one.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from shardyard.exporters.beside import Exporters, Sent, exporting, send_now
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.lines import read_lines
+from tests.exporters.front import Front, front_of, wait_until
+from tests.exporters.runs import (
+    KEY,
+    RUN_ID,
+    TOKEN,
+    begin,
+    lose_and_drain,
+    new_run,
+    resume_and_finish,
+    steps_of,
+)
+from tests.exporters.wandb_file import records, rows_in
+from tests.exporters.wandb_server import WandbServer, wandb_server
+from tests.image.registries import free_port
+from tests.report.synthetic import RunWriter
+
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No key of whoever tests is used, and nothing is left at home."""
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", TOKEN)
+    monkeypatch.setenv("HF_TOKEN", "of-nobody-here")
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[Front, WandbServer]]:
+    with wandb_server() as behind, front_of(behind.address) as front:
+        yield front, behind
+
+
+def send(writer: RunWriter, attempt: int, *, within_s: float = 30.0) -> Sent:
+    """All that is there, and how the attempt ended."""
+    (sent,) = send_now(writer.run, attempt, writer.resolved.recipe, os.environ, within_s=within_s)
+    return sent
+
+
+def offline_file(run: RunDir, number: int) -> Path:
+    found = sorted(
+        run.exporters.glob("wandb/offline-run-*/*.wandb"), key=lambda p: p.stat().st_mtime
+    )
+    return found[number]
+
+
+def test_offline_files_hold_each_line_over_all_attempts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    writer = new_run(tmp_path, wandb={"project": "tests"})
+    begin(writer)
+    run = lose_and_drain(writer)
+    assert send(writer, 0).has_all
+    resume_and_finish(writer)
+    assert send(writer, 1).has_all
+    first, second = offline_file(run, 0), offline_file(run, 1)
+    rows = [*rows_in(first), *rows_in(second)]
+    done = [row for row in rows if "train/loss" in row]
+    assert [row["step"] for row in done] == steps_of(writer)
+    assert [row["_step"] for row in rows] == list(range(1, len(writer.lines) + 1))
+    assert all(a["_timestamp"] < b["_timestamp"] for a, b in pairwise(done))
+    lines = [line for line in writer.lines if "eval" not in line]
+    assert [row["train/loss"] for row in done] == [line["loss"] for line in lines]
+
+    of_second = {each.WhichOneof("record_type"): each for each in records(second)}
+    assert of_second["run"].run.run_id == RUN_ID and of_second["run"].run.project == "tests"
+    assert of_second["exit"].exit.exit_code == 0
+    config = {each.key: json.loads(each.value_json) for each in of_second["run"].run.config.update}
+    assert config["optim"]["lr"] == 5e-4 and "secrets" not in config
+
+
+def test_a_run_with_a_loss_a_drain_and_a_resume_is_one_run_there(
+    tmp_path: Path, server: tuple[Front, WandbServer]
+) -> None:
+    front, behind = server
+    writer = new_run(tmp_path, wandb={"project": "tests", "url": front.address})
+    begin(writer)
+    lose_and_drain(writer)
+    sent = send(writer, 0)
+    assert sent.has_all, sent.words()
+    there = behind.runs[RUN_ID]
+    assert there.exit_code == 143 and there.is_preempting
+    resume_and_finish(writer)
+    assert send(writer, 1).has_all
+    assert list(behind.runs) == [RUN_ID] and there.exit_code == 0
+    done = [row for row in there.rows if "train/loss" in row]
+    assert [row["step"] for row in done] == steps_of(writer)
+    assert [row["_step"] for row in there.rows] == list(range(1, len(writer.lines) + 1))
+    assert there.summary["result/steps_done"] == 20 and there.summary["outcome"] == "finished"
+    assert there.summary["plan/parameters"] > 1e6
+    assert there.config["optim"]["value"]["lr"] == 5e-4
+
+
+def test_a_process_that_is_killed_is_gone_on_from_by_the_next(
+    tmp_path: Path, server: tuple[Front, WandbServer]
+) -> None:
+    front, behind = server
+    writer = new_run(tmp_path, wandb={"project": "tests", "url": front.address})
+    run = begin(writer)
+    with exporting(run, 0, writer.resolved.recipe, os.environ) as exporters:
+        wait_until(lambda: RUN_ID in behind.runs and len(behind.runs[RUN_ID].rows) == 4, 60.0)
+        _kill(exporters)
+    assert behind.runs[RUN_ID].exit_code is None
+    (told,) = [event for event in read_lines(run.events) if event["kind"] == "not_sent"]
+    assert "ended without a word" in told["reason"] and told["is_end"]
+    writer.events.append(told)
+    lose_and_drain(writer)
+    assert send(writer, 0).has_all
+    assert [row["_step"] for row in behind.runs[RUN_ID].rows] == list(range(1, 13))
+
+
+def _kill(exporters: Exporters) -> None:
+    for each in exporters._processes:
+        each._process.kill()
+        each._process.wait()
+
+
+def test_keys_go_to_the_server_and_nowhere_else(
+    tmp_path: Path, server: tuple[Front, WandbServer]
+) -> None:
+    front, _ = server
+    writer = new_run(tmp_path, wandb={"project": "tests", "url": front.address})
+    begin(writer)
+    lose_and_drain(writer)
+    assert send(writer, 0).has_all
+    assert [key for key in front.keys if key], "it is used"
+    others = (KEY.encode(), TOKEN.encode(), b"of-nobody-here", b"a-place-of-ours")
+    bodies = [body for _, body in front.requests]
+    files = [path.read_bytes() for path in (tmp_path / RUN_ID).rglob("*") if path.is_file()]
+    home = [path.read_bytes() for path in (tmp_path / "home").rglob("*") if path.is_file()]
+    assert not [
+        content for content in (*bodies, *files, *home) if any(k in content for k in others)
+    ]
+
+
+def test_a_server_that_is_down_slow_or_wrong_keeps_nobody_and_has_all_later(
+    tmp_path: Path, server: tuple[Front, WandbServer]
+) -> None:
+    front, behind = server
+    writer = new_run(tmp_path, wandb={"project": "tests", "url": front.address})
+    begin(writer)
+    run = lose_and_drain(writer)
+    for answers in (401, 500, 60.0):
+        front.answers = answers
+        sent = send(writer, 0, within_s=4.0)
+        assert not sent.has_all and sent.unsent == 12, answers
+        assert KEY not in sent.words()
+        if answers == 401:
+            assert "W&B refused the key. Keep a key of that server under secrets" in sent.problem
+    front.answers = None
+    assert send(writer, 0).has_all and len(behind.runs[RUN_ID].rows) == 12
+    assert (run.exporters / "wandb.log").is_file()
+
+
+def test_without_a_key_it_is_said_where_to_keep_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WANDB_API_KEY")
+    writer = new_run(tmp_path, wandb={"project": "tests", "url": f"http://127.0.0.1:{free_port()}"})
+    begin(writer)
+    lose_and_drain(writer)
+    sent = send(writer, 0)
+    assert sent.unsent == 12 and "secrets: {WANDB_API_KEY: env}" in sent.problem
