@@ -107,9 +107,14 @@ def test_a_client_that_hangs_is_given_up_by_itself(
 
 @pytest.mark.heavy
 def test_one_whose_run_is_lost_ends_by_itself(tmp_path: Path) -> None:
-    writer = new_run(tmp_path, mlflow={"url": f"http://127.0.0.1:{free_port()}"})
-    begin(writer)
-    run = lose_and_drain(writer)
+    with front_of("http://127.0.0.1:1") as front:
+        front.answers = 401
+        writer = new_run(tmp_path, mlflow={"url": front.address})
+        begin(writer)
+        _start_and_kill_parent(lose_and_drain(writer))
+
+
+def _start_and_kill_parent(run: RunDir) -> None:
     command = [sys.executable, "-m", "shardyard.exporters", str(run.path), "mlflow", "--attempt=0"]
     code = (
         "import subprocess, sys, time\n"

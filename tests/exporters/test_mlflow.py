@@ -180,7 +180,7 @@ def test_a_server_that_is_wrong_is_told_with_what_to_do(
 
 
 def test_a_server_that_is_down_or_slow_is_given_up_soon(
-    tmp_path: Path, server: Front, experiment: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, server: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(mlflow._OF_CLIENT, "MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     server.answers = 30.0

@@ -58,10 +58,8 @@ def send(writer: RunWriter, attempt: int, *, within_s: float = 30.0) -> Sent:
 
 
 def offline_file(run: RunDir, number: int) -> Path:
-    found = sorted(
-        run.exporters.glob("wandb/offline-run-*/*.wandb"), key=lambda p: p.stat().st_mtime
-    )
-    return found[number]
+    files = run.exporters.glob("wandb/offline-run-*/*.wandb")
+    return sorted(files, key=lambda file: file.stat().st_mtime)[number]
 
 
 def test_offline_files_hold_each_line_over_all_attempts(
@@ -149,9 +147,8 @@ def test_keys_go_to_the_server_and_nowhere_else(
     bodies = [body for _, body in front.requests]
     files = [path.read_bytes() for path in (tmp_path / RUN_ID).rglob("*") if path.is_file()]
     home = [path.read_bytes() for path in (tmp_path / "home").rglob("*") if path.is_file()]
-    assert not [
-        content for content in (*bodies, *files, *home) if any(k in content for k in others)
-    ]
+    written = (*bodies, *files, *home)
+    assert not [text for text in written if any(secret in text for secret in others)]
 
 
 def test_a_server_that_is_down_slow_or_wrong_keeps_nobody_and_has_all_later(

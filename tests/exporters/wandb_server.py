@@ -61,14 +61,8 @@ class WandbServer:
         name = query.partition("(")[0].partition("{")[0].split()[-1]
         match name:
             case "Viewer":
-                viewer = {
-                    "id": "u1",
-                    "entity": "a-team",
-                    "username": "me",
-                    "email": "",
-                    "flags": "{}",
-                }
-                return {"viewer": {**viewer, "teams": {"edges": []}}}
+                viewer = {"id": "u1", "entity": "a-team", "username": "me", "flags": "{}"}
+                return {"viewer": {**viewer, "email": "", "teams": {"edges": []}}}
             case "ServerFeaturesQuery":
                 return {"serverInfo": {"features": []}}
             case "RunResumeStatus":

@@ -96,13 +96,13 @@ WANDB = Engine(
     package="wandb",
     at_least="0.31",
     tested=("0.31.0",),
-    note="finish_timeout: the end of a run waits for no server",
+    note="a run that is gone on with says which step it has last",
     asked_by="observe.wandb.project",
 )
 
 MLFLOW = Engine(
     package="mlflow-skinny",
-    at_least="3.17",
+    at_least="3.17.2",
     below="4",
     tested=("3.17.2",),
     note="MlflowClient; the whole mlflow brings it",
