@@ -1,0 +1,73 @@
+"""A real run is sent while it trains; what a server refuses comes later, and keys stand nowhere."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from shardyard.rundir.lines import read_lines
+from tests.e2e.shardyard import Answer, Place, events, wait_for, wait_for_step
+from tests.exporters.front import front_of
+from tests.exporters.mlflow_server import mlflow_server
+from tests.exporters.runs import KEY, TOKEN
+from tests.exporters.wandb_file import rows_in
+
+RECIPE = """\
+secrets: {{WANDB_API_KEY: env, MLFLOW_TRACKING_TOKEN: env}}
+observe:
+  wandb: {{project: tests}}
+  mlflow: {{url: "{url}", experiment: tests}}
+"""
+
+
+@pytest.mark.filterwarnings("default")  # MLflow's own imports warn
+def test_a_run_that_loses_a_worker_and_drains_is_one_run_elsewhere(
+    place: Place, base: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert base.code == 0
+    keys = {"WANDB_API_KEY": KEY, "MLFLOW_TRACKING_TOKEN": TOKEN}
+    for name, value in {**keys, "WANDB_MODE": "offline", "HOME": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    run_dir = place.run_dir("sent")
+    with mlflow_server(tmp_path) as address, front_of(address) as front:
+        front.answers = 401
+        (place.folder / "sent.yaml").write_text(RECIPE.format(url=front.address))
+        with place.start(
+            "train", "tiny.yaml", "sent.yaml", "run.id=sent", "run.steps=1000000"
+        ) as running:
+            wait_for_step(run_dir, 10)
+            os.kill(events(run_dir, "attempt_started")[0]["workers"][1]["pid"], signal.SIGKILL)
+            wait_for(lambda: len(events(run_dir, "rendezvous")) == 2)
+            wait_for(lambda: events(run_dir, "not_sent"))
+            wait_for_step(run_dir, 30)
+            running.send(signal.SIGTERM)
+            assert running.wait().code == 143
+        lines = list(read_lines(run_dir.metrics))
+        first, last = events(run_dir, "not_sent")
+        assert "MLflow refused permission (HTTP 401)" in first["reason"] and not first["is_end"]
+        assert last["is_end"] and last["lines"] == len(lines)
+
+        (file,) = run_dir.exporters.glob("wandb/offline-run-*/*.wandb")
+        assert [row["step"] for row in rows_in(file)] == [line["step"] for line in lines]
+
+        front.answers = None
+        later = place.run("report", "sent", "--send")
+        assert later.code == 0, later.err
+        assert _steps_there(front.address) == [line["step"] for line in lines if "loss" in line]
+    files = [path for path in run_dir.path.rglob("*") if path.is_file()]
+    secret = (KEY.encode(), TOKEN.encode())
+    assert not [path for path in files if any(each in path.read_bytes() for each in secret)]
+
+
+def _steps_there(url: str) -> list[int]:
+    """Of the one run that the server has, as they came."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=url)
+    experiment = client.get_experiment_by_name("tests")
+    assert experiment is not None
+    (there,) = client.search_runs([experiment.experiment_id])
+    assert there.info.status == "KILLED" and there.info.run_name == "sent"
+    history = client.get_metric_history(there.info.run_id, "train/loss")
+    return [point.step for point in sorted(history, key=lambda point: point.timestamp)]
