@@ -31,7 +31,10 @@ from tests.exporters.wandb_server import WandbServer, wandb_server
 from tests.image.registries import free_port
 from tests.report.synthetic import RunWriter
 
-pytestmark = pytest.mark.system
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.filterwarnings("default"),  # the client's own imports warn
+]
 
 
 @pytest.fixture(autouse=True)

@@ -101,6 +101,7 @@ class Wandb:
             init_timeout=_INIT_S,
             console="off",
             silent=True,
+            symlink=False,  # a run's folder is fetched and copied
             disable_code=True,
             disable_git=True,
             label_disable=True,
