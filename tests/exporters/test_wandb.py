@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.exporters.beside import Exporters, Sent, exporting, send_now
+from shardyard.exporters import beside
+from shardyard.exporters.beside import Sent, exporting, send_now
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_lines
 from tests.exporters.front import Front, front_of, wait_until
@@ -113,28 +114,25 @@ def test_a_run_with_a_loss_a_drain_and_a_resume_is_one_run_there(
     assert there.config["optim"]["value"]["lr"] == 5e-4
 
 
-def test_a_process_that_is_killed_is_gone_on_from_by_the_next(
-    tmp_path: Path, server: tuple[Front, WandbServer]
+def test_a_process_that_is_killed_is_started_again_and_goes_on(
+    tmp_path: Path, server: tuple[Front, WandbServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(beside, "_AGAIN_S", 0.1)
     front, behind = server
     writer = new_run(tmp_path, wandb={"project": "tests", "url": front.address})
     run = begin(writer)
     with exporting(run, 0, writer.resolved.recipe, os.environ) as exporters:
         wait_until(lambda: RUN_ID in behind.runs and len(behind.runs[RUN_ID].rows) == 4, 60.0)
-        _kill(exporters)
-    assert behind.runs[RUN_ID].exit_code is None
-    (told,) = [event for event in read_lines(run.events) if event["kind"] == "not_sent"]
-    assert "ended without a word" in told["reason"] and told["is_end"]
-    writer.events.append(told)
-    lose_and_drain(writer)
-    assert send(writer, 0).has_all
-    assert [row["_step"] for row in behind.runs[RUN_ID].rows] == list(range(1, 13))
-
-
-def _kill(exporters: Exporters) -> None:
-    for each in exporters._processes:
-        each._process.kill()
-        each._process.wait()
+        (process,) = exporters._processes
+        process._process.kill()
+        wait_until(lambda: [e for e in read_lines(run.events) if e["kind"] == "not_sent"])
+        (told,) = [event for event in read_lines(run.events) if event["kind"] == "not_sent"]
+        writer.events.append(told)
+        lose_and_drain(writer)
+    assert "its process ended with exit code -9" in told["reason"] and not told["is_end"]
+    there = behind.runs[RUN_ID]
+    assert [row["_step"] for row in there.rows] == list(range(1, 13)) and there.exit_code == 143
+    assert [event for event in read_lines(run.events) if event["kind"] == "not_sent"] == [told]
 
 
 def test_keys_go_to_the_server_and_nowhere_else(

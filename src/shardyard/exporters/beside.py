@@ -30,6 +30,8 @@ _HASTE_S = 5.0
 """Where the run has come to no end of its own: it was stopped before it began, or worse."""
 _GRACE_S = 2.0
 """For the process itself to end in."""
+_AGAIN_S, _AGAIN_AT_MOST_S = 5.0, 300.0
+"""After which a process that has died is started again; each time twice as long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,43 +153,49 @@ def _write_event(
 
 
 class _Process:
-    """The one of a service."""
+    """The one of a service; one that dies is started again, and goes on where the service says."""
 
     def __init__(self, service: str, run: RunDir, attempt: int, environ: Mapping[str, str]) -> None:
         self._service = service
         self._run = run
         self._attempt = attempt
+        self._environ = dict(environ)
         self._last: dict[str, Any] = {}
-        self._process = self._start(environ)
-        self._thread = threading.Thread(target=self._hear, daemon=True)
+        self._lock = threading.Lock()
+        self._is_over = threading.Event()
+        self._within_s = 0.0
+        self._process = self._start()
+        self._thread = threading.Thread(target=self._keep, name=f"to {service}", daemon=True)
         self._thread.start()
 
     def end(self, within_s: float) -> None:
-        stdin = self._process.stdin
-        assert stdin is not None
-        with suppress(OSError):  # it has ended by itself, and its log says why
-            stdin.write(f"{within_s}\n".encode())
-            stdin.close()
+        """Have it send what is left, for so long."""
+        with self._lock:
+            self._within_s = within_s
+            self._is_over.set()
+            self._say_end()
 
     def wait(self, until_s: float) -> Sent:
-        left_s = max(0.0, until_s - time.monotonic()) + _GRACE_S
-        try:
-            self._process.wait(left_s)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._thread.join(_GRACE_S)  # the pipe may be held open by what a client has started
-        words = f"its process ended without a word; {self._log} says why."
-        unsent, problem = self._last.get("unsent"), self._last.get("problem")
+        """What it said last, by then on the monotonic clock."""
+        self._thread.join(max(0.0, until_s - time.monotonic()) + _GRACE_S)
+        if self._thread.is_alive():
+            with self._lock:
+                self._process.kill()
+            self._thread.join(_GRACE_S)
         if not self._last:
-            unsent, problem = None, words
-        return Sent(service=self._service, unsent=unsent, problem=str(problem))
+            words = f"its process ended without a word; {self._log} says why."
+            return Sent(service=self._service, unsent=None, problem=words)
+        return Sent(
+            service=self._service,
+            unsent=self._last["unsent"],
+            problem=str(self._last.get("problem", "")),
+        )
 
     @property
     def _log(self) -> str:
         return str(self._run.exporters / f"{self._service}.log")
 
-    def _start(self, environ: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+    def _start(self) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-m", "shardyard.exporters", str(self._run.path), self._service]
         with _log_file(self._run, self._service) as log:
             return subprocess.Popen(
@@ -195,25 +203,54 @@ class _Process:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=dict(environ),
+                env=self._environ,
                 start_new_session=True,  # Ctrl-C is for the run, which drains first
             )
 
+    def _say_end(self) -> None:
+        stdin = self._process.stdin
+        assert stdin is not None
+        with suppress(OSError, ValueError):  # it has just died, or is told already
+            stdin.write(f"{self._within_s}\n".encode())
+            stdin.close()
+
+    def _keep(self) -> None:
+        """Hear it, and start it again until the end."""
+        again_s = _AGAIN_S
+        while True:
+            self._hear()
+            code = self._process.wait()
+            if self._is_over.is_set():
+                return
+            words = f"its process ended with exit code {code}; {self._log} says why. It is started"
+            self._tell(f"{words} again.")
+            self._is_over.wait(again_s)
+            again_s = min(2 * again_s, _AGAIN_AT_MOST_S)
+            with self._lock:
+                self._process = self._start()
+                if self._is_over.is_set():
+                    self._say_end()
+
     def _hear(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            with suppress(ValueError):
-                self._take(json.loads(line))
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None and stdout is not None
+        with stdout:
+            for line in stdout:
+                with suppress(ValueError):
+                    self._take(json.loads(line))
+        with self._lock, suppress(OSError):
+            stdin.close()
 
     def _take(self, said: dict[str, Any]) -> None:
-        setting = f"observe.{self._service}"
         if "unsent" in said:
             self._last = said
         elif "address" in said:
-            say(f"{setting}: {said['address']}")
+            say(f"observe.{self._service}: {said['address']}")
         elif "problem" in said:
-            reason = str(said["problem"])
-            _write_event(self._run, self._attempt, self._service, reason, lines=None, is_end=False)
+            self._tell(str(said["problem"]))
+
+    def _tell(self, reason: str) -> None:
+        _write_event(self._run, self._attempt, self._service, reason, lines=None, is_end=False)
 
 
 def _log_file(run: RunDir, service: str) -> IO[bytes]:
