@@ -124,6 +124,7 @@ def test_a_process_that_is_killed_is_started_again_and_goes_on(
     with exporting(run, 0, writer.resolved.recipe, os.environ) as exporters:
         wait_until(lambda: RUN_ID in behind.runs and len(behind.runs[RUN_ID].rows) == 4, 60.0)
         (process,) = exporters._processes
+        process._process.terminate()  # as Slurm does to all of a node: the run drains first
         process._process.kill()
         wait_until(lambda: [e for e in read_lines(run.events) if e["kind"] == "not_sent"])
         (told,) = [event for event in read_lines(run.events) if event["kind"] == "not_sent"]

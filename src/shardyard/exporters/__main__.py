@@ -9,6 +9,7 @@ the environment, and nowhere else.
 import argparse
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -31,6 +32,8 @@ from shardyard.rundir.state import has_attempt_ended
 _EVERY_S = 5.0
 _NICE = 10
 """Training goes first."""
+_NOT_FOR_IT = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+"""Slurm asks all processes of a node to stop; the run drains first, and stdin says when it has."""
 _ORPHAN_S = 120.0
 """So long a run whose command line was killed is followed while it drains."""
 _ORPHAN_END_S = 20.0
@@ -73,6 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--every", type=float, default=_EVERY_S, metavar="S", help="between looks")
     args = parser.parse_args(argv)
     os.nice(_NICE)
+    for number in _NOT_FOR_IT:
+        signal.signal(number, signal.SIG_IGN)
     parent = Parent(*_own_pipes())
     run = RunDir(args.run_dir.resolve())
     hidden = [os.environ[name] for name in _secret_names(run, args.attempt) if name in os.environ]

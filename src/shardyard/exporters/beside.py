@@ -226,10 +226,14 @@ class _Process:
             self._tell(f"{words} again.")
             self._is_over.wait(again_s)
             again_s = min(2 * again_s, _AGAIN_AT_MOST_S)
-            with self._lock:
-                self._process = self._start()
-                if self._is_over.is_set():
-                    self._say_end()
+            try:
+                with self._lock:
+                    self._process = self._start()
+                    if self._is_over.is_set():
+                        self._say_end()
+            except (StorageError, OSError) as error:  # the end says what is missing
+                self._tell(str(error))
+                return
 
     def _hear(self) -> None:
         stdin, stdout = self._process.stdin, self._process.stdout
