@@ -6,6 +6,7 @@ up many times in one.
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -125,6 +126,8 @@ def test_a_process_that_is_killed_is_started_again_and_goes_on(
         wait_until(lambda: RUN_ID in behind.runs and len(behind.runs[RUN_ID].rows) == 4, 60.0)
         (process,) = exporters._processes
         process._process.terminate()  # as Slurm does to all of a node: the run drains first
+        time.sleep(0.2)
+        assert process._process.poll() is None
         process._process.kill()
         wait_until(lambda: [e for e in read_lines(run.events) if e["kind"] == "not_sent"])
         (told,) = [event for event in read_lines(run.events) if event["kind"] == "not_sent"]
