@@ -6,7 +6,7 @@ import pytest
 
 from shardyard.config.check import check
 from shardyard.config.compatibility import EXPORTERS, check_packages, engines_for
-from shardyard.config.exporters import services_of
+from shardyard.config.exporter_problems import services_of
 from shardyard.config.schema import Recipe
 from shardyard.config.validate import recipe_of
 from shardyard.errors import RecipeError, RequestError
@@ -40,7 +40,7 @@ REFUSED = [
     ({"wandb": {"project": "a", "url": "w.example"}}, r"observe\.wandb\.url.*http\(s\) address"),
     ({"mlflow": {"experiment": "e"}}, r"observe\.mlflow\.experiment=e and no .*Give the address"),
     ({"mlflow": {"url": "sqlite:///a.db"}}, r"observe\.mlflow\.url.*an http\(s\) address"),
-    ({"mlflow": {"uri": "http://m"}}, r"observe\.mlflow\.uri.*observe\.mlflow\.url"),
+    ({"mlflow": {"uri": "http://m"}}, r"observe\.mlflow\.uri.*has: url, experiment"),
     ({"mlflow": {"url": "http://me:pass@m"}}, r"observe\.mlflow\.url.*\(not shown\)"),
     ({"wandb": {"project": "a", "entity": "local-" + "0f" * 20}}, r"observe\.wandb\.entity"),
 ]

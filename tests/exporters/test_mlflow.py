@@ -74,7 +74,7 @@ def points(server: Front, run: Any, name: str) -> list[tuple[int, float]]:
 def send(run: RunDir, attempt: int) -> Sending:
     """By a process of its own, as far as the service can tell; to the end of the attempt."""
     sending = Sending(Mlflow(), facts_of(run, attempt), tell=print, address=print)
-    assert sending.end(within_s=20.0), sending.problem
+    assert sending.end(until_s=time.monotonic() + 20.0), sending.problem
     return sending
 
 
@@ -88,7 +88,7 @@ def test_a_run_with_a_loss_a_drain_and_a_resume_is_one_run_there(
     assert there.info.status == "RUNNING" and there.info.run_name == writer.run.run_id
 
     run = lose_and_drain(writer)
-    assert live.end(within_s=20.0)
+    assert live.end(until_s=time.monotonic() + 20.0)
     (there,) = runs_there(server, experiment)
     assert there.info.status == "KILLED" and there.data.tags["shardyard.outcome"] == "drained"
 

@@ -1,5 +1,6 @@
 """What is done about a service that fails, whichever it is."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -72,7 +73,7 @@ def test_all_lines_come_once_and_in_order(tmp_path: Path) -> None:
     told.to.look()
     told.to.look()
     lose_and_drain(writer)
-    assert told.to.end(within_s=1.0)
+    assert told.to.end(until_s=time.monotonic() + 1.0)
     assert [row.number for row in place.rows] == list(range(1, 13)) and place.opened == 1
     assert place.end is not None and place.end.outcome == "drained"
     assert told.addresses == ["there"] and told.problems == []
@@ -129,7 +130,7 @@ def test_the_end_of_a_run_is_tried_again_for_a_while(tmp_path: Path) -> None:
     place = Place()
     told = Told(begin(new_run(tmp_path)), place)
     place.fails = [DOWN, None, DOWN]
-    assert told.to.end(within_s=5.0) and place.end is not None
+    assert told.to.end(until_s=time.monotonic() + 5.0) and place.end is not None
     assert [row.number for row in place.rows] == [1, 2, 3, 4]
 
 
@@ -137,7 +138,7 @@ def test_and_not_for_longer(tmp_path: Path) -> None:
     place = Place()
     told = Told(begin(new_run(tmp_path)), place)
     place.fails = [DOWN] * 1000
-    assert not told.to.end(within_s=0.1)
+    assert not told.to.end(until_s=time.monotonic() + 0.1)
     assert told.to.unsent == 4 and told.to.problem == "it was not reached." and place.opened > 2
 
 
@@ -145,7 +146,7 @@ def test_nor_where_the_key_is_wrong(tmp_path: Path) -> None:
     place = Place()
     told = Told(begin(new_run(tmp_path)), place)
     place.fails = [AccessError("no.")] * 2
-    assert not told.to.end(within_s=60.0)
+    assert not told.to.end(until_s=time.monotonic() + 60.0)
     assert place.opened == 1 and told.to.unsent == 4
 
 
@@ -158,5 +159,5 @@ def test_of_a_service_that_counts_nothing_it_is_not_known_what_it_has(tmp_path: 
     told.to.look()
     assert told.to.unsent is None
     place.fails = [DOWN, DOWN, DOWN, DOWN]
-    assert not told.to.end(within_s=0.02)
+    assert not told.to.end(until_s=time.monotonic() + 0.02)
     assert told.to.unsent is None

@@ -3,7 +3,7 @@
 import os
 
 from shardyard.config.compatibility import EXPORTERS, check_packages
-from shardyard.config.exporters import services_of
+from shardyard.config.exporter_problems import services_of
 from shardyard.errors import LostError, RequestError
 from shardyard.exporters.beside import send_now
 from shardyard.exporters.service import PREFIXES

@@ -1,7 +1,8 @@
 """`python -m shardyard.exporters RUN_DIR SERVICE --attempt N`: sends a run until stdin ends.
 
 A process of its own: a client may hang, or take long, and nobody waits for it but for a while at
-the end. The last line of stdin says how long that while is, in seconds. Each line of stdout is one
+the end. The last line of stdin says when that is over, in seconds of the machine's monotonic clock,
+which all processes share. Each line of stdout is one
 JSON object: {"address"}, {"problem"}, and at the end {"unsent", "problem"}. Keys of services are in
 the environment, and nowhere else.
 """
@@ -16,7 +17,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from shardyard.errors import ShardyardError
 from shardyard.exporters.registry import SERVICES, service_named
@@ -37,7 +38,6 @@ _NOT_FOR_IT = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _ORPHAN_S = 120.0
 """So long a run whose command line was killed is followed while it drains."""
 _ORPHAN_END_S = 20.0
-_LEAST_S = 0.5
 
 
 class Parent:
@@ -46,11 +46,12 @@ class Parent:
     def __init__(self, stdin: int, stdout: int) -> None:
         self._stdout = stdout
         self._has_ended = threading.Event()
-        self.within_s: float | None = None
-        """So long the end may take; None: it was lost before it could say."""
+        self._is_last = threading.Lock()
+        self.until_s: float | None = None
+        """When all is to be over, by the monotonic clock; None: it was lost before it could say."""
         threading.Thread(target=self._listen, args=(stdin,), daemon=True).start()
 
-    def wait(self, seconds: float) -> bool:
+    def wait(self, seconds: float | None = None) -> bool:
         """Wait for the end; whether it has come."""
         return self._has_ended.wait(seconds)
 
@@ -59,11 +60,16 @@ class Parent:
         with suppress(OSError):
             os.write(self._stdout, json.dumps(content).encode() + b"\n")
 
+    def tell_last(self, unsent: int | None, problem: str) -> None:
+        """Say what came of it; the first time counts."""
+        if self._is_last.acquire(blocking=False):
+            self.tell(unsent=unsent, problem=problem)
+
     def _listen(self, stdin: int) -> None:
         with os.fdopen(stdin, encoding="utf-8") as lines:
             for line in lines:
                 with suppress(ValueError):
-                    self.within_s = float(line)
+                    self.until_s = float(line)
         self._has_ended.set()
 
 
@@ -73,7 +79,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     parser.add_argument("service", choices=tuple(SERVICES))
     parser.add_argument("--attempt", type=int, required=True, help="number of the attempt")
-    parser.add_argument("--every", type=float, default=_EVERY_S, metavar="S", help="between looks")
     args = parser.parse_args(argv)
     os.nice(_NICE)
     for number in _NOT_FOR_IT:
@@ -87,44 +92,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         tell=lambda words: parent.tell(problem=redact(words, hidden)),
         address=lambda words: parent.tell(address=words),
     )
+    # a client may hang in any call, and only another thread sees the end then
+    threading.Thread(target=_give_up, args=(sending, parent, hidden), daemon=True).start()
     lock = _wait_for_lock(run, args.service, parent)
-    while lock is not None and not parent.wait(args.every):
-        sending.look()
-    return _end(sending, parent, run, args.attempt, hidden=hidden, has_lock=lock is not None)
-
-
-def _end(
-    sending: Sending,
-    parent: Parent,
-    run: RunDir,
-    attempt: int,
-    *,
-    hidden: list[str],
-    has_lock: bool,
-) -> int:
-    within_s = parent.within_s
-    if within_s is None:
-        _follow_orphan(sending, run, attempt)
-        within_s = _ORPHAN_END_S
-    within_s = max(_LEAST_S, within_s)
-
-    def give_up() -> NoReturn:
-        words = sending.problem or f"it did not take all within {within_s:.0f} s"
-        parent.tell(unsent=sending.unsent, problem=redact(words, hidden))
-        os._exit(1)
-
-    timer = threading.Timer(within_s, give_up)  # a client may hang in any call
-    timer.daemon = True
-    timer.start()
-    if not has_lock:
-        words = "another process sends this run there"
-        parent.tell(unsent=sending.unsent, problem=words)
+    if lock is None:
+        parent.tell_last(sending.unsent, "another process sends this run there.")
         return 1
-    has_all = sending.end(within_s=within_s)
-    timer.cancel()
-    unsent = 0 if has_all else sending.unsent
-    parent.tell(unsent=unsent, problem=redact(sending.problem, hidden))
+    while not parent.wait(_EVERY_S):
+        sending.look()
+    if parent.until_s is None:
+        _follow_orphan(sending, run, args.attempt)
+    until_s = parent.until_s or time.monotonic() + _ORPHAN_END_S
+    has_all = sending.end(until_s=until_s)
+    parent.tell_last(0 if has_all else sending.unsent, redact(sending.problem, hidden))
     return 0 if has_all else 1
+
+
+def _give_up(sending: Sending, parent: Parent, hidden: list[str]) -> None:
+    """End the process when its time is over, whatever it is doing."""
+    parent.wait()
+    until_s = parent.until_s or time.monotonic() + _ORPHAN_S + _ORPHAN_END_S
+    time.sleep(max(0.0, until_s - time.monotonic()))
+    words = sending.problem or "it did not take all in time."
+    parent.tell_last(sending.unsent, redact(words, hidden))
+    os._exit(1)
 
 
 def _follow_orphan(sending: Sending, run: RunDir, attempt: int) -> None:

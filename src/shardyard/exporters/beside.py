@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, Any
 
-from shardyard.config.exporters import services_of
+from shardyard.config.exporter_problems import services_of
 from shardyard.config.schema import Recipe
 from shardyard.errors import StorageError
 from shardyard.exporters.service import PREFIXES, WORDS
@@ -76,12 +76,12 @@ class Exporters:
         wait_s = max(0.0, END_S if within_s is None else within_s)
         self._until_s = time.monotonic() + wait_s
         for process in self._processes:
-            process.end(wait_s)
+            process.end(self._until_s)
 
     def wait(self) -> list[Sent]:
         """What came of it, once they have ended or their time is over."""
         self.end()
-        return [process.wait(self._until_s) for process in self._processes]
+        return [process.wait() for process in self._processes]
 
 
 @contextmanager
@@ -163,21 +163,21 @@ class _Process:
         self._last: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._is_over = threading.Event()
-        self._within_s = 0.0
+        self._until_s = 0.0
         self._process = self._start()
         self._thread = threading.Thread(target=self._keep, name=f"to {service}", daemon=True)
         self._thread.start()
 
-    def end(self, within_s: float) -> None:
-        """Have it send what is left, for so long."""
+    def end(self, until_s: float) -> None:
+        """Have it send what is left, until then on the monotonic clock."""
         with self._lock:
-            self._within_s = within_s
+            self._until_s = until_s
             self._is_over.set()
             self._say_end()
 
-    def wait(self, until_s: float) -> Sent:
-        """What it said last, by then on the monotonic clock."""
-        self._thread.join(max(0.0, until_s - time.monotonic()) + _GRACE_S)
+    def wait(self) -> Sent:
+        """What it said last, once it has ended or its time is over."""
+        self._thread.join(max(0.0, self._until_s - time.monotonic()) + _GRACE_S)
         if self._thread.is_alive():
             with self._lock:
                 self._process.kill()
@@ -211,7 +211,7 @@ class _Process:
         stdin = self._process.stdin
         assert stdin is not None
         with suppress(OSError, ValueError):  # it has just died, or is told already
-            stdin.write(f"{self._within_s}\n".encode())
+            stdin.write(f"{self._until_s}\n".encode())
             stdin.close()
 
     def _keep(self) -> None:

@@ -57,9 +57,12 @@ class Sending:
         with suppress(ShardyardError):
             self._send()
 
-    def end(self, *, within_s: float) -> bool:
-        """Send what is left, and how the attempt ended; False: it was not all taken."""
-        until_s = time.monotonic() + within_s
+    def end(self, *, until_s: float) -> bool:
+        """Send what is left, and how the attempt ended; False: it was not all taken.
+
+        Args:
+            until_s: By the monotonic clock; from then on nothing is tried again.
+        """
         end = end_of(self._facts.run, self._facts.attempt, now_t=time.time())
         while True:
             try:

@@ -75,7 +75,7 @@ class Wandb:
         try:
             for row in rows:
                 content = {**row.values, "step": row.step, "_timestamp": row.t}
-                self._run.log(content, step=row.number)
+                self._run.log(content, step=row.number, commit=True)  # or the last one waits
         except (self._wandb.Error, OSError) as error:
             raise _told(self._wandb, error) from error
         if self._run.offline:
