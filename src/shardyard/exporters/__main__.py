@@ -113,7 +113,9 @@ def _give_up(sending: Sending, parent: Parent, hidden: list[str]) -> None:
     parent.wait()
     until_s = parent.until_s or time.monotonic() + _ORPHAN_S + _ORPHAN_END_S
     time.sleep(max(0.0, until_s - time.monotonic()))
-    words = sending.problem or "it did not take all in time."
+    words = (
+        sending.problem or "it did not take all in time. Is its server well, and reached from here?"
+    )
     parent.tell_last(sending.unsent, redact(words, hidden))
     os._exit(1)
 

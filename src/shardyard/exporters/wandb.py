@@ -6,6 +6,7 @@ for as long as it lives, and tells nobody: whether all has come is known when it
 """
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from shardyard.errors import AccessError, LostError, RequestError, ShardyardErro
 from shardyard.exporters.service import End, Facts, Row
 from shardyard.files import make_folder, write_text
 
-_INIT_S = 30.0
+_INIT_S = 20.0
 _OF_CLIENT = {"WANDB_ERROR_REPORTING": "false"}
 """No reports of its errors to others."""
 
@@ -119,14 +120,16 @@ class Wandb:
 
 
 def _told(wandb: Any, error: Exception) -> ShardyardError:
-    """A refusal of the client in our words."""
+    """A refusal of the client in our words, by the status that it names."""
     words = " ".join(str(error).split())[:200]
-    lower = words.lower()
+    named = re.search(r"\berror:? (\d{3})\b", words)
+    status = int(named[1]) if named else 0
     key = "Keep a key of that server under secrets: `secrets: {WANDB_API_KEY: env}`."
-    if isinstance(error, wandb.errors.AuthenticationError) or "401" in lower or "403" in lower:
+    if isinstance(error, wandb.errors.AuthenticationError) or status in (401, 403):
         return AccessError(f"W&B refused the key. {key}")
-    if "api key" in lower or "api_key" in lower:
+    if "api key" in words.lower() or "api_key" in words.lower():
         return AccessError(f"W&B has no key to use: {words}. {key}")
-    if isinstance(error, wandb.errors.UsageError):
+    is_final = 400 <= status < 500 and status not in (408, 429)
+    if is_final or isinstance(error, wandb.errors.UsageError):
         return RequestError(f"W&B refused it: {words}. Look at observe.wandb.")
     return LostError(f"W&B was not reached: {words}. Look at observe.wandb.url and the network.")
