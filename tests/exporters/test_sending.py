@@ -113,7 +113,7 @@ def test_between_tries_it_waits_longer_and_longer(
 ) -> None:
     monkeypatch.setattr(sending, "_AGAIN_S", 5.0)
     now_s = [0.0]
-    monkeypatch.setattr(sending.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
     place = Place()
     told = Told(begin(new_run(tmp_path)), place)
     place.fails = [DOWN] * 100

@@ -180,7 +180,7 @@ class _Numbered:
 
     def read(self, most: int = 1_000_000) -> list[tuple[int, dict[str, Any]]]:
         """Whole new lines; one still being written waits, a torn one counts and is left out."""
-        found = []
+        found: list[tuple[int, dict[str, Any]]] = []
         try:
             file = self.path.open("rb")
         except FileNotFoundError:
