@@ -235,10 +235,8 @@ def describe_event(event: dict[str, Any]) -> str | None:
             return describe_stall(event["seconds"], event["usual_s"])
         case "not_sent":
             return _describe_unsent(event)
-        case "stopping":
-            return f"stopping: {event['reason']}"
-        case "draining":
-            return f"draining after {event['signal']}"
+        case "stopping" | "draining":
+            return _describe_stop(event)
         case "checkpoint_loaded" | "snapshot_restored":
             return _describe_begin(event)
         case "phase_started":
@@ -247,6 +245,12 @@ def describe_event(event: dict[str, Any]) -> str | None:
         case "checkpoint_durable" | "checkpoint_abandoned" | "checkpoint_interval":
             return _describe_save(event)
     return None
+
+
+def _describe_stop(event: dict[str, Any]) -> str:
+    if event["kind"] == "stopping":
+        return f"stopping: {event['reason']}"
+    return f"draining after {event['signal']}"
 
 
 def _describe_unsent(event: dict[str, Any]) -> str:

@@ -31,8 +31,6 @@ def describe(event: Line) -> str:
     if kind == "worker_hung":
         who = "all ranks" if fields.get("rank") is None else f"rank {fields['rank']}"
         return f"{who} on {fields.get('node', '?')}: {fields.get('reason', 'reason not known')}"
-    if kind == "not_sent":
-        return f"{fields.get('service', '?')}: {fields.get('reason', 'reason not known')}"
     if kind in ("node_lost", "node_left_out"):
         return f"{fields.get('node', '?')}: {fields.get('cause', 'cause not known')}"
     if kind == "straggler":
@@ -113,6 +111,8 @@ def _describe_workers(fields: Line) -> str:
 
 
 def _describe_rest(fields: Line) -> str:
+    if fields["kind"] == "not_sent":
+        return f"{fields.get('service', '?')}: {fields.get('reason', 'reason not known')}"
     skipped = ("t", "kind", "attempt", "generation")
     words = []
     for key, value in fields.items():
