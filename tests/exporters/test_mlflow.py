@@ -105,20 +105,20 @@ def test_a_run_with_a_loss_a_drain_and_a_resume_is_one_run_there(
     assert there.data.metrics["train/loss"] == lines[-1]["loss"]
     assert there.data.metrics["result/steps_done"] == 20
     assert there.data.metrics["plan/parameters"] == facts_of(run, 1).predicted["parameters"]
-
-
-def test_settings_are_parameters_and_what_a_resume_changed_is_a_tag(
-    tmp_path: Path, server: Front, experiment: str
-) -> None:
-    writer = new_run(tmp_path, mlflow={"url": server.address, "experiment": experiment})
-    begin(writer)
-    send(lose_and_drain(writer), 0)
-    send(resume_and_finish(writer), 1)
-    (there,) = runs_there(server, experiment)
+    # parameters cannot be changed there
     assert there.data.params["optim.lr"] == "0.001"
     assert there.data.params["model.preset"] == "llama-laptop"
     changed = {name for name in there.data.tags if name.startswith("attempt-")}
     assert changed == {"attempt-1.optim.lr"} and there.data.tags["attempt-1.optim.lr"] == "0.0005"
+    assert_token_is_nowhere(tmp_path, server)
+
+
+def assert_token_is_nowhere(folder: Path, server: Front) -> None:
+    """But in the head of each request."""
+    assert set(server.keys) == {f"Bearer {TOKEN}"}
+    assert not [path for path, body in server.requests if TOKEN.encode() in body or TOKEN in path]
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert files and not [path for path in files if TOKEN.encode() in path.read_bytes()]
 
 
 def test_what_is_sent_twice_is_there_once(tmp_path: Path, server: Front, experiment: str) -> None:
@@ -144,18 +144,6 @@ def test_many_lines_are_few_requests(tmp_path: Path, server: Front, experiment: 
     assert max(len(json.loads(body).get("metrics", ())) for body in batches) <= 900
     (there,) = runs_there(server, experiment)
     assert int(there.data.tags["shardyard.lines"]) == len(writer.lines)
-
-
-def test_the_token_comes_with_each_request_and_stands_nowhere(
-    tmp_path: Path, server: Front, experiment: str
-) -> None:
-    writer = new_run(tmp_path, mlflow={"url": server.address, "experiment": experiment})
-    begin(writer)
-    send(lose_and_drain(writer), 0)
-    assert set(server.keys) == {f"Bearer {TOKEN}"}
-    assert not [path for path, body in server.requests if TOKEN.encode() in body or TOKEN in path]
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert files and not [path for path in files if TOKEN.encode() in path.read_bytes()]
 
 
 WRONG = {
