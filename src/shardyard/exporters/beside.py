@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -159,7 +160,9 @@ class _Process:
         self._service = service
         self._run = run
         self._attempt = attempt
-        self._environ = dict(environ)
+        # what clients leave there, however they end
+        self._scratch = tempfile.TemporaryDirectory(prefix="sy-", ignore_cleanup_errors=True)
+        self._environ = {**environ, "TMPDIR": self._scratch.name}
         self._last: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._is_over = threading.Event()
@@ -182,6 +185,7 @@ class _Process:
             with self._lock:
                 self._process.kill()
             self._thread.join(_GRACE_S)
+        self._scratch.cleanup()
         if not self._last:
             words = f"its process ended without a word; {self._log} says why."
             return Sent(service=self._service, unsent=None, problem=words)
