@@ -22,9 +22,10 @@ import os
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from ctypes import c_double
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,15 @@ class Score:
         }
         return mine <= named <= allowed
 
+    def join(self, other: "Score") -> None:
+        """Count what another one has counted, too."""
+        self.told, self.true = self.told + other.told, self.true + other.true
+        self.due, self.found = self.due + other.due, self.found + other.found
+        self.right += other.right
+        self.steps_to += other.steps_to
+        for kind, count in other.by.items():
+            self.by[kind].update(count)
+
     def row(self) -> dict[str, Any]:
         """The numbers of the table."""
         return {
@@ -243,18 +253,39 @@ def _size(fault: Fault) -> str:
     return next((f"up to {b - 1:.0%}" for b in bounds if fault.factor <= b), "more than 100%")
 
 
-def score(traces: Iterator[Trace], judges: Sequence[Callable[[Trace], Look]]) -> list[Score]:
+Draw = Callable[[int], Trace]
+Judges = Sequence[Callable[[Trace], Look]]
+
+
+def score(seeds: Sequence[int], draw: Draw, judges: Judges, *, processes: int = 1) -> list[Score]:
     """One score a judge, all of the same blocks."""
+    total = [Score() for _ in judges]
+    one = partial(_score_one, draw, judges)
+    if processes == 1:
+        parts: Iterator[list[Score]] = map(one, seeds)
+        return _summed(total, parts)
+    with multiprocessing.get_context("fork").Pool(processes) as pool:
+        return _summed(total, pool.imap_unordered(one, seeds))
+
+
+def _score_one(draw: Draw, judges: Judges, seed: int) -> list[Score]:
+    trace = draw(seed)
+    looks = [judge(trace) for judge in judges]
+    words: list[list[Word]] = [[] for _ in judges]
+    for blocks in blocks_of(trace):
+        for look, said in zip(looks, words, strict=True):
+            said += look(blocks)
     scores = [Score() for _ in judges]
-    for trace in traces:
-        looks = [judge(trace) for judge in judges]
-        words: list[list[Word]] = [[] for _ in judges]
-        for blocks in blocks_of(trace):
-            for look, said in zip(looks, words, strict=True):
-                said += look(blocks)
-        for each, said in zip(scores, words, strict=True):
-            each.add(trace, said)
+    for each, said in zip(scores, words, strict=True):
+        each.add(trace, said)
     return scores
+
+
+def _summed(total: list[Score], parts: Iterable[list[Score]]) -> list[Score]:
+    for part in parts:
+        for mine, other in zip(total, part, strict=True):
+            mine.join(other)
+    return total
 
 
 def alarms(trace: Trace, judge: Callable[[Trace], Look]) -> int:
@@ -316,15 +347,10 @@ def main() -> int:
     judges = (by_judge, by_fixed_threshold)
     names = ("judge", f"fixed threshold {FIXED}")
     began_s = time.monotonic()
-    rows = {
-        name: each.row() for name, each in zip(names, score(map(drawn, seeds), judges), strict=True)
-    }
-    loud_rows = {
-        name: each.row()
-        for name, each in zip(
-            names, score(map(loud, seeds[: args.traces // 5]), judges), strict=True
-        )
-    }
+    scored = score(seeds, drawn, judges, processes=args.processes)
+    rows = {name: each.row() for name, each in zip(names, scored, strict=True)}
+    scored = score(seeds[: args.traces // 5], loud, judges, processes=args.processes)
+    loud_rows = {name: each.row() for name, each in zip(names, scored, strict=True)}
     quiet = {
         name: [
             alarms(healthy(seed, machine="shared", steps=HEALTHY_STEPS), judge)
@@ -415,6 +441,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--half", choices=["held-out", "tuning"], default="held-out")
     parser.add_argument("--healthy", type=int, default=HEALTHY_TRACES, help="long runs")
     parser.add_argument("--loaded-steps", type=int, default=0, help="really, on this machine")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path)
     return parser.parse_args()
 

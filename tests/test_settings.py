@@ -15,6 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "shardyard"
 NOT_A_USE = {
     "config/schema.py",
     "config/check.py",
+    "config/exporter_problems.py",
     "config/trainable.py",
     "config/launch_problems.py",
 }

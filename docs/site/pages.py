@@ -54,6 +54,7 @@ _PLACES = {
         "docs/monitoring.md",
         "docs/telemetry.md",
         "docs/alerts.md",
+        "docs/exporters.md",
     ),
     "Errors": ("docs/errors.md",),
     "Python": ("docs/python.md", PYTHON_API, "docs/library.md", "docs/own-module.md"),

@@ -90,7 +90,7 @@ def test_the_fixed_threshold_names_whose_speed_is_below_seven_tenths() -> None:
 def test_the_judge_finds_more_in_seeded_traces_than_a_fixed_threshold_and_says_less_wrongly() -> (
     None
 ):
-    mine, fixed = score(map(drawn, SMALL), (by_judge, by_fixed_threshold))
+    mine, fixed = score(SMALL, drawn, (by_judge, by_fixed_threshold))
     assert mine.due >= 2 and mine.found >= mine.due - 1 and mine.told == mine.true
     assert fixed.found < mine.found
     row = {"judge": mine.row(), "fixed": fixed.row()}

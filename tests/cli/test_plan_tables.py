@@ -67,6 +67,18 @@ def test_a_terminal_shows_whole_words_and_few_lines(columns: int) -> None:
         assert broken not in "\n".join(lines)
 
 
+@pytest.mark.heavy
+def test_a_narrow_terminal_has_the_settings_of_levers_in_a_table_of_their_own() -> None:
+    lines = screen(80, "plan", *RENTED, "optim.micro_batch=1", "--layouts=0", "--details")
+    place = next(number for number, line in enumerate(lines) if line.startswith("lever "))
+    numbers = lines[place : lines.index("", place)]
+    assert numbers[0].split() == ["lever", "device", "fits", "step", "tokens/s", "price"]
+    assert all(line.split()[-1].startswith("$") for line in numbers[1:]), "a line each"
+    settings = lines[lines.index("", place) + 1 :]
+    assert settings[0].split() == ["lever", "settings"]
+    assert any(line.endswith(" memory.recompute=full") for line in settings)
+
+
 def test_a_dry_run_stands_beside_the_arithmetic(capsys: pytest.CaptureFixture[str]) -> None:
     plan = planned()
     terms = {term.name: term.bytes for term in plan.memory} | {"temporary": 2**30}

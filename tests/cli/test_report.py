@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.cli import main
+from tests.exporters.runs import begin, new_run
 from tests.report.synthetic import write_whole_run
 
 
@@ -53,3 +54,35 @@ def test_a_run_that_is_not_there_is_named(
 ) -> None:
     assert main(["report", "nothing", "--runs-dir", str(tmp_path)]) == 2
     assert "nothing" in capsys.readouterr().err
+
+
+def test_a_run_that_asks_for_no_service_is_sent_nowhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_whole_run(tmp_path)
+    assert main(["report", str(run.path), "--send"]) == 2
+    said = capsys.readouterr().err
+    assert "neither observe.wandb.project nor observe.mlflow.url" in said and "resume" in said
+    assert not run.report_html.exists()
+
+
+def test_a_folder_without_attempts_does_not_say_where_its_run_is_sent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_whole_run(tmp_path)
+    for number in run.attempts():
+        run.resolved(number).unlink()
+    assert main(["report", str(run.path), "--send"]) == 2
+    said = capsys.readouterr().err
+    assert "so it is not known where the run is sent" in said and "shardyard fetch" in said
+
+
+def test_a_run_is_not_sent_without_its_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    run = begin(new_run(tmp_path, wandb={"project": "tests"}))
+    assert main(["report", str(run.path), "--send"]) == 2
+    said = capsys.readouterr().err
+    assert "secrets.WANDB_API_KEY" in said and "export WANDB_API_KEY" in said
+    assert "HF_TOKEN" not in said, "what the services do not need is not asked for"

@@ -19,6 +19,8 @@ from shardyard.config.schema import Observe, Parallel, Precision, Recipe
 from shardyard.errors import RequestError
 
 ROOT = Path(__file__).parents[2]
+OF_TRAINING = ("fp8", "mlflow", "plots", "prometheus", "tensorboard", "wandb")
+"""Extras of which the oldest versions are known."""
 TABLE = (
     Engine(package="torch", at_least="2.11", below="3", tested=("2.13.0",), note=""),
     Engine(package="numpy", at_least="1.26", tested=(), note=""),
@@ -88,9 +90,7 @@ def test_the_least_versions_are_those_that_the_tests_run_with() -> None:
     )
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    of_training = [
-        text for name in ("fp8", "plots", "prometheus", "tensorboard") for text in extras[name]
-    ]
+    of_training = [text for name in OF_TRAINING for text in extras[name]]
     for dependency in [*project["dependencies"], *of_training]:
         name, _, bounds = dependency.partition(">=")
         assert _is_release_of(least[name], bounds.split(",")[0]), dependency

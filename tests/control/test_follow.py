@@ -362,3 +362,19 @@ def test_a_run_that_became_larger_ends_sooner() -> None:
     story.tell_event({"kind": "model_ready", "attempt": 0, "t": 1.0, "last_step": 60})
     log.step({"step": 60, "loss": 1.0, "tokens_per_s": None}, step_s=1.0)
     assert lines[-1].startswith("step 60/60") and "left" not in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"is_end": False, "lines": None}, "MLflow takes nothing for now: it was not reached."),
+        ({"is_end": True, "lines": 1200}, "MLflow lacks 1,200 lines of it: it was not reached."),
+        (
+            {"is_end": True, "lines": None},
+            "MLflow may not have all of the run: it was not reached.",
+        ),
+    ],
+)
+def test_what_a_service_does_not_take_is_told(fields: dict[str, Any], words: str) -> None:
+    event = {"kind": "not_sent", "service": "mlflow", "reason": "it was not reached.", **fields}
+    assert describe_event(event) == words

@@ -132,7 +132,15 @@ def test_half_of_the_peers_becomes_slow_and_well_again_and_the_other_half_is_nev
     assert {turn.unit for _, turn in found} == {0, 1, 2, 3} and len(found) == 8
 
 
-def test_a_large_change_needs_fewer_blocks_also_on_a_loud_machine() -> None:
+def test_a_burst_of_two_blocks_on_a_loud_machine_is_told_of_nobody() -> None:
+    loud, quiet = noise(12, 0.05), noise(12, 0.004)
+    for seconds, told in ((loud, []), (quiet, [(3, False), (3, True)])):
+        burst = with_slow(seconds, 3, 4.0, 40, 42)
+        found = watched(burst, blocks=60, groups=[0] * 8)
+        assert [(turn.unit, turn.is_over) for _, turn in found] == told
+
+
+def test_a_large_change_needs_fewer_blocks_where_nothing_comes_in_bursts() -> None:
     limit = np.full(3, 0.5)
     assert looks_needed(limit, np.array([1.5, 2.5, 4.5])).tolist() == [6, 3, 2]
 

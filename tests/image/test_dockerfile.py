@@ -148,7 +148,8 @@ def test_the_context_has_all_that_the_file_copies_and_can_be_installed(tmp_path:
     assert project["name"] == "shardyard" and project["scripts"] == ours["scripts"]
     names = {re.split("[<>]", text)[0] for text in project["dependencies"]}
     extras = ours["optional-dependencies"]
-    named = ("aws", "fp8", "h5", "images", "parquet", "plots", "prometheus", "tensorboard", "zstd")
+    named = ("aws", "fp8", "h5", "images", "mlflow", "parquet", "plots", "prometheus",
+             "tensorboard", "wandb", "zstd")  # fmt: skip
     brought = [extras[name] for name in named]
     on_nodes = [*ours["dependencies"], *(text for texts in brought for text in texts)]
     assert names == {text.split(">")[0] for text in on_nodes}

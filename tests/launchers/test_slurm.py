@@ -4,6 +4,7 @@ import hashlib
 import json
 import signal
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count
@@ -203,9 +204,23 @@ def test_scancel_by_hand_drains_too(
     assert (run_dir / "checkpoints" / "latest").read_text() == "step-00000001\n"
 
 
-def _warn(cluster: SlurmCluster, job: Submission) -> None:
-    """What Slurm does before the time limit: --signal=B:USR1."""
-    cluster.client("scancel", "--batch", "--signal=USR1", job.id)
+def _warn(cluster: SlurmCluster, job: Submission, wait: Waiting, times: int = 1) -> None:
+    """What Slurm does before the time limit: --signal=B:USR1.
+
+    Sent until it is heard: on a machine far above its cores Slurm has lost one to a script that it
+    had just started.
+    """
+
+    def is_heard() -> bool:
+        cluster.client("scancel", "--batch", "--signal=USR1", job.id)
+        end_s = time.monotonic() + 15
+        while time.monotonic() < end_s:
+            if wait.lines(job).count("job: shardyard: draining: time limit") >= times:
+                return True
+            time.sleep(0.2)
+        return False
+
+    cluster.wait_until(is_heard, "the warning is heard")
 
 
 def test_at_the_time_limit_a_run_is_saved_requeued_and_started_again(
@@ -218,7 +233,7 @@ def test_at_the_time_limit_a_run_is_saved_requeued_and_started_again(
     job = launcher.submit(_rendered(launcher, run_dir, "wait"), ledger)
     for start in (0, 1):
         wait.for_line(job, f"node 1: node 1 of 2 began, start {start}")
-        _warn(cluster, job)
+        _warn(cluster, job, wait, start + 1)
         wait.for_state(job, JobState.WAITING)
         saved = f"step-0000000{start + 1}"
         assert (run_dir / "checkpoints" / "latest").read_text() == f"{saved}\n"
@@ -258,7 +273,7 @@ def test_a_run_that_saves_nothing_is_not_requeued_for_ever(
 ) -> None:
     job = launcher.submit(_rendered(launcher, run_dir, "wait-unsaved"), ledger)
     wait.for_line(job, "node 0: node 0 of 2 began, start 0")
-    _warn(cluster, job)
+    _warn(cluster, job, wait)
     wait.for_state(job, JobState.DRAINED)
     assert any("not requeued: no checkpoint was written" in line for line in wait.lines(job))
     assert any("Raise launch.time_limit" in line for line in wait.lines(job))
@@ -274,7 +289,7 @@ def test_a_run_that_may_not_be_requeued_ends_drained_at_the_time_limit(
     rendered = _rendered(launcher, run_dir, "wait", "launch.slurm.requeue=false")
     job = launcher.submit(rendered, ledger)
     wait.for_line(job, "node 0: node 0 of 2 began, start 0")
-    _warn(cluster, job)
+    _warn(cluster, job, wait)
     wait.for_state(job, JobState.DRAINED)
 
 

@@ -1,5 +1,7 @@
 """What `shardyard plan --details` prints beside terms: who is which rank, what can be changed."""
 
+import shutil
+import sys
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -19,6 +21,9 @@ MOST_NODES = 128
 _FIRST_NODES = 8
 _MOST_IN_WORDS = 8
 """Numbers that are listed one by one."""
+
+_WIDE_COLUMNS = 112
+"""Of a terminal that holds numbers and settings side by side."""
 
 Row = tuple[str, ...]
 
@@ -96,16 +101,26 @@ def _node_row(node: int, ranks: Ranks, axes: Sequence[Axis]) -> Row:
 def _show_levers(advice: Advice) -> None:
     now = advice.now
     tell("\nThis recipe with other settings, planned again; the batch stays:\n")
-    rows = [("this recipe", *_numbers(now), "")]
-    rows += [
-        (change.name, *_numbers(change.plan, now), _settings(change))
-        for change in advice.levers
-        if change.plan is not None
-    ]
-    heads = ("lever", "device", "", "fits", "step", "", f"{now.units}/s", "price", "settings")
-    print_table(heads, rows)
+    planned = [(change, change.plan) for change in advice.levers if change.plan is not None]
+    rows = [("this recipe", *_numbers(now))]
+    rows += [(change.name, *_numbers(plan, now)) for change, plan in planned]
+    heads = ("lever", "device", "", "fits", "step", "", f"{now.units}/s", "price")
+    settings = ["", *(_settings(change) for change, _ in planned)]
+    if _is_narrow():
+        print_table(heads, rows)
+        tell()
+        print_table(("lever", "settings"), [(c.name, _settings(c)) for c, _ in planned])
+    else:
+        wide = [(*row, words) for row, words in zip(rows, settings, strict=True)]
+        print_table((*heads, "settings"), wide)
     _show_refused("lever", advice.levers)
     _show_measured(advice)
+
+
+def _is_narrow() -> bool:
+    """Whether settings beside the numbers would be broken within words."""
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    return is_terminal and shutil.get_terminal_size().columns < _WIDE_COLUMNS
 
 
 def _show_techniques(advice: Advice) -> None:

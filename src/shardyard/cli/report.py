@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from shardyard.cli.options import json_option, run_argument, runs_dir_option
+from shardyard.control.send import send_run
 from shardyard.report.write import write_report
 from shardyard.rundir.layout import find_run
 from shardyard.terminal import say, tell
@@ -15,12 +16,15 @@ from shardyard.terminal import say, tell
 @run_argument
 @runs_dir_option
 @json_option
-def command(run: str, *, runs_dir: Path, as_json: bool) -> None:
+@click.option("--send", is_flag=True, help="Send W&B and MLflow what they have not of it.")
+def command(run: str, *, runs_dir: Path, as_json: bool, send: bool) -> None:
     """Write report.html and report.md into the folder of RUN (a path, an id, or its beginning).
 
     Reads that folder alone; a run that goes on or has failed has a report too.
     """
     found = find_run(run, runs_dir)
+    if send:
+        send_run(found)
     summary = write_report(found)
     if as_json:
         content = summary.to_json()

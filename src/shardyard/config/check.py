@@ -13,6 +13,7 @@ from shardyard.config.data_problems import data_problems, formats_of
 from shardyard.config.dialogue_problems import dialogue_problems
 from shardyard.config.environment import environment_problems
 from shardyard.config.exact_problems import exact_problems
+from shardyard.config.exporter_problems import exporter_problems
 from shardyard.config.format_problems import format_problems
 from shardyard.config.image_problems import image_problems
 from shardyard.config.launch_problems import launch_problems
@@ -458,6 +459,7 @@ _CHECKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (
     left_out_problems,
     alert_problems,
     profile_problems,
+    exporter_problems,
     _bits,
 )
 

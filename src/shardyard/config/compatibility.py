@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 
+from shardyard.config.exporter_problems import services_of
 from shardyard.config.schema import Recipe
 from shardyard.errors import RequestError
 
@@ -91,7 +92,27 @@ PROMETHEUS = Engine(
     asked_by="observe.prometheus",
 )
 
-OPTIONAL = (TORCHAO, TENSORBOARD, PROMETHEUS)
+WANDB = Engine(
+    package="wandb",
+    at_least="0.31",
+    tested=("0.31.0",),
+    note="a run that is gone on with says which step it has last",
+    asked_by="observe.wandb.project",
+)
+
+MLFLOW = Engine(
+    package="mlflow-skinny",
+    at_least="3.17.2",
+    below="4",
+    tested=("3.17.2",),
+    note="MlflowClient; the whole mlflow brings it",
+    asked_by="observe.mlflow.url",
+)
+
+EXPORTERS = {"wandb": WANDB, "mlflow": MLFLOW}
+"""Service -> the client that it is spoken to with."""
+
+OPTIONAL = (TORCHAO, TENSORBOARD, PROMETHEUS, WANDB, MLFLOW)
 """What only some settings ask for."""
 
 
@@ -109,6 +130,7 @@ def engines_for(recipe: Recipe) -> tuple[Engine, ...]:
         engines = (*engines, TORCHAO)
     if recipe.observe.tensorboard:
         engines = (*engines, TENSORBOARD)
+    engines = (*engines, *(EXPORTERS[name] for name in services_of(recipe)))
     return engines if recipe.observe.prometheus is None else (*engines, PROMETHEUS)
 
 

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from shardyard.config.alerts import Alert
 from shardyard.config.data_section import Data
+from shardyard.config.exporters import Mlflow, Wandb
 from shardyard.config.launch_section import Launch
 from shardyard.config.optimizers import OptimizerName
 from shardyard.config.profile_section import Profile
@@ -377,6 +378,10 @@ class Observe(Section):
     """Write into each rank's log which samples it reads at each step, to audit data and order."""
     tensorboard: bool = False
     """Also write TensorBoard files into the run folder; needs shardyard[tensorboard]."""
+    wandb: Wandb = Wandb()
+    """Also send the run to Weights & Biases; see docs/exporters.md."""
+    mlflow: Mlflow = Mlflow()
+    """Also send the run to an MLflow tracking server; see docs/exporters.md."""
     telemetry_every_s: Annotated[float, Field(ge=0.5, le=3600)] | None = 5.0
     """Seconds between the lines of telemetry/node-<k>.jsonl: each node's devices, processors and
     ranks; null: none are written."""

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from shardyard.config.resolved import Resolved
 from shardyard.config.tasks import BITS_PER_BYTE, unit_of
+from shardyard.exporters.service import WORDS
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import read_resolved
 from shardyard.talk import say
@@ -232,6 +233,8 @@ def describe_event(event: dict[str, Any]) -> str | None:
             return f"resized from {event['world_size_before']} to {event['world_size']} processes"
         case "stalled" | "stopping" | "draining":
             return _describe_pause(event)
+        case "not_sent":
+            return _describe_unsent(event)
         case "checkpoint_loaded" | "snapshot_restored":
             return _describe_begin(event)
         case "phase_started":
@@ -257,6 +260,16 @@ def _describe_profile(event: dict[str, Any]) -> str:
     if event["kind"] == "profiled":
         return f"a profile was taken from step {event['step']} on"
     return f"no profile was taken: {event['reason']}"
+
+
+def _describe_unsent(event: dict[str, Any]) -> str:
+    """What W&B or MLflow does not take; told by the process that sends to it."""
+    service = WORDS.get(event["service"], event["service"])
+    if not event.get("is_end"):
+        return f"{service} takes nothing for now: {event['reason']}"
+    lines = event.get("lines")
+    missing = "may not have all of the run" if lines is None else f"lacks {lines:,} lines of it"
+    return f"{service} {missing}: {event['reason']}"
 
 
 def _describe_save(event: dict[str, Any]) -> str:

@@ -25,6 +25,7 @@ from shardyard.control.request import Request, take_secrets
 from shardyard.control.resume import data_as_before, is_finished, newest_attempt, refuse_other_run
 from shardyard.control.submission import refuse_existing
 from shardyard.errors import StorageError
+from shardyard.exporters.beside import exporting
 from shardyard.files import write_text
 from shardyard.launchers.trust import refuse_unwritable
 from shardyard.report.summary import Summary
@@ -133,13 +134,14 @@ def train(attempt: Attempt, *, shown: Shown = said) -> Trained:
     prediction = attempt.plan()
     write_down(attempt, prediction)
     say(no_plan() if prediction is None else prediction.line())
-    with alerting(attempt.run_dir, attempt.asked.observe.alerts, os.environ):
-        answer = run_agent_process(attempt.run_dir, attempt.number, shown=shown)
-    left_s = answer.pop("drain_left_s", None)
-    summary = write_last_report(
-        attempt.run_dir, attempt.number, attempt.resolved.recipe, left_s=left_s
-    )
-    return Trained(run_dir=attempt.run_dir, answer=answer, summary=summary)
+    run_dir, number = attempt.run_dir, attempt.number
+    with exporting(run_dir, number, attempt.asked, os.environ) as exporters:
+        with alerting(run_dir, attempt.asked.observe.alerts, os.environ):
+            answer = run_agent_process(run_dir, number, shown=shown)
+        left_s = answer.pop("drain_left_s", None)
+        exporters.end(left_s)
+        summary = write_last_report(run_dir, number, attempt.resolved.recipe, left_s=left_s)
+    return Trained(run_dir=run_dir, answer=answer, summary=summary)
 
 
 def _refuse_unwritable(runs_dir: Path) -> None:

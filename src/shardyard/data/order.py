@@ -74,12 +74,9 @@ def sample_index(position: int, num_samples: int, *, seed: int) -> int:
 def sample_indices(positions: Positions, num_samples: int, *, seed: int) -> Positions:
     """``sample_index`` for many positions at once."""
     epochs, positions_in_epoch = np.divmod(positions, num_samples)
-    samples = np.empty_like(positions)
-    for epoch in np.unique(epochs):
-        of_epoch = epochs == epoch
-        key = epoch_key(seed, int(epoch))
-        samples[of_epoch] = permute_many(positions_in_epoch[of_epoch], num_samples, key=key)
-    return samples
+    passed, which = np.unique(epochs, return_inverse=True)  # of small data there are many epochs
+    keys = np.array([epoch_key(seed, int(epoch)) for epoch in passed], np.uint64)
+    return permute_many(positions_in_epoch, num_samples, key=keys[which])
 
 
 def _half_bits(length: int) -> int:

@@ -33,7 +33,8 @@ _LOOKS = ((0.075, 2), (0.15, 3))
 """Up to this threshold, so many blocks in a row are enough; beyond, ``_MOST_LOOKS``."""
 _MOST_LOOKS = 6
 _CLEAR = ((2.0, 3), (4.0, 2))
-"""Where each of them goes so many times as far, so many blocks are enough on any machine."""
+"""Where each of them goes so many times as far, so many blocks are enough, but not where others
+use the same processor in bursts: there the threshold is beyond those of ``_LOOKS``."""
 _BACK = 0.5
 """Of the threshold: below it a unit is as it was."""
 _MAD = 1.4826
@@ -63,16 +64,24 @@ class Deviations:
         level: How many times as long as its peers a unit takes that is told without a change.
         least_s: Longer than usual by less is not worth a word.
         fewest_looks: Blocks in a row that speak for a change, also where all is quiet.
+        is_bursty: Whether what is timed shares a processor with others.
     """
 
     def __init__(
-        self, groups: Ints, *, level: float, least_s: float, fewest_looks: int = 2
+        self,
+        groups: Ints,
+        *,
+        level: float,
+        least_s: float,
+        fewest_looks: int = 2,
+        is_bursty: bool = True,
     ) -> None:
         count = len(groups)
         self._members = [np.flatnonzero(groups == g) for g in np.unique(groups)]
         self._level = float(np.log(level))
         self._least_s = least_s
         self._fewest_looks = fewest_looks
+        self._is_bursty = is_bursty
         self._usual = np.full((HISTORY, count), np.nan)
         self._lasted = np.zeros((HISTORY, count))
         self._taken = np.zeros(count, dtype=np.int64)
@@ -117,7 +126,9 @@ class Deviations:
         strength = np.where(is_far, change / limit, np.inf)
         self._weakest = np.where(self._row > 1, np.minimum(self._weakest, strength), strength)
         self._level_row = np.where(is_high, self._level_row + 1, 0)
-        needed = np.maximum(looks_needed(limit, self._weakest), self._fewest_looks)
+        is_clear = (limit <= _LOOKS[-1][0]) | (not self._is_bursty)
+        strength = np.where(is_clear, self._weakest, 1.0)
+        needed = np.maximum(looks_needed(limit, strength), self._fewest_looks)
         turns = self._begun(deviation, change, needed)
         turns += self._ended(deviation, change, np.where(self._is_level, peers_limit, limit))
         # Where half of the peers become slow, the other half seems quick: that is not usual either.

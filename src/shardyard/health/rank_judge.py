@@ -156,7 +156,9 @@ class RankJudge:
             key = f"{form} {names}"
             if key not in self._links:
                 groups = np.zeros(len(names), dtype=np.int64)
-                self._links[key] = Deviations(groups, level=LINK_LEVEL, least_s=LEAST_S)
+                self._links[key] = Deviations(
+                    groups, level=LINK_LEVEL, least_s=LEAST_S, is_bursty=False
+                )
             steps_s = np.array([transfers_s[name] for name in names]).T
             middle_s = np.median(steps_s, axis=0)
             for turn in self._links[key].look(steps_s):

@@ -210,8 +210,8 @@ def _project_file() -> str:
     )
 
 
-_ON_NODES = ("aws", "fp8", "h5", "images", "parquet", "plots", "prometheus", "tensorboard",
-             "zstd")  # fmt: skip
+_ON_NODES = ("aws", "fp8", "h5", "images", "mlflow", "parquet", "plots", "prometheus",
+             "tensorboard", "wandb", "zstd")  # fmt: skip
 """Extras that a node may need, whatever the recipe: all but those of the side that launches."""
 _EXTRA = re.compile(r"""\s*(?:;|\band)\s*extra\s*==\s*['"]([\w-]+)['"]""")
 

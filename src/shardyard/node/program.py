@@ -31,6 +31,7 @@ from shardyard.control.request import Request
 from shardyard.control.resume import is_finished, newest_attempt, refuse_spent
 from shardyard.control.sent_code import take_code
 from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED, RequestError, ShardyardError
+from shardyard.exporters.beside import exporting
 from shardyard.files import write_text
 from shardyard.launchers.base import GIVEN, PLACES, place_in, take_launched_by
 from shardyard.launchers.place import Place
@@ -249,19 +250,21 @@ def _lead(lead: _Lead, talk: Session, *, began_s: float) -> int:
         return 0
     terms = _terms(attempt, lead.place, began_s=began_s)
     number, resolved = attempt.number, attempt.resolved
-    with (
-        _failure_told(talk),
-        answering(files, number, resolved),
-        talk.announced(number) as begin,
-        alerting(run, attempt.asked.observe.alerts, os.environ),
-        held_to_limits(run, number, terms),
-    ):
-        wait_for_nodes(files, number, resolved, say=say)
-        begin()
-        exit_code, words, left_s = _train(run, number, lead.place)
-    exit_code = told_exit_code(exit_code, run, attempt.number, lead.place)
-    talk.end(words, exit_code)
-    write_last_report(run, attempt.number, attempt.resolved.recipe, left_s=left_s)
+    with exporting(run, number, attempt.asked, os.environ) as exporters:
+        with (
+            _failure_told(talk),
+            answering(files, number, resolved),
+            talk.announced(number) as begin,
+            alerting(run, attempt.asked.observe.alerts, os.environ),
+            held_to_limits(run, number, terms),
+        ):
+            wait_for_nodes(files, number, resolved, say=say)
+            begin()
+            exit_code, words, left_s = _train(run, number, lead.place)
+        exporters.end(left_s)
+        exit_code = told_exit_code(exit_code, run, number, lead.place)
+        talk.end(words, exit_code)
+        write_last_report(run, number, resolved.recipe, left_s=left_s)
     return exit_code
 
 

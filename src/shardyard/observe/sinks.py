@@ -2,6 +2,7 @@
 
 from typing import Any, Protocol
 
+from shardyard.rundir.curves import scalars_of
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import LineWriter
 
@@ -30,31 +31,14 @@ class MetricsFile:
 class TensorBoard:
     """Scalars by step, one curve a metric; evaluations under ``eval/``."""
 
-    _CURVES = (
-        "loss",
-        "grad_norm",
-        "loss_scale",
-        "lr",
-        "tokens_per_s",
-        "step_time_s",
-        "data_wait_s",
-        "mfu",
-    )
-
     def __init__(self, run_dir: RunDir) -> None:
         from torch.utils.tensorboard import SummaryWriter  # a second to import: only when asked
 
         self._writer: Any = SummaryWriter(str(run_dir.tensorboard))
 
     def write(self, line: dict[str, Any]) -> None:
-        scalars = (
-            {f"eval/{name}": value for name, value in line["eval"].items()}
-            if "eval" in line
-            else {f"train/{name}": line[name] for name in self._CURVES}
-        )
-        for name, value in scalars.items():
-            if value is not None:
-                self._writer.add_scalar(name, value, line["step"])
+        for name, value in scalars_of(line).items():
+            self._writer.add_scalar(name, value, line["step"])
 
     def close(self) -> None:
         self._writer.close()

@@ -92,6 +92,11 @@ class RunDir:
         return self.path / "tensorboard"
 
     @property
+    def exporters(self) -> Path:
+        """Folder of the processes that send the run to W&B and MLflow: logs, files of clients."""
+        return self.path / "exporters"
+
+    @property
     def telemetry(self) -> Path:
         """Folder with a file a node: its devices every few seconds."""
         return self.path / "telemetry"

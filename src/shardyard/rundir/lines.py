@@ -53,6 +53,7 @@ EVENT_KINDS = (
     "spent",
     "stalled",
     "stopping",
+    "not_sent",
     "attempt_ended",
     "run_finished",
 )
