@@ -31,6 +31,8 @@ from shardyard.train.run import train
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import make_run, prepare_corpus
 
+pytestmark = pytest.mark.system
+
 SHARDED: dict[str, Any] = {
     "run": {"steps": 8},
     "cluster": {"devices": 2},
