@@ -167,7 +167,11 @@ class _Process:
         self._lock = threading.Lock()
         self._is_over = threading.Event()
         self._until_s = 0.0
-        self._process = self._start()
+        try:
+            self._process = self._start()
+        except BaseException:
+            self._scratch.cleanup()
+            raise
         self._thread = threading.Thread(target=self._keep, name=f"to {service}", daemon=True)
         self._thread.start()
 
