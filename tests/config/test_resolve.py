@@ -70,7 +70,9 @@ def test_nothing_stays_auto_and_everything_has_a_reason() -> None:
     # what launch leaves open is settled where a request is rendered
     opened = [name for name, entry in settings.items() if entry["value"] == "auto"]
     others = [name for name in opened if not name.startswith(("launch.", "data.images."))]
-    assert others == ["model.drop_path", "model.batch_norm_momentum"]  # of images
+    # of images; and of whom a profile is taken, which follows from the ranks that there are then
+    of_images = ["model.drop_path", "model.batch_norm_momentum"]
+    assert others == [*of_images, "observe.profile.ranks"]
     assert Resolved.from_json(result.to_json()) == result
     given = load_recipe([], ["model.preset=llama-tiny"]).model_dump()
     autos = {f"{s}.{k}" for s, keys in given.items() if s != "phases"

@@ -18,7 +18,8 @@ def test_every_setting_of_the_schema_is_listed() -> None:
     }
     nested = {name for name in names if name.count(".") == 1 and is_section(name)}
     launchers = {"launch.slurm", "launch.kubernetes", "launch.aws_batch", "launch.side"}
-    assert nested == {*launchers, "model.lora", "data.images"}
+    beside = {"observe.profile", "observe.wandb", "observe.mlflow"}
+    assert nested == {*launchers, *beside, "model.lora", "data.images"}
     for section, key in (name.split(".") for name in nested):
         names |= {f"{section}.{key}.{inner}" for inner in dumped[section][key]}
     assert set(settings()) == names - nested

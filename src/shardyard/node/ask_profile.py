@@ -11,6 +11,7 @@ from pathlib import Path
 
 from shardyard.control.profile import Wish, answer_of
 from shardyard.rundir.layout import RunDir
+from shardyard.terminal import tell
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--ranks", required=True)
     args = parser.parse_args(argv)
-    print(json.dumps(answer_of(RunDir(args.run_dir), Wish(steps=args.steps, ranks=args.ranks))))
+    tell(json.dumps(answer_of(RunDir(args.run_dir), Wish(steps=args.steps, ranks=args.ranks))))
     return 0
 
 

@@ -4,10 +4,11 @@ While a profile is taken, the public functions of ``torch.distributed`` are put 
 a range with the axis of the mesh. FSDP2 and our own code call them by these names.
 """
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
+from inspect import currentframe
+from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
@@ -66,7 +67,7 @@ def _named(function: Callable[..., Any], axes: Mapping[str, Sequence[str]]) -> C
         given = (kwargs.get("group"), *args)
         group = next((each for each in given if isinstance(each, dist.ProcessGroup)), None)
         fits = ("world",) if group is None else axes.get(group.group_name, ("other",))
-        axis = fits[0] if len(fits) == 1 else _by_caller(fits, sys._getframe(1).f_globals)
+        axis = fits[0] if len(fits) == 1 else _by_caller(fits, currentframe())
         with record_function(f"{LATER if kwargs.get('async_op') else EXCHANGE}{axis}"):
             return function(*args, **kwargs)
 
@@ -77,8 +78,10 @@ _OF_DATA = ("fsdp", "dp_replicate", "expert_shard")
 _DATA_MODULES = ("torch.distributed.fsdp", "shardyard.parallel.replicas")
 
 
-def _by_caller(axes: Sequence[str], caller: Mapping[str, Any]) -> str:
+def _by_caller(axes: Sequence[str], called: FrameType | None) -> str:
     """Of several axes over the same ranks, the one whose code calls: torch gives all of them one
     group where they are all ranks."""
-    is_data = str(caller.get("__name__", "")).startswith(_DATA_MODULES)
+    caller = None if called is None else called.f_back
+    name = "" if caller is None else str(caller.f_globals.get("__name__", ""))
+    is_data = name.startswith(_DATA_MODULES)
     return next((axis for axis in axes if (axis in _OF_DATA) is is_data), axes[0])
