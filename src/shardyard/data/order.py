@@ -74,9 +74,7 @@ def sample_index(position: int, num_samples: int, *, seed: int) -> int:
 def sample_indices(positions: Positions, num_samples: int, *, seed: int) -> Positions:
     """``sample_index`` for many positions at once."""
     epochs, positions_in_epoch = np.divmod(positions, num_samples)
-    passed, which = np.unique(epochs, return_inverse=True)  # of small data there are many epochs
-    keys = np.array([epoch_key(seed, int(epoch)) for epoch in passed], np.uint64)
-    return permute_many(positions_in_epoch, num_samples, key=keys[which])
+    return permute_many(positions_in_epoch, num_samples, key=epoch_keys(seed, epochs))
 
 
 def _half_bits(length: int) -> int:
@@ -90,6 +88,13 @@ def _round_keys(key: int) -> list[int]:
 def epoch_key(seed: int, epoch: int) -> int:
     """What the order of an epoch is keyed by."""
     return mix(mix(seed + GOLDEN) + epoch)
+
+
+def epoch_keys(seed: int, epochs: Positions) -> Keys:
+    """That of each epoch in a list, which names it once for each position."""
+    passed, which = np.unique(epochs, return_inverse=True)
+    keys = np.array([epoch_key(seed, int(epoch)) for epoch in passed], np.uint64)
+    return keys[which]
 
 
 def mix(number: int) -> int:

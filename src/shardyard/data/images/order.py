@@ -18,6 +18,7 @@ from shardyard.data.order import (
     Keys,
     Positions,
     epoch_key,
+    epoch_keys,
     mix,
     mix_many,
     permute,
@@ -86,39 +87,35 @@ def window_indices(
     if window.block == 1:
         return sample_indices(positions, num_samples, seed=seed)
     epochs, places = np.divmod(positions, num_samples)
-    samples = np.empty_like(positions)
-    for epoch in np.unique(epochs):
-        of_epoch = epochs == epoch
-        key = epoch_key(seed, int(epoch))
-        samples[of_epoch] = _of_epoch(places[of_epoch], num_samples, window, key)
-    return samples
+    return _in_windows(places, num_samples, window, epoch_keys(seed, epochs))
 
 
-def _of_epoch(places: Positions, num_samples: int, window: Window, key: int) -> Positions:
+def _in_windows(places: Positions, num_samples: int, window: Window, keys: Keys) -> Positions:
+    """From places in their epochs to pictures; each has its epoch's key."""
     num_blocks = -(-num_samples // window.block)
     whole_windows, left = divmod(num_blocks, window.blocks)
-    rest_key = _lane_key(key, whole_windows * window.lanes)
     found = places.copy()
     walking = np.arange(len(found))
     while len(walking):
         numbers, within = np.divmod(found[walking], window.samples)
-        whole = numbers < whole_windows
+        of_epoch, whole = keys[walking], numbers < whole_windows
+        rest_keys = _lane_keys(of_epoch[~whole], numbers[~whole] * window.lanes)
         slots = np.empty_like(numbers)
-        slots[whole] = _in_lanes(numbers[whole], within[whole], window, key)
-        slots[~whole] = permute_many(within[~whole], left * window.block, key=rest_key)
+        slots[whole] = _in_lanes(numbers[whole], within[whole], window, of_epoch[whole])
+        slots[~whole] = permute_many(within[~whole], left * window.block, key=rest_keys)
         slot, place_in_block = np.divmod(slots, window.block)
-        blocks = permute_many(numbers * window.blocks + slot, num_blocks, key=key)
+        blocks = permute_many(numbers * window.blocks + slot, num_blocks, key=of_epoch)
         found[walking] = blocks * window.block + place_in_block
         walking = walking[found[walking] >= num_samples]
     return found
 
 
-def _in_lanes(numbers: Positions, within: Positions, window: Window, key: int) -> Positions:
+def _in_lanes(numbers: Positions, within: Positions, window: Window, keys: Keys) -> Positions:
     """Where in their windows pictures are taken from, of whole windows."""
     runs, place_in_run = np.divmod(within, window.run)
     turns, lanes = np.divmod(runs, window.lanes)
-    keys = _lane_keys(key, numbers * window.lanes + lanes)
-    places = permute_many(turns * window.run + place_in_run, window.lane_samples, key=keys)
+    lane_keys = _lane_keys(keys, numbers * window.lanes + lanes)
+    places = permute_many(turns * window.run + place_in_run, window.lane_samples, key=lane_keys)
     places += lanes * window.lane_samples
     return places
 
@@ -127,7 +124,6 @@ def _lane_key(key: int, number: int) -> int:
     return mix(key + (number + 1) * GOLDEN)
 
 
-def _lane_keys(key: int, numbers: Positions) -> Keys:
+def _lane_keys(keys: Keys, numbers: Positions) -> Keys:
     """``_lane_key`` for many lanes, numbered through all windows."""
-    base = np.full(len(numbers), key & (2**64 - 1), np.uint64)
-    return mix_many(base + (numbers + 1).astype(np.uint64) * np.uint64(GOLDEN))
+    return mix_many(keys + (numbers + 1).astype(np.uint64) * np.uint64(GOLDEN))
