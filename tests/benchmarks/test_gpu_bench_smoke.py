@@ -53,6 +53,7 @@ def session_on(machine: Machine, folder: Path, answers: list[dict[str, Any]]) ->
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_rehearsal_measures_every_contender_and_writes_one_file(tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.mkdir()

@@ -261,6 +261,7 @@ def test_a_deadline_gets_an_instance_and_the_settings_that_keep_it(
 
 
 @pytest.mark.system
+@pytest.mark.slow
 def test_a_wish_that_nothing_meets_is_told_what_comes_nearest(
     recipe: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -145,6 +145,7 @@ def _drains_at(run_dir: RunDir, attempt: int, step: int) -> str:
 
 
 @pytest.mark.system
+@pytest.mark.slow
 def test_a_drained_run_with_averages_goes_on_bit_for_bit(pictures: Path, tmp_path: Path) -> None:
     network = write_network(tmp_path / "network", "efficientnet")
     sections = _sections(2, {"zero": 3, "dp_shard": 2}, {})

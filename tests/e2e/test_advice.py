@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from tests.e2e.shardyard import Answer, Place
 
 OWN = "run.dir=advised"  # in which no run of another test lies
@@ -15,6 +17,7 @@ def advice(place: Place, *settings: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_run_is_found_by_the_settings_it_was_trained_with(place: Place, prepared: Answer) -> None:
     assert prepared.code == 0
     full = "memory.recompute=full"
