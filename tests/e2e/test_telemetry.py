@@ -15,9 +15,9 @@ def test_each_rank_and_the_node_are_written_until_the_agent_is_killed(
     place: Place, base: Answer
 ) -> None:
     assert base.code == 0
-    run_dir = place.run_dir("seen")
+    run_dir = place.run_dir("sampled")
     file = run_dir.telemetry_of(0)
-    with place.start("train", "tiny.yaml", "run.id=seen", "run.steps=1000000", OFTEN) as running:
+    with place.start("train", "tiny.yaml", "run.id=sampled", "run.steps=1000000", OFTEN) as running:
         wait_for_step(run_dir, 5)
         wait_for(
             lambda: any(None not in s.ranks.get("step_s", (None,)) for s in read_telemetry(file))
