@@ -48,7 +48,7 @@ ONSET_STEPS = 20
 SETTLED_STEPS = 60
 """After its begin, who is named is compared with who is slow; or at its end if that is earlier."""
 HEALTHY_STEPS, HEALTHY_TRACES = 10_000, 10
-FIRST_HELD_OUT = 100_000
+FIRST_HELD_OUT = 200_000
 """Seeds below are for choosing the judge's numbers."""
 _AS_OF_S = 0.2
 """As long as recorded steps are made to be, so that no least difference in seconds hides any."""

@@ -6,6 +6,8 @@ Hosts are network namespaces on one switch; each link is shaped, one of them to 
 is started as a scheduler would. Needs root; with --slurm Debian's slurmctld, slurmd, slurm-client.
 
     python -m benchmarks.slow_link --times 10 --slurm
+
+Writes one JSON file.
 """
 
 import argparse
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.hosts import PORT, Host, enter
+from benchmarks.record import write_result
 from benchmarks.slurm_hosts import slurm_on
 from shardyard.config.load import dump_recipe, load_recipe
 from shardyard.control.bench import Answers
@@ -82,15 +85,16 @@ def measured_by_slurm(folder: Path, nodes: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    """A line of JSON each time; the exit code is 0 if all were named and no other was."""
+    """A line of JSON each time and a file of all; 0 if each was named and no other was."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--times", type=int, default=10)
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--slurm", action="store_true")
+    parser.add_argument("--out", type=Path, help="file of the result")
     given = parser.parse_args()
     enter("benchmarks.slow_link")
     hosts = [Host(rank) for rank in range(given.hosts)]
-    named = 0
+    lines: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="slow-link-") as name:
         base = Path(name)
         slurm = slurm_on(hosts, base / "slurm") if given.slurm else None
@@ -105,16 +109,18 @@ def main() -> int:
                     answer = measured_by_nodes(folder, hosts).to_json()
                 else:
                     answer = measured_by_slurm(folder, len(hosts))
-                is_right = answer["slow_nodes"] == [hosts[slow].name]
-                named += is_right
                 rates = {f"{each['a']}-{each['b']}": each["busbw_gbs"] for each in answer["pairs"]}
                 line = {"slow": hosts[slow].name, "named": answer["slow_nodes"], "busbw_gbs": rates}
+                lines.append(line)
                 print(json.dumps(line), flush=True)
         finally:
             if slurm is not None:
                 slurm.stop()
-    print(json.dumps({"times": given.times, "right": named, "slurm": given.slurm}))
-    return 0 if named == given.times else 1
+    right = sum(line["named"] == [line["slow"]] for line in lines)
+    print(f"the slow link was named in {right} of {len(lines)}")
+    content = {"hosts": given.hosts, "slurm": given.slurm, "right": right, "times": lines}
+    write_result("slow-link", content, given.out)
+    return 0 if right == given.times else 1
 
 
 if __name__ == "__main__":

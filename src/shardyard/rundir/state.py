@@ -16,6 +16,7 @@ lost     the last attempt ended without a word (killed, machine gone); can be re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED
@@ -76,13 +77,12 @@ def read_state(run_dir: RunDir, *, is_training_elsewhere: bool = False) -> RunSt
     events = _newest_events(run_dir)
     is_leased = is_training_elsewhere or is_held(run_dir.lease)
     no_step_s, usual_step_s = _stall(events) if is_leased else (None, None)
-    files = [path for path in (run_dir.events, run_dir.metrics) if path.is_file()]
     return RunState(
         id=run_dir.run_id,
         state=state_of(events, is_leased=is_leased),
         step=step["step"] if step else None,
         loss=step.get("loss") if step else None,
-        updated_at=max((path.stat().st_mtime for path in files), default=None),
+        updated_at=max(map(_changed_t, (run_dir.events, run_dir.metrics))) or None,
         stop_reason=_stop_reason(events),
         no_step_s=no_step_s,
         usual_step_s=usual_step_s,
@@ -90,6 +90,14 @@ def read_state(run_dir: RunDir, *, is_training_elsewhere: bool = False) -> RunSt
         tokens_per_s=step.get("tokens_per_s") if step else None,
         left_out=tuple(_left_out(events)),
     )
+
+
+def _changed_t(path: Path) -> float:
+    """Unix seconds at which a file was changed last; 0 for one that is not there."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def end_of_attempt(run_dir: RunDir, attempt: int) -> dict[str, Any] | None:
