@@ -285,6 +285,22 @@ def test_options_that_say_two_things_or_too_little_are_refused(
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("sizes", "named"), [("1,2,4", "4"), ("1,2", None)])
+def test_sizes_that_share_the_cores_of_this_machine_are_named(
+    sizes: str,
+    named: str | None,
+    tmp_path: Path,
+    capsys: Captured,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    given = (f"run.dir={tmp_path}", *RECIPE, "--nodes", sizes, "--on", "local", "--dry-run")
+    assert main(("study", *given)) == 0
+    told = capsys.readouterr().err
+    assert (f"This machine has 2 cores: the processes of size {named} share" in told) == bool(named)
+    assert ("Leave it out of --nodes, or run on more machines" in told) == bool(named)
+
+
 def test_a_batch_that_devices_cannot_share_is_refused(tmp_path: Path, capsys: Captured) -> None:
     assert study(tmp_path, FakeLauncher(), "--hold", "batch-per-device", sizes="3,6") == 2
     assert "8 samples on 3 devices, which is no whole number" in capsys.readouterr().err

@@ -110,9 +110,25 @@ class Runs:
     def notes(self) -> list[str]:
         """What the study itself has to say."""
         done = sum(size.row is not None for size in self.sizes)
-        spent = self.spent_usd()
         said = [f"{done} of {len(self.sizes)} sizes are done, on {self.launcher.name}."]
+        said += self.sharing_cores()
+        spent = self.spent_usd()
         return [*said, f"Its runs have cost {format_usd(spent)}."] if spent else said
+
+    def sharing_cores(self) -> list[str]:
+        """Which sizes have more CPU processes than this machine has cores; none: nothing."""
+        if not (self.study.is_here and self.study.is_cpu):
+            return []
+        cores = len(os.sched_getaffinity(0))
+        above = [size.nodes for size in self.sizes if size.nodes > cores]
+        if not above:
+            return []
+        named = ", ".join(map(str, above))
+        return [
+            f"This machine has {cores} core{'' if cores == 1 else 's'}: the processes of size "
+            f"{named} share them, so that its efficiency says how they share and not how the "
+            "recipe scales. Leave it out of --nodes, or run on more machines with --on."
+        ]
 
     def write(self) -> None:
         """The folder as it stands."""
@@ -390,6 +406,7 @@ def describe(runs: Runs) -> list[str]:
             lines.append(f"{size.words}: runs already as job {size.job.id}; it is followed")
         else:
             lines.append(f"{size.words}: {_plan_line(size)}")
+    lines += runs.sharing_cores()
     if not runs.open:
         return lines
     total = runs.open_usd
