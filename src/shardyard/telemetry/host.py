@@ -21,6 +21,7 @@ class Host:
         self._ticks_s = 1 / os.sysconf("SC_CLK_TCK")
         self._looked_s = time.monotonic()
         self._busy_s = self._cpu_busy_s()
+        self._is_disk: dict[str, bool] = {}
 
     def read(self) -> dict[str, float | None]:
         """The numbers of NODE_FIELDS."""
@@ -71,8 +72,14 @@ class Host:
         with suppress(OSError, ValueError, IndexError):
             for line in (self._root / "proc/diskstats").read_text().splitlines():
                 parts = line.split()
-                if not (self._root / "sys/block" / parts[2] / "device").exists():
+                if not self._is_whole_disk(parts[2]):
                     continue  # a partition, a loop device, or a volume over other disks
                 read = (read or 0) + int(parts[5]) * _SECTOR_BYTES
                 written = (written or 0) + int(parts[9]) * _SECTOR_BYTES
         return read, written
+
+    def _is_whole_disk(self, name: str) -> bool:
+        """Looked up once: a node may have dozens of loop devices, and a line comes often."""
+        if name not in self._is_disk:
+            self._is_disk[name] = (self._root / "sys/block" / name / "device").exists()
+        return self._is_disk[name]
