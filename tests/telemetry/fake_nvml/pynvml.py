@@ -1,8 +1,8 @@
 # ruff: noqa: N801, N802, N816, N818  names are the binding's
 """Stands in for NVIDIA's binding: the functions that are asked, over devices that a file describes.
 
-`FAKE_NVML` names a JSON file that is read anew soon after it changes, so that a test can say what the
-devices do from now on: {"devices": 8, "call_s": 0.0001, "hang": [3], "raise": [2],
+`FAKE_NVML` names a JSON file that is read anew soon after it changes, so that a test can say what
+the devices do from now on: {"devices": 8, "call_s": 0.0001, "hang": [3], "raise": [2],
 "lacks": ["power"], "still": [1], "clocks": {"0": 900}, "reasons": {"0": 64}, "xid": [[5, 79]],
 "pcie": {"0": [3, 8]}, "no_driver": true}. Each question sleeps for `call_s`, as a real one does in
 the driver.
