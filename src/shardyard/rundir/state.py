@@ -72,9 +72,10 @@ def read_state(run_dir: RunDir, *, is_training_elsewhere: bool = False) -> RunSt
     """
     # read from their ends, so that a long list of long runs is quick; the last line of a file is
     # of the newest step, also after lost work
-    lines = read_lines_backwards(run_dir.metrics)
+    events_file, metrics_file = run_dir.events, run_dir.metrics
+    lines = read_lines_backwards(metrics_file)
     step = next((line for line in lines if "eval" not in line), None)
-    events = _newest_events(run_dir)
+    events = _newest_events(events_file)
     is_leased = is_training_elsewhere or is_held(run_dir.lease)
     no_step_s, usual_step_s = _stall(events) if is_leased else (None, None)
     return RunState(
@@ -82,7 +83,7 @@ def read_state(run_dir: RunDir, *, is_training_elsewhere: bool = False) -> RunSt
         state=state_of(events, is_leased=is_leased),
         step=step["step"] if step else None,
         loss=step.get("loss") if step else None,
-        updated_at=max(map(_changed_t, (run_dir.events, run_dir.metrics))) or None,
+        updated_at=max(_changed_t(events_file), _changed_t(metrics_file)) or None,
         stop_reason=_stop_reason(events),
         no_step_s=no_step_s,
         usual_step_s=usual_step_s,
@@ -135,10 +136,10 @@ def _stall(events: Sequence[dict[str, Any]]) -> tuple[float | None, float | None
     return time.time() - said["t"] + said["seconds"], said.get("usual_s")
 
 
-def _newest_events(run_dir: RunDir) -> list[dict[str, Any]]:
+def _newest_events(file: Path) -> list[dict[str, Any]]:
     """Those of the newest attempt that tell its state, in order."""
     events = []
-    for event in read_lines_backwards(run_dir.events, with_any=_TELLING):
+    for event in read_lines_backwards(file, with_any=_TELLING):
         events.append(event)
         if event.get("kind") == "attempt_started":
             break

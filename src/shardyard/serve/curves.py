@@ -6,8 +6,9 @@ known is a gap.
 """
 
 import json
+import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,21 +74,36 @@ def _thinned(path: Path, size: int, most: int) -> list[dict[str, Any]]:
     """All lines of a short file; of a long one so many, and all of its evaluations near them."""
     if size <= most * _LINE_BYTES:
         return list(read_lines(path))
-    found = []
-    with path.open("rb") as file:
+    found: list[dict[str, Any]] = []
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
         for number in range(most):
-            file.seek(size * number // most)
-            if number:
-                file.readline()  # the rest of a line
-            for _ in range(2):  # an evaluation stands between two steps
-                if content := _object(file.readline()):
-                    found.append(content)
-                    if "eval" not in content:
-                        break
-        file.seek(max(0, size - 4 * _LINE_BYTES))
-        file.readline()
-        found += [content for line in file if (content := _object(line))]
+            found += _step_after(file, size * number // most)
+        end = max(0, size - 4 * _LINE_BYTES)
+        found += _whole_lines(file, end, size - end)
+    finally:
+        os.close(file)
     return found
+
+
+def _step_after(file: int, offset: int) -> list[dict[str, Any]]:
+    """The first step that begins behind a place, and the evaluations before it."""
+    found: list[dict[str, Any]] = []
+    for size in (4 * _LINE_BYTES, 64 * _LINE_BYTES):  # the second, where lines are long
+        for content in _whole_lines(file, offset, size):
+            found.append(content)
+            if "eval" not in content:
+                return found
+        found.clear()
+    return found
+
+
+def _whole_lines(file: int, offset: int, size: int) -> Iterator[dict[str, Any]]:
+    """What stands between two places, without the lines that they cut."""
+    *lines, _ = os.pread(file, size, offset).split(b"\n")
+    for line in lines[1:] if offset else lines:
+        if content := _object(line):
+            yield content
 
 
 def _standing(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

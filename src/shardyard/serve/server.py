@@ -8,7 +8,6 @@ refused, and no script but the page's own runs.
 import gzip
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from functools import cache
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -63,7 +62,7 @@ class Pages:
             return _part(name), kind
         match path:
             case "/api/runs":
-                content: Any = [asdict(row) for row in self.index.rows()]
+                content: Any = [vars(row) for row in self.index.rows()]
             case "/api/curves":
                 content = self._read_curves(asked)
             case "/api/events":
