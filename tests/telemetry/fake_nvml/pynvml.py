@@ -197,5 +197,5 @@ def nvmlEventSetWait_v2(events: object, wait_ms: int) -> Any:
             device, code = xids[_told_xids]
             _told_xids += 1
             return SimpleNamespace(device=device, eventData=code)
-        time.sleep(0.05)
+        time.sleep(0.5)  # a real one waits in the driver, and costs nothing
     raise NVMLError_Timeout("Timeout")
