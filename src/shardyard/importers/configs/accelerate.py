@@ -1,0 +1,233 @@
+"""accelerate's YAML, and the same options on the line of ``accelerate launch``.
+
+Source: ``ClusterConfig`` and the parser of ``accelerate launch`` in accelerate 1.15;
+``num_processes`` there is of all machines together.
+"""
+
+from typing import Any
+
+from shardyard.importers.configs import deepspeed, fsdp
+from shardyard.importers.configs.rules import (
+    Entry,
+    Facts,
+    Rows,
+    Verdict,
+    auto,
+    choose,
+    mapped,
+    none,
+    nowhere,
+    refuse_if_on,
+    refused,
+    same,
+    switch,
+    to,
+    under,
+)
+
+MARKS = {"distributed_type", "compute_environment", "mixed_precision", "num_machines"}
+"""Keys of which such a file has at least two."""
+
+_MEET = "nodes find each other by themselves"
+_TPU = "of TPUs, on which nothing is trained"
+
+
+def _distributed_type(entry: Entry, facts: Facts) -> Verdict:
+    match str(entry.value).upper():
+        case "MULTI_GPU" | "MULTI_CPU" | "MULTI_XPU" | "MULTI_HPU" | "MULTI_MLU" as name:
+            device = {"MULTI_CPU": "cpu", "MULTI_XPU": "xpu", "MULTI_HPU": "hpu"}.get(name)
+            says: dict[str, Any] = {"parallel.dp_shard": 1}
+            return mapped(says | ({"cluster.device": device} if device else {}))
+        case "FSDP":
+            return same("its settings say how") if facts.below("fsdp_config") else mapped(
+                {"parallel.zero": 3}
+            )
+        case "DEEPSPEED":
+            return same("its settings say how")
+        case "NO":
+            return mapped({"parallel.dp_shard": 1})
+    return refused(
+        f"={entry.value!r} is not there. Give the degrees, such as parallel.tp=..., and leave it "
+        "out with --without distributed_type."
+    )
+
+
+def _ids(entry: Entry, _: Facts) -> Verdict:
+    if str(entry.value) == "all":
+        return same("all")
+    return none("a run takes the first cluster.devices of a node; CUDA_VISIBLE_DEVICES says others")
+
+
+_DEEPSPEED: Rows = {
+    "zero_stage": choose(
+        {
+            stage: mapped({"parallel.zero": int(stage)} if int(stage) else {"parallel.dp_shard": 1})
+            for stage in (0, 1, 2, 3, "0", "1", "2", "3")
+        }
+    ),
+    "gradient_accumulation_steps": auto(
+        to("accumulation_steps", convert=int), "accumulation_steps"
+    ),
+    "gradient_clipping": auto(
+        to("optim.grad_clip", convert=lambda value: float(value) or None), "optim.grad_clip"
+    ),
+    "offload_optimizer_device": choose(
+        {
+            "cpu": mapped({"offload_optimizer": True}),
+            "none": same("off", offload_optimizer=False),
+            "nvme": refused(
+                "=nvme: nothing is kept on NVMe here. Give memory.offload=optimizer, or none.",
+                "memory.offload",
+            ),
+        }
+    ),
+    "offload_param_device": choose(
+        {
+            "cpu": mapped({"offload_params": True}),
+            "none": same("off", offload_params=False),
+            "nvme": refused(
+                "=nvme: nothing is kept on NVMe here. Give memory.offload=params, or none.",
+                "memory.offload",
+            ),
+        }
+    ),
+    "offload_*_nvme_path": nowhere("nothing is kept on NVMe"),
+    "zero3_init_flag": nowhere("models are always built without their parameters"),
+    "zero3_save_16bit_model": nowhere("`shardyard export` writes weights"),
+    "deepspeed_config_file": nowhere("names a DeepSpeed file"),
+    "deepspeed_hostfile": nowhere(_MEET),
+    "deepspeed_multinode_launcher": nowhere("launchers are Slurm, Kubernetes and AWS Batch"),
+    "deepspeed_exclusion_filter": nowhere("launch.slurm.options={exclude: ...} says it"),
+    "deepspeed_inclusion_filter": nowhere("launch.slurm.options={nodelist: ...} says it"),
+    "deepspeed_moe_layer_cls_names": nowhere("experts are known from the model's family"),
+}
+
+_MEGATRON: Rows = {
+    "megatron_lm_tp_degree": to("parallel.tp", convert=int),
+    "megatron_lm_pp_degree": to("parallel.pp", convert=int),
+    "megatron_lm_context_parallel_size": to("parallel.cp", convert=int),
+    "megatron_lm_expert_model_parallel_size": to("parallel.ep", convert=int),
+    "megatron_lm_gradient_clipping": to(
+        "optim.grad_clip", convert=lambda value: float(value) or None
+    ),
+    "megatron_lm_sequence_parallelism": nowhere("tp ranks always split the tokens between them"),
+    "megatron_lm_recompute_activations": switch(
+        mapped({"memory.recompute": "selective"}), mapped({"memory.recompute": "none"})
+    ),
+    "megatron_lm_recompute_granularity": to("memory.recompute"),
+    "megatron_lm_use_distributed_optimizer": switch(
+        mapped({"parallel.zero": 1}), mapped({"parallel.dp_shard": 1})
+    ),
+    "megatron_lm_num_micro_batches": to("accumulation_steps", convert=int),
+    "megatron_lm_hidden_dropout": to("model.dropout", convert=float),
+}
+
+ROWS: Rows = {
+    "compute_environment": choose(
+        {
+            "local_machine": same("LOCAL_MACHINE"),
+            "amazon_sagemaker": refused(
+                "=AMAZON_SAGEMAKER: jobs go to Slurm, Kubernetes or AWS Batch. Leave it out with "
+                "--without, and its other keys."
+            ),
+        }
+    ),
+    "distributed_type": _distributed_type,
+    "num_processes": to("processes", convert=int),
+    "num_machines": to("cluster.nodes", convert=int),
+    "machine_rank": nowhere("each node knows its place"),
+    "mixed_precision": choose(
+        {
+            "no": mapped({"bf16": False, "fp16": False}),
+            "bf16": mapped({"bf16": True, "fp16": False}),
+            "fp16": mapped({"bf16": False, "fp16": True}),
+            "fp8": mapped({"precision.compute": "fp8"}),
+            False: mapped({"bf16": False, "fp16": False}),
+            None: same("not said"),
+        }
+    ),
+    "fp16": switch(mapped({"fp16": True}), same("off", fp16=False)),
+    "use_cpu": switch(mapped({"cluster.device": "cpu"}), same("off")),
+    "gpu_ids": _ids,
+    "main_process_ip": nowhere(_MEET),
+    "main_process_port": nowhere(_MEET),
+    "rdzv_backend": nowhere(_MEET),
+    "rdzv_conf*": nowhere(_MEET),
+    "max_restarts": to("elastic.max_restarts", convert=int),
+    "monitor_interval": nowhere("elastic.* says how soon a loss is noticed"),
+    "role": nowhere("there is one role"),
+    "tee": nowhere("each rank has a log"),
+    "log_dir": nowhere("each rank has a log in the run's folder"),
+    "same_network": nowhere(_MEET),
+    "main_training_function": nowhere("of notebooks"),
+    "enable_cpu_affinity": nowhere("processes are not bound to cores"),
+    "num_cpu_threads_per_process": nowhere("launch.env.OMP_NUM_THREADS says it"),
+    "debug": nowhere("elastic.check_bits_every compares what ranks compute"),
+    "downcast_bf16": nowhere(_TPU),
+    "tpu*": nowhere(_TPU),
+    "command_file": nowhere(_TPU),
+    "commands*": nowhere(_TPU),
+    "ipex_config*": nowhere("of a library that is not used"),
+    "mpirun_config*": nowhere(_MEET),
+    "mps*": nowhere("cluster.device says it"),
+    "use_mps_device": nowhere("cluster.device says it"),
+    "dynamo_config": choose({None: same("off")}, lambda value: same("off")),
+    "dynamo_config.dynamo_backend": switch(mapped({"model.compile": True}), same("off")),
+    "dynamo_config.*": nowhere("compiled by torch's default"),
+    "dynamo_backend": choose(
+        {"no": same("off"), "inductor": mapped({"model.compile": True}), False: same("off")}
+    ),
+    "fp8_config.*": nowhere("precision.compute=fp8 and precision.fp8_scaling say it"),
+    "fp8_config": choose({}, lambda value: same("none")),
+    "megatron_lm_config": choose({}, lambda value: same("none")),
+    **under("megatron_lm_config", _MEGATRON),
+    "deepspeed_config": choose({}, lambda value: same("none")),
+    **under("deepspeed_config", _DEEPSPEED),
+    "fsdp_config": choose({}, lambda value: same("none")),
+    **under("fsdp_config", fsdp.ROWS),
+    "parallelism_config": choose({}, lambda value: same("none")),
+    **under("parallelism_config", fsdp.PARALLELISM),
+    "fsdp": refuse_if_on("is no key of accelerate. See fsdp_config."),
+}
+
+
+def _dynamo(entry: Entry, facts: Facts) -> Verdict:
+    if str(entry.value).lower() in ("no", "false", "none", ""):
+        return same("off")
+    return mapped({"model.compile": True})
+
+
+_SWITCH = "switches on what other options say"
+
+LINE: Rows = {
+    **{name: rule for name, rule in ROWS.items() if "." not in name},
+    **_DEEPSPEED,
+    **fsdp.ROWS,
+    **_MEGATRON,
+    **fsdp.PARALLELISM,
+    "config_file": nowhere("names a file of accelerate"),
+    "dynamo_backend": _dynamo,
+    "dynamo_*": nowhere("compiled by torch's default"),
+    "use_deepspeed": nowhere(_SWITCH),
+    "use_fsdp": nowhere(_SWITCH),
+    "use_megatron_lm": nowhere(_SWITCH),
+    "use_parallelism_config": nowhere(_SWITCH),
+    "multi_gpu": nowhere(_SWITCH),
+    "module": nowhere("says how the script is started"),
+    "no_python": nowhere("says how the script is started"),
+    "quiet": nowhere("says what is printed"),
+    "cpu": switch(mapped({"cluster.device": "cpu"}), same("off")),
+    "gradient_accumulation_steps": to("accumulation_steps", convert=int),
+    "gradient_clipping": to("optim.grad_clip", convert=float),
+}
+"""Options of ``accelerate launch``, by their names with underscores."""
+
+ROWS = {**ROWS, "dynamo_config.dynamo_backend": _dynamo, "dynamo_backend": _dynamo}
+
+
+def implied(facts: Facts) -> dict[str, Any]:
+    """What accelerate does where a file says nothing."""
+    found: dict[str, Any] = {}
+    if facts.get("num_machines") is None:
+        found["cluster.nodes"] = 1
+    return found

@@ -1,0 +1,304 @@
+"""What becomes of one key of a source: the four outcomes, and the rules that decide between them.
+
+A source is a table, pattern -> rule. ``judge`` gives every value of a parsed file exactly one
+outcome; a key without a rule is refused, so that nothing of a source is dropped in silence.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from fnmatch import fnmatchcase
+from typing import Any, TypeAlias
+
+from shardyard.config.setting import settings
+
+QUANTITIES = {
+    "processes": "processes of the whole job",
+    "accumulation_steps": "micro-batches of one rank in one optimizer step",
+    "bf16": "whether matrix products are in bf16",
+    "fp16": "whether matrix products are in fp16",
+    "offload_params": "whether parameters wait in host memory",
+    "offload_optimizer": "whether the optimizer's states wait in host memory",
+}
+"""What sources say and no setting does by itself; ``job.py`` makes settings of them."""
+
+
+class Kind(Enum):
+    """The outcomes."""
+
+    MAPPED = "mapped"
+    DEFAULT = "equal to the default"
+    NONE = "no counterpart"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What a rule says of one value."""
+
+    kind: Kind
+    words: str = ""
+    """Why there is no counterpart; what is wrong and what to do now."""
+    says: Mapping[str, Any] = field(default_factory=dict)
+    """Dotted setting, or one of ``QUANTITIES`` -> value. Of what is refused: the settings that
+    settle it when they are given on the command line, each with None."""
+    is_open: bool = False
+    """Of what is refused: another file that says all of these settles it too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One value of a source."""
+
+    path: str
+    """Dotted; entries of a list by their number."""
+    value: Any
+    """A scalar, a list of scalars, or an empty list or mapping."""
+    line: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of one value of a source."""
+
+    file: str
+    entry: Entry
+    verdict: Verdict
+
+    @property
+    def place(self) -> str:
+        """Where the value stands: file, key and line."""
+        line = "" if self.entry.line is None else f", line {self.entry.line}"
+        return f"{self.file}: {self.entry.path}{line}"
+
+    def to_json(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            "file": self.file,
+            "key": self.entry.path,
+            "line": self.entry.line,
+            "value": self.entry.value,
+            "outcome": self.verdict.kind.value,
+            "settings": dict(self.verdict.says),
+            "words": self.verdict.words,
+        }
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All values of a source by path, for rules that look at more than their own."""
+
+    entries: Mapping[str, Entry]
+    prefix: str = ""
+
+    def get(self, path: str, default: Any = None) -> Any:
+        """The value at a path below the prefix."""
+        entry = self.entries.get(self.prefix + path)
+        return default if entry is None else entry.value
+
+    def below(self, path: str) -> dict[str, Any]:
+        """Values below a path, by the rest of their paths."""
+        start = f"{self.prefix}{path}."
+        return {
+            name.removeprefix(start): entry.value
+            for name, entry in self.entries.items()
+            if name.startswith(start)
+        }
+
+    def under(self, path: str) -> "Facts":
+        """The same, seen from a part of the source."""
+        return Facts(self.entries, f"{self.prefix}{path}.")
+
+
+Rule: TypeAlias = Callable[[Entry, Facts], Verdict]
+Rows: TypeAlias = Mapping[str, Rule]
+"""Pattern of a path -> rule; ``*`` stands for anything, exact paths win, then the first pattern."""
+
+ON = (True, "true", "True", "yes", "1", 1)
+OFF = (False, "false", "False", "no", "0", 0, None, "null", "None", "")
+
+
+def mapped(says: Mapping[str, Any]) -> Verdict:
+    """The value is said by settings or quantities."""
+    return Verdict(kind=Kind.MAPPED, says=says)
+
+
+def same(words: str = "", **says: Any) -> Verdict:
+    """The value asks what happens anyway."""
+    return Verdict(kind=Kind.DEFAULT, words=words, says=says)
+
+
+def none(words: str) -> Verdict:
+    """Nothing here stands for it."""
+    return Verdict(kind=Kind.NONE, words=words)
+
+
+def refused(words: str, *settings_: str) -> Verdict:
+    """It cannot be taken over.
+
+    Args:
+        settings_: Those that settle it when the command line gives all of them.
+    """
+    return Verdict(kind=Kind.REFUSED, words=words, says=dict.fromkeys(settings_))
+
+
+def auto(rule: Rule, *names: str) -> Rule:
+    """``auto``, which the Hugging Face Trainer fills in from its arguments; or what a rule says."""
+
+    def filled(entry: Entry, facts: Facts) -> Verdict:
+        if entry.value != "auto":
+            return rule(entry, facts)
+        return Verdict(
+            kind=Kind.REFUSED,
+            is_open=True,
+            says=dict.fromkeys(names),
+            words="=auto is filled in by the Trainer from its arguments, which no file here holds. "
+            f"Give them as a file too, or {' and '.join(f'{name}=...' for name in names)}.",
+        )
+
+    return filled
+
+
+def to(*names: str, convert: Callable[[Any], Any] | None = None) -> Rule:
+    """The value of settings or quantities; what cannot be converted is refused."""
+
+    def rule(entry: Entry, _: Facts) -> Verdict:
+        value = entry.value
+        if value is None:
+            return same("null: not set")
+        if is_variable(value):
+            return _unknown_variable(value, names)
+        try:
+            value = value if convert is None else convert(value)
+        except (ValueError, TypeError, KeyError, IndexError):
+            return refused(
+                f"={value!r} is not a value that {' and '.join(names)} can take. Mend it, or give "
+                f"{names[0]}=... on the command line.",
+                *names,
+            )
+        return mapped(dict.fromkeys(names, value))
+
+    return rule
+
+
+def is_variable(value: Any) -> bool:
+    """Whether a text still holds a variable or a command of a shell, or of a template."""
+    return isinstance(value, str) and ("$" in value or "`" in value or "{{" in value)
+
+
+def _unknown_variable(value: str, names: Sequence[str]) -> Verdict:
+    return refused(
+        f"={value!r} holds what only a shell would know, and the file does not set it. Write the "
+        f"value there, or give {names[0]}=... on the command line.",
+        *names,
+    )
+
+
+def nowhere(words: str) -> Rule:
+    """Whatever it says, nothing here stands for it."""
+    return lambda entry, facts: none(words)
+
+
+def refuse(words: str, *settings_: str) -> Rule:
+    """Whatever it says, it cannot be taken over."""
+    return lambda entry, facts: refused(words, *settings_)
+
+
+def refuse_if_on(words: str, *settings_: str) -> Rule:
+    """It cannot be taken over, unless it is switched off."""
+
+    def rule(entry: Entry, _: Facts) -> Verdict:
+        if entry.value in OFF or entry.value in ({}, []):
+            return same("off, as here")
+        return refused(words, *settings_)
+
+    return rule
+
+
+def choose(
+    rows: Mapping[Any, Verdict], otherwise: Callable[[Any], Verdict] | None = None
+) -> Rule:
+    """A verdict for each value; texts are compared without capitals."""
+
+    def rule(entry: Entry, _: Facts) -> Verdict:
+        value = entry.value
+        key = value.lower() if isinstance(value, str) else value
+        for known, verdict in rows.items():
+            if type(known) is type(key) and known == key:
+                return verdict
+        if otherwise is not None:
+            return otherwise(value)
+        words = ", ".join(str(known) for known in rows)
+        return refused(f"={value!r} is not known to this version, which knows {words}. Mend it.")
+
+    return rule
+
+
+def switch(on: Verdict, off: Verdict) -> Rule:
+    """A verdict for on and one for off, as sources spell them."""
+
+    def rule(entry: Entry, _: Facts) -> Verdict:
+        value = entry.value.lower() if isinstance(entry.value, str) else entry.value
+        if value in ON:
+            return on
+        if value in OFF:
+            return off
+        return refused(f"={entry.value!r} is neither true nor false. Mend it.")
+
+    return rule
+
+
+def under(prefix: str, rows: Rows) -> dict[str, Rule]:
+    """Rows of a source that stands in another one."""
+
+    def moved(rule: Rule) -> Rule:
+        return lambda entry, facts: rule(
+            replace(entry, path=entry.path.removeprefix(f"{prefix}.")), facts.under(prefix)
+        )
+
+    return {f"{prefix}.{pattern}": moved(rule) for pattern, rule in rows.items()}
+
+
+def judge(file: str, entries: Sequence[Entry], rows: Rows) -> list[Outcome]:
+    """One outcome for each value."""
+    facts = Facts({entry.path: entry for entry in entries})
+    return [
+        Outcome(file=file, entry=entry, verdict=_verdict(entry, facts, rows)) for entry in entries
+    ]
+
+
+def _verdict(entry: Entry, facts: Facts, rows: Rows) -> Verdict:
+    rule = rows.get(entry.path)
+    if rule is None:
+        rule = next((rows[each] for each in rows if fnmatchcase(entry.path, each)), None)
+    if rule is None:
+        return refused(
+            "is unknown to this version of Shardyard, so what it asks would be lost. See that "
+            f"nothing depends on it and leave it out: --without {entry.path}."
+        )
+    verdict = rule(entry, facts)
+    if verdict.kind is Kind.MAPPED and _is_default(verdict.says):
+        return replace(verdict, kind=Kind.DEFAULT)
+    return verdict
+
+
+def _is_default(says: Mapping[str, Any]) -> bool:
+    known = settings()
+    return bool(says) and all(
+        name in known and _same(known[name].default, value) for name, value in says.items()
+    )
+
+
+def _same(default: Any, value: Any) -> bool:
+    if isinstance(default, tuple | list) and isinstance(value, tuple | list):
+        return list(default) == list(value)
+    return type(default) is type(value) and bool(default == value)
+
+
+def agree(one: Any, other: Any) -> bool:
+    """Whether two sources say the same; 1 and 1.0 do."""
+    if isinstance(one, bool) != isinstance(other, bool):
+        return False
+    if isinstance(one, tuple | list) and isinstance(other, tuple | list):
+        return list(one) == list(other)
+    return bool(one == other)

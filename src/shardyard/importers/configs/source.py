@@ -1,0 +1,178 @@
+"""A file of a source, read: its values by dotted path, each with its line.
+
+JSON, TOML and YAML become their leaves; everything else is a text, which ``shell.py`` reads.
+"""
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from shardyard.errors import RequestError
+from shardyard.importers.configs.rules import Entry
+from shardyard.yaml_text import read_yaml
+
+MOST_BYTES = 4_000_000
+"""A configuration is a few kB; what is larger is something else, given by mistake."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceFile:
+    """One file as it was read."""
+
+    name: str
+    text: str
+    content: dict[str, Any] | None
+    """The mapping at its top; None: it is a text of another kind, such as a script."""
+    lines: dict[str, int]
+    """Path of a value -> its line, from 1."""
+
+    def entries(self) -> list[Entry]:
+        """All values of the mapping."""
+        return [
+            Entry(path=path, value=value, line=self.lines.get(path))
+            for path, value in leaves(self.content or {})
+        ]
+
+
+def read_files(path: Path) -> list[SourceFile]:
+    """The documents of a file: one, or several where it is a YAML stream.
+
+    Raises:
+        RequestError: It cannot be read, or breaks the grammar of what it is.
+    """
+    text = _text(path)
+    name = str(path)
+    start = text.lstrip()[:1]
+    if start == "{":
+        return [_json(name, text)]
+    toml = _toml(text)
+    if toml is not None:
+        return [SourceFile(name=name, text=text, content=toml, lines=_key_lines(text, toml, "="))]
+    return _yaml(name, text)
+
+
+def leaves(content: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted path and value of all that is no mapping and no list of mappings."""
+    is_nested_list = isinstance(content, list) and any(
+        isinstance(each, dict | list) for each in content
+    )
+    if isinstance(content, dict) and content:
+        for key, value in content.items():
+            yield from leaves(value, f"{at}.{key}" if at else str(key))
+    elif is_nested_list:
+        for number, value in enumerate(content):
+            yield from leaves(value, f"{at}.{number}" if at else str(number))
+    else:
+        yield at, content
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise RequestError(
+                f"{path} has {path.stat().st_size:,} bytes, and no configuration is so large. "
+                "Give the file that configures the job."
+            )
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise RequestError(f"{path} does not exist. Give a file of your job.") from error
+    except IsADirectoryError as error:
+        raise RequestError(f"{path} is a folder. Give the files in it that count.") from error
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{path} is no UTF-8 text. Give a configuration file.") from error
+    except OSError as error:
+        raise RequestError(
+            f"{path} cannot be read: {error.strerror}. Check its permissions."
+        ) from error
+
+
+def _json(name: str, text: str) -> SourceFile:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        twice = {key for key, _ in pairs if [name for name, _ in pairs].count(key) > 1}
+        if twice:
+            raise RequestError(f"{name}: {sorted(twice)[0]} is given twice. Keep one.")
+        return dict(pairs)
+
+    try:
+        content = json.loads(text, object_pairs_hook=unique)
+    except json.JSONDecodeError as error:
+        raise RequestError(
+            f"{name}, line {error.lineno}, column {error.colno}: {error.msg}. It begins as JSON; "
+            "write it as JSON."
+        ) from error
+    except RecursionError as error:
+        raise RequestError(f"{name} is nested too deep. Give a configuration file.") from error
+    return SourceFile(name=name, text=text, content=content, lines=_key_lines(text, content, ":"))
+
+
+def _toml(text: str) -> dict[str, Any] | None:
+    try:
+        return tomllib.loads(text) or None
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return None
+
+
+def _yaml(name: str, text: str) -> list[SourceFile]:
+    """YAML mappings; a text that is none of these is one file without content."""
+    found, first_line = [], 0
+    documents = re.split(r"^---(?=\s|$)[^\n]*$", text, flags=re.MULTILINE)
+    for document in documents:
+        try:
+            content = read_yaml(document, source=name)
+        except RequestError:
+            if _looks_like_yaml(text):
+                raise
+            return [SourceFile(name=name, text=text, content=None, lines={})]
+        if isinstance(content, dict):
+            lines = {path: line + first_line for path, line in _yaml_lines(document)}
+            found.append(SourceFile(name=name, text=document, content=content, lines=lines))
+        elif content is not None:
+            return [SourceFile(name=name, text=text, content=None, lines={})]
+        first_line += document.count("\n")
+    return found or [SourceFile(name=name, text=text, content=None, lines={})]
+
+
+def _looks_like_yaml(text: str) -> bool:
+    """Whether most of a broken text is meant as YAML, rather than a script."""
+    lines = [line for line in text.splitlines() if line.strip() and line.strip()[0] != "#"]
+    keys = [line for line in lines if re.match(r"\s*(- )?[\w./-]+:(\s|$)", line)]
+    return not text.startswith("#!") and 2 * len(keys) > len(lines)
+
+
+def _yaml_lines(text: str) -> Iterator[tuple[str, int]]:
+    root = yaml.compose(text, yaml.SafeLoader)
+
+    def walk(node: Any, at: str) -> Iterator[tuple[str, int]]:
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                path = f"{at}.{key.value}" if at else str(key.value)
+                yield path, key.start_mark.line + 1
+                yield from walk(value, path)
+        elif isinstance(node, yaml.SequenceNode):
+            for number, value in enumerate(node.value):
+                path = f"{at}.{number}" if at else str(number)
+                yield path, value.start_mark.line + 1
+                yield from walk(value, path)
+
+    return walk(root, "")
+
+
+def _key_lines(text: str, content: Any, sign: str) -> dict[str, int]:
+    """Lines of keys in a text that holds them in the order of its content."""
+    found, position = {}, 0
+    for path, _ in leaves(content):
+        keys = [part for part in path.split(".") if not part.isdigit()]
+        if not keys:
+            continue
+        pattern = re.compile(rf"(?<![\w-])\"?{re.escape(keys[-1])}\"?\s*{sign}")
+        match = pattern.search(text, position)
+        if match:
+            position = match.end()
+            found[path] = text.count("\n", 0, match.start()) + 1
+    return found
