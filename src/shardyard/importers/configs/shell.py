@@ -1,0 +1,387 @@
+"""A script that starts a training, read: directives, variables, the one line that starts it.
+
+Nothing is executed. A variable is replaced by what the script itself assigns to it, or by what
+Slurm sets where the script's directives say it; any other stays as it is written, and the rule of
+its key says whether that matters.
+"""
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from shardyard.importers.configs.rules import Entry
+
+_SHORT = {
+    "N": "nodes", "n": "ntasks", "J": "job-name", "p": "partition", "A": "account", "t": "time",
+    "o": "output", "e": "error", "c": "cpus-per-task", "w": "nodelist", "x": "exclude",
+    "C": "constraint", "q": "qos", "d": "dependency", "a": "array", "G": "gpus", "D": "chdir",
+    "i": "input", "k": "no-kill", "H": "hold", "L": "licenses", "M": "clusters", "s":
+    "oversubscribe", "b": "begin", "m": "distribution", "B": "extra-node-info", "K":
+    "kill-on-bad-exit", "l": "label", "u": "unbuffered", "W": "wait", "v": "verbose", "O":
+    "overcommit", "r": "relative", "S": "core-spec", "Q": "quiet", "I": "immediate",
+}  # fmt: skip
+"""Letter of an option of sbatch or srun -> its long name."""
+
+_FLAGS = {
+    "exclusive", "requeue", "no-requeue", "no-kill", "hold", "label", "unbuffered", "overcommit",
+    "contiguous", "verbose", "quiet", "oversubscribe", "spread-job", "use-min-nodes", "reboot",
+    "test-only", "parsable", "ignore-pbs", "pty", "multi-prog", "exact", "overlap",
+    "no-container-mount-home", "container-mount-home", "container-remap-root", "preserve-env",
+    "kill-on-bad-exit", "no-container-remap-root", "container-writable",
+}  # fmt: skip
+"""Options that may stand without a value."""
+
+_STARTERS = r"(?:torchrun|accelerate|accelerate-launch|deepspeed)"
+_START = re.compile(
+    rf"(?:^|[\s;&|'\"/(]){_STARTERS}(?=\s)|torch\.distributed\.(?:run|launch)(?=\s)"
+)
+
+_SLURM = {
+    "SLURM_NNODES": ("nodes",),
+    "SLURM_JOB_NUM_NODES": ("nodes",),
+    "SLURM_NTASKS_PER_NODE": ("ntasks-per-node",),
+    "SLURM_GPUS_PER_NODE": ("gpus-per-node",),
+    "SLURM_GPUS_ON_NODE": ("gpus-per-node", "gres"),
+    "SLURM_CPUS_PER_TASK": ("cpus-per-task",),
+    "SLURM_NTASKS": ("ntasks",),
+    "SLURM_JOB_NAME": ("job-name",),
+    "SLURM_JOB_PARTITION": ("partition",),
+}
+"""Variable that Slurm sets -> directives that say what to."""
+
+_VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^{}]*))?\}|\$(\w+)")
+_ASSIGNMENT = re.compile(r"^(?:(export|local|declare|set)\s+(?:-\w+\s+)?)?([A-Za-z_]\w*)=(.*)$", re.S)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One command of a script, over as many lines as it takes."""
+
+    number: int
+    text: str
+
+
+@dataclass
+class Script:
+    """What is in a script, as values by path."""
+
+    entries: list[Entry] = field(default_factory=list)
+    variables: dict[str, str] = field(default_factory=dict)
+
+    def add(self, path: str, value: object, line: int | None) -> None:
+        """One value; a second of the same path gets a number."""
+        known = {entry.path for entry in self.entries}
+        name, number = path, 2
+        while name in known:
+            name, number = f"{path}#{number}", number + 1
+        self.entries.append(Entry(path=name, value=value, line=line))
+
+    def get(self, path: str) -> object:
+        """The value at a path, or None."""
+        return next((entry.value for entry in self.entries if entry.path == path), None)
+
+
+def is_start(text: str) -> bool:
+    """Whether a text starts a training somewhere, or asks Slurm for a job."""
+    code = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    return bool(_START.search(code)) or bool(re.search(r"^#SBATCH\s", text, re.MULTILINE))
+
+
+def read_script(text: str) -> list[Entry]:
+    """All of a script: ``sbatch.*``, ``environment.*``, ``variable.*``, ``srun.*``, the options of
+    the program that starts processes (``torchrun.*``, ``accelerate.*``, ``deepspeed.*``),
+    ``script``, its ``arguments.*``, and ``line.N`` for every other command.
+    """
+    script = Script()
+    for number, line in enumerate(text.splitlines(), 1):
+        found = re.match(r"^#SBATCH\s+(.*)$", line)
+        if found:
+            _directive(script, found[1], number)
+    for line in _commands(text):
+        _command(script, line)
+    return script.entries
+
+
+def read_words(words: list[str], line: int | None) -> list[Entry]:
+    """The same of one command that is there as words, such as a container's."""
+    script = Script()
+    _start(script, words, line)
+    return script.entries
+
+
+def _directive(script: Script, text: str, number: int) -> None:
+    try:
+        words = shlex.split(text, comments=True)
+    except ValueError:
+        words = text.split()
+    if words[:1] in (["hetjob"], ["packjob"]):
+        script.add(f"sbatch.{words[0]}", True, number)
+        return
+    _slurm_options(script, "sbatch", words, number)
+
+
+def _slurm_options(
+    script: Script, program: str, words: list[str], number: int | None
+) -> list[str]:
+    """Add options of sbatch or srun; the words behind them."""
+    rest = list(words)
+    while rest and rest[0].startswith("-") and rest[0] != "-":
+        word = rest.pop(0)
+        if word == "--":
+            break
+        name, value = _slurm_option(word, rest)
+        script.add(f"{program}.{name}", _expand(script, value), number)
+    if program == "sbatch" and rest:
+        script.add(f"sbatch.{' '.join(rest)}", True, number)
+    return rest
+
+
+def _slurm_option(word: str, rest: list[str]) -> tuple[str, str]:
+    if word.startswith("--"):
+        name, equals, value = word[2:].partition("=")
+    else:
+        name, equals, value = _SHORT.get(word[1:2], word[1:2]), word[2:], word[2:].lstrip("=")
+    if equals or name in _FLAGS or not rest or rest[0].startswith("-"):
+        return name, value if equals else "true"
+    return name, rest.pop(0)
+
+
+def _commands(text: str) -> Iterator[Line]:
+    """Commands without comments, each joined over its lines."""
+    held, start = "", 0
+    for number, line in enumerate(text.splitlines(), 1):
+        if not held and (not line.strip() or line.lstrip().startswith("#")):
+            continue
+        if held and held.endswith("\n") and line.lstrip().startswith("#"):
+            continue
+        start = start or number
+        if line.rstrip().endswith("\\"):
+            held += line.rstrip()[:-1] + " "
+            continue
+        held += line
+        if _is_open(held) and number < start + 200:
+            held += "\n"
+            continue
+        yield Line(number=start, text=held.strip())
+        held, start = "", 0
+    if held.strip():
+        yield Line(number=start, text=held.strip())
+
+
+def _is_open(text: str) -> bool:
+    """Whether a quote or a parenthesis is still open."""
+    try:
+        words = shlex.split(text, comments=True)
+    except ValueError:
+        return True
+    is_array = re.match(r"^[A-Za-z_]\w*=\(", text) is not None
+    return is_array and sum(w.count("(") - w.count(")") for w in words) > 0
+
+
+def _command(script: Script, line: Line) -> None:
+    text = _expand(script, line.text)
+    assignment = _ASSIGNMENT.match(line.text)
+    is_start_ = _START.search(text) is not None
+    if assignment and not _is_prefix(line.text):
+        _assign(script, assignment, line.number)
+    elif is_start_ or _is_srun(text):
+        _start(script, _words(text), line.number)
+    else:
+        script.add(f"line.{line.number}", line.text, line.number)
+
+
+def _is_srun(text: str) -> bool:
+    words = text.split()
+    return words[:1] == ["srun"] and any("python" in word for word in words)
+
+
+def _is_prefix(text: str) -> bool:
+    """Whether assignments stand before a command on its line."""
+    try:
+        words = shlex.split(text, comments=True)
+    except ValueError:
+        return False
+    return not re.match(r"(export|local|declare)\s", text) and any(
+        _ASSIGNMENT.match(word) is None for word in words
+    ) and not re.match(r"^\w+=[\"'(`$]", text)
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text, comments=True)
+    except ValueError:
+        return text.split()
+
+
+def _assign(script: Script, found: re.Match[str], number: int) -> None:
+    """``export A=1 B=2`` or ``A=1``."""
+    keyword, name, raw = found[1], found[2], found[3]
+    pairs = [(name, raw)]
+    if keyword == "export":
+        words = _words(found[0])[1:]
+        if all(_ASSIGNMENT.match(word) for word in words):
+            pairs = [(word.partition("=")[0], word.partition("=")[2]) for word in words]
+    for key, value in pairs:
+        plain = value
+        if re.fullmatch(r"\"[^\"]*\"|'[^']*'", value.strip(), re.S):
+            plain = value.strip()[1:-1]
+        elif not value.startswith(("(", "$(", "`")):
+            plain = " ".join(_words(value)) if value.strip() else ""
+        plain = _expand(script, plain)
+        script.variables[key] = plain
+        script.add(f"{'environment' if keyword == 'export' else 'variable'}.{key}", plain, number)
+
+
+def _expand(script: Script, text: str) -> str:
+    """The text with what the script itself says."""
+    for _ in range(8):
+        new = _VARIABLE.sub(lambda found: _value(script, found), text)
+        new = re.sub(r"\$\(\(\s*(\d+)\s*([*+/-])\s*(\d+)\s*\)\)", _arithmetic, new)
+        if new == text:
+            break
+        text = new
+    return text
+
+
+def _value(script: Script, found: re.Match[str]) -> str:
+    name = found[1] or found[3]
+    if name in script.variables and "$(" not in script.variables[name]:
+        return script.variables[name]
+    for directive in _SLURM.get(name, ()):
+        value = str(script.get(f"sbatch.{directive}") or "")
+        count = re.search(r"(\d+)$", value)
+        if directive not in ("gpus-per-node", "gres") and value:
+            return value
+        if count:
+            return count[1]
+    return found[2] if found[2] is not None else found[0]
+
+
+def _arithmetic(found: re.Match[str]) -> str:
+    one, other = int(found[1]), int(found[3])
+    match found[2]:
+        case "*":
+            return str(one * other)
+        case "+":
+            return str(one + other)
+        case "-":
+            return str(one - other)
+    return str(one // other) if other else found[0]
+
+
+def _start(script: Script, words: list[str], number: int | None) -> None:
+    """A command that starts processes: who does so, its options, the script, its arguments."""
+    while words:
+        word = words.pop(0)
+        name = word.rpartition("/")[2]
+        if word in ("&&", ";", "exec", "time", "nohup", "sudo", "then", "do", "env", "-u", "{"):
+            continue
+        if _ASSIGNMENT.match(word) and "=" in word:
+            key, _, value = word.partition("=")
+            script.add(f"environment.{key}", value, number)
+        elif name == "srun":
+            script.add("start.srun", True, number)
+            words = _slurm_options(script, "srun", words, number)
+        elif name in ("bash", "sh") and words and words[0].startswith("-"):
+            _shell(script, words, number)
+            return
+        elif name in ("torchrun", "deepspeed", "accelerate", "accelerate-launch"):
+            script.add("start.program", name.removesuffix("-launch"), number)
+            if name == "accelerate" and words[:1] == ["launch"]:
+                words.pop(0)
+            _program(script, name.removesuffix("-launch"), words, number)
+            return
+        elif re.match(r"python[\d.]*$", name):
+            _python(script, words, number)
+            return
+        else:
+            script.add(f"start.{word}", word, number)
+
+
+def _shell(script: Script, words: list[str], number: int | None) -> None:
+    """``bash -c "..."``: what is in the quotes is read as a script of its own."""
+    while words and words[0].startswith("-"):
+        words.pop(0)
+    inner = words.pop(0) if words else ""
+    for part in re.split(r"\n|;|&&", _expand(script, inner)):
+        if part.strip() and not part.strip().startswith("#"):
+            _command(script, Line(number=number or 0, text=part.strip()))
+
+
+def _python(script: Script, words: list[str], number: int | None) -> None:
+    while words and words[0] in ("-u", "-O", "-B"):
+        words.pop(0)
+    if words[:1] == ["-m"] and words[1:2] in (
+        ["torch.distributed.run"], ["torch.distributed.launch"],
+    ):  # fmt: skip
+        program = "torchrun"
+        del words[:2]
+    elif words[:2] == ["-m", "accelerate.commands.launch"]:
+        program = "accelerate"
+        del words[:2]
+    else:
+        script.add("start.program", "python", number)
+        _target(script, words, number)
+        return
+    script.add("start.program", program, number)
+    _program(script, program, words, number)
+
+
+_NO_VALUE: Mapping[str, frozenset[str]] = {
+    "torchrun": frozenset({"standalone", "m", "module", "no_python", "run_path", "use_env"}),
+    "accelerate": frozenset(
+        {
+            "multi_gpu", "use_deepspeed", "use_fsdp", "use_megatron_lm", "use_parallelism_config",
+            "cpu", "quiet", "debug", "no_python", "module", "m", "tpu", "same_network",
+            "use_xpu", "use_cpu", "enable_cpu_affinity", "use_mps_device", "q", "dynamo_use_dynamic",
+        }
+    ),
+    "deepspeed": frozenset(
+        {"no_python", "module", "no_local_rank", "no_ssh", "force_multi", "save_pid", "enable_each_rank_log"}
+    ),
+}  # fmt: skip
+
+
+def _program(script: Script, program: str, words: list[str], number: int | None) -> None:
+    while words and words[0].startswith("-"):
+        word = words.pop(0)
+        name, equals, value = word.lstrip("-").partition("=")
+        name = name.replace("-", "_")
+        if not equals:
+            value = "true" if name in _NO_VALUE[program] or not words else words.pop(0)
+        script.add(f"{program}.{name}", value, number)
+    _target(script, words, number)
+
+
+def _target(script: Script, words: list[str], number: int | None) -> None:
+    """The script that is run and its arguments, up to where the shell goes on."""
+    if words[:1] == ["-m"]:
+        words.pop(0)
+    if words:
+        script.add("script", words.pop(0), number)
+    place = 0
+    while words:
+        word = words.pop(0)
+        if word in ("&", "|", "||", "&&", ";", "fi", "done", "}") or re.match(r"^[12&]?>", word):
+            return
+        if not word.startswith("-") or re.match(r"^-\d", word):
+            script.add(f"arguments.{place}", _typed(word), number)
+            place += 1
+            continue
+        name, equals, value = word.lstrip("-").partition("=")
+        values = [value] if equals else []
+        while not equals and words and not re.match(r"^(-+[A-Za-z]|&|\||[12&]?>|;)", words[0]):
+            values.append(words.pop(0))
+        typed = [_typed(value) for value in values]
+        whole: object = typed[0] if len(typed) == 1 else (typed or True)
+        script.add(f"arguments.{name.replace('-', '_')}", whole, number)
+
+
+def _typed(text: str) -> object:
+    """Numbers and switches of a command line as such."""
+    if re.fullmatch(r"[-+]?\d+", text):
+        return int(text)
+    if re.fullmatch(r"[-+]?(\d+\.\d*|\.\d+|\d+)([eE][-+]?\d+)?", text):
+        return float(text)
+    return {"true": True, "false": False}.get(text.lower(), text)
