@@ -1,0 +1,329 @@
+"""torchtitan's TOML: what its keys become.
+
+Source: ``JobConfig`` of torchtitan 0.1 and 0.2 (config/job_config.py), with the older places of
+some keys. ``-1`` there is what the other degrees leave.
+"""
+
+from typing import Any
+
+from shardyard.importers.configs.rules import (
+    Entry,
+    Facts,
+    Rows,
+    Verdict,
+    choose,
+    mapped,
+    none,
+    nowhere,
+    refuse_if_on,
+    refused,
+    same,
+    switch,
+    to,
+)
+
+MARKS = {"training", "parallelism", "lr_scheduler", "activation_checkpoint", "job"}
+"""Tables at the top, of which such a file has at least two, model being another."""
+
+_PRESETS = {
+    ("llama3", "8B"): "llama3-8b",
+    ("llama3", "70B"): "llama3-70b",
+    ("llama3", "405B"): "llama3.1-405b",
+    ("qwen3", "8B"): "qwen3-8b",
+    ("qwen3", "30B-A3B"): "qwen3-30b-a3b",
+    ("llama2", "7B"): "llama2-7b",
+    ("llama2", "13B"): "llama2-13b",
+    ("llama2", "70B"): "llama2-70b",
+}
+"""model.name and model.flavor -> the preset of the same shape."""
+
+_PROFILE = "`shardyard profile` traces a run"
+_SHOWN = "what is shown is said by observe.*"
+_DATA = "data.source says what is read"
+_EVAL = "evaluations cover the whole held-out split (data.eval_fraction)"
+
+
+def _model(entry: Entry, facts: Facts) -> Verdict:
+    name, flavor = str(facts.get("model.name")), str(facts.get("model.flavor"))
+    preset = _PRESETS.get((name, flavor))
+    assets = facts.get("model.hf_assets_path") or facts.get("model.tokenizer_path") or ""
+    if preset in ("llama3-8b", "llama3-70b") and "3.1" in str(assets):
+        preset = preset.replace("llama3-", "llama3.1-")
+    if preset is None:
+        return refused(
+            f"={entry.value!r}: no preset has the shape of {name} {flavor}. Give model.preset, "
+            "model.hub or model.path.",
+            "model.preset",
+        )
+    return mapped({"model.preset": preset})
+
+
+def _optimizer(entry: Entry, _: Facts) -> Verdict:
+    if str(entry.value).lower() != "adamw":
+        return refused(
+            f"={entry.value!r} is not there. optim.name=adamw trains with AdamW, which is another "
+            "training.",
+            "optim.name",
+        )
+    return mapped({"optim.name": "adamw"})
+
+
+def _betas(_: Entry, facts: Facts) -> Verdict:
+    pair = [float(facts.get(f"optimizer.{name}", usual)) for name, usual in _USUAL_BETAS]
+    return mapped({"optim.betas": pair})
+
+
+_USUAL_BETAS = (("beta1", 0.9), ("beta2", 0.95))
+
+
+def _local_batch(entry: Entry, facts: Facts) -> Verdict:
+    """Samples of one rank in a forward pass; a pipeline cuts them into micro-batches."""
+    stages = _pipeline(facts)
+    if stages == 1:
+        return mapped({"optim.micro_batch": entry.value})
+    size = facts.get("parallelism.pipeline_parallel_microbatch_size", 1)
+    if entry.value % size:
+        return refused(
+            f"={entry.value} is no multiple of pipeline_parallel_microbatch_size={size}. Mend one."
+        )
+    return mapped({"optim.micro_batch": size, "accumulation_steps": entry.value // size})
+
+
+def _pipeline(facts: Facts) -> int:
+    for table in ("parallelism", "experimental"):
+        stages = facts.get(f"{table}.pipeline_parallel_degree")
+        if stages is not None:
+            return int(stages)
+    return 1
+
+
+def _degree(setting: str) -> Any:
+    def rule(entry: Entry, facts: Facts) -> Verdict:
+        if entry.value == -1:
+            return same("what the other degrees leave")
+        return to(setting, convert=int)(entry, facts)
+
+    return rule
+
+
+def _schedule(entry: Entry, facts: Facts) -> Verdict:
+    known = {
+        "1f1b": {"parallel.schedule": "1f1b"},
+        "gpipe": {"parallel.schedule": "gpipe"},
+        "interleaved1f1b": {"parallel.schedule": "interleaved", "parallel.virtual_stages": 2},
+        "interleavedzerobubble": {
+            "parallel.schedule": "zero-bubble",
+            "parallel.virtual_stages": 2,
+        },
+        "zbvzerobubble": {"parallel.schedule": "zb-v", "parallel.virtual_stages": 2},
+    }
+    says = known.get(str(entry.value).lower())
+    if _pipeline(facts) == 1:
+        return none("read only with a pipeline")
+    if says is None:
+        return refused(f"={entry.value!r} is not there. Give parallel.schedule.", _PP)
+    return mapped(says)
+
+
+_PP = "parallel.schedule"
+
+
+def _decay(entry: Entry, _: Facts) -> Verdict:
+    if str(entry.value) in ("linear", "cosine"):
+        return mapped({"optim.schedule": entry.value})
+    return refused(f"={entry.value!r} is not there. Give optim.schedule.", "optim.schedule")
+
+
+def _recompute(entry: Entry, facts: Facts) -> Verdict:
+    mode = str(entry.value)
+    if mode in ("none", "full"):
+        return mapped({"memory.recompute": mode})
+    if mode == "selective":
+        option = str(facts.get("activation_checkpoint.selective_ac_option", "2"))
+        return mapped({"memory.recompute": int(option) if option.isdigit() else "selective"})
+    return refused(f"={mode!r}: give memory.recompute.", "memory.recompute")
+
+
+def _selective(entry: Entry, facts: Facts) -> Verdict:
+    if facts.get("activation_checkpoint.mode") != "selective":
+        return none("read only with mode=selective")
+    return _recompute(Entry(path=entry.path, value="selective"), facts)
+
+
+def _converters(entry: Entry, _: Facts) -> Verdict:
+    names = entry.value if isinstance(entry.value, list) else [entry.value]
+    unknown = [name for name in names if name not in ("float8", "")]
+    if unknown:
+        return refused(f"={names}: of these float8 alone is there. Leave it out with --without.")
+    return mapped({"precision.compute": "fp8"}) if "float8" in names else same("none")
+
+
+def _dtype(entry: Entry, _: Facts) -> Verdict:
+    if entry.value == "float32":
+        return same("master weights are fp32")
+    return none("master weights are always fp32; products are by mixed_precision_param")
+
+
+_FORMATS = {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}
+
+_DEGREES = {
+    "data_parallel_replicate_degree": _degree("parallel.dp_replicate"),
+    "data_parallel_shard_degree": _degree("parallel.dp_shard"),
+    "data_parallel_degree": _degree("parallel.dp_shard"),
+    "tensor_parallel_degree": _degree("parallel.tp"),
+    "context_parallel_degree": _degree("parallel.cp"),
+    "pipeline_parallel_degree": _degree("parallel.pp"),
+    "expert_parallel_degree": _degree("parallel.ep"),
+    "pipeline_parallel_schedule": _schedule,
+    "pipeline_parallel_microbatch_size": nowhere("see local_batch_size"),
+    "pipeline_parallel_schedule_csv": choose({"": same("none"), None: same("none")}),
+    "pipeline_parallel_*": nowhere("stages are cut by their cost (parallel.virtual_stages)"),
+    "module_fqns_per_model_part": nowhere("stages are cut by their cost"),
+    "context_parallel_rotate_method": nowhere("parallel.cp_exchange says what is exchanged"),
+    "context_parallel_load_balancer": nowhere("parallel.cp_exchange says what is exchanged"),
+    "expert_tensor_parallel_degree": choose({1: same("experts are dealt, not split")}),
+    "expert_parallel_comm_backend": nowhere("one way of dealing tokens to experts is there"),
+    "fsdp_reshard_after_forward": choose(
+        {
+            "default": same("parameters are split between uses"),
+            "always": mapped({"parallel.zero": 3}),
+            "never": mapped({"parallel.zero": 2}),
+        }
+    ),
+    "disable_loss_parallel": nowhere("tp ranks always split the loss"),
+    "enable_async_tensor_parallel": nowhere("products and their communication are not fused"),
+    "enable_compiled_autograd": nowhere("model.compile compiles blocks"),
+    "enable_sequence_parallel": nowhere("tp ranks always split the tokens between them"),
+}
+
+ROWS: Rows = {
+    "job*": nowhere("run.name and run.dir say where a run is"),
+    "profiling*": nowhere(_PROFILE),
+    "metrics.enable_tensorboard": to("observe.tensorboard"),
+    "metrics.log_freq": nowhere("metrics.jsonl has every step"),
+    "metrics.enable_wandb": nowhere("observe.wandb.project switches it on"),
+    "metrics*": nowhere(_SHOWN),
+    "model.name": _model,
+    "model.flavor": _model,
+    "model.converters": _converters,
+    "model.norm_type": nowhere("the preset says which norm"),
+    "model.tokenizer_path": nowhere("data.tokenizer says which, the model's own by default"),
+    "model.hf_assets_path": nowhere("data.tokenizer says which, the model's own by default"),
+    "model.print_after_conversion": nowhere(_SHOWN),
+    "model.vocab_size": nowhere("the preset says it"),
+    "optimizer.name": _optimizer,
+    "optimizer.lr": to("optim.lr", convert=float),
+    "optimizer.beta1": _betas,
+    "optimizer.beta2": _betas,
+    "optimizer.eps": to("optim.eps", convert=float),
+    "optimizer.weight_decay": to("optim.weight_decay", convert=float),
+    "optimizer.implementation": nowhere("which kernel updates a parameter is not chosen"),
+    "optimizer.fused": nowhere("which kernel updates a parameter is not chosen"),
+    "optimizer.foreach": nowhere("which kernel updates a parameter is not chosen"),
+    "optimizer.early_step_in_backward": nowhere("the update waits for the norm of all gradients"),
+    "lr_scheduler.warmup_steps": to("optim.warmup_steps", convert=int),
+    "lr_scheduler.decay_ratio": choose(
+        {None: same("the whole run")},
+        lambda value: (
+            same("the whole run after the warm-up")
+            if value == 1.0
+            else refused(
+                f"={value}: a rate that stays before it falls is not there. Give "
+                "optim.schedule=constant, linear or cosine.",
+                "optim.schedule",
+            )
+        ),
+    ),
+    "lr_scheduler.decay_type": _decay,
+    "lr_scheduler.lr_min": to("optim.min_lr_ratio", convert=float),
+    "lr_scheduler.min_lr_factor": to("optim.min_lr_ratio", convert=float),
+    "training.local_batch_size": _local_batch,
+    "training.batch_size": _local_batch,
+    "training.global_batch_size": choose(
+        {-1: same("of one micro-batch of each rank")},
+        lambda value: mapped({"optim.global_batch": value}),
+    ),
+    "training.seq_len": to("data.seq_len", convert=int),
+    "training.steps": to("run.steps", convert=int),
+    "training.warmup_steps": to("optim.warmup_steps", convert=int),
+    "training.max_norm": to("optim.grad_clip", convert=lambda value: float(value) or None),
+    "training.seed": to("run.seed", convert=int),
+    "training.deterministic": nowhere("precision.reduce=exact makes any layout the same bits"),
+    "training.enable_cpu_offload": switch(
+        mapped({"offload_params": True}), same("off", offload_params=False)
+    ),
+    "training.mixed_precision_param": to("precision.compute", convert=lambda v: _FORMATS[v]),
+    "training.mixed_precision_reduce": to("precision.reduce", convert=lambda v: _FORMATS[v]),
+    "training.dtype": _dtype,
+    "training.compile": to("model.compile"),
+    "training.enable_fp8_linear": switch(mapped({"precision.compute": "fp8"}), same("off")),
+    "training.dataset*": nowhere(_DATA),
+    "training.data_files*": nowhere(_DATA),
+    "training.gc_*": nowhere("Python's garbage is collected when it wants"),
+    "training.debug_*": nowhere(_SHOWN),
+    **{f"parallelism.{name}": rule for name, rule in _DEGREES.items()},
+    **{f"training.{name}": rule for name, rule in _DEGREES.items()},
+    **{f"experimental.{name}": rule for name, rule in _DEGREES.items()},
+    "experimental.custom_*": choose({"": same("none")}),
+    "checkpoint.enable*": switch(
+        same("checkpoints are always written"), none("a checkpoint is always written at the end")
+    ),
+    "checkpoint.interval": to("checkpoint.every", convert=int),
+    "checkpoint.interval_type": choose({"steps": same("steps")}),
+    "checkpoint.keep_latest_k": choose(
+        {0: none("checkpoint.keep_last has to be a number")},
+        lambda value: mapped({"checkpoint.keep_last": value}),
+    ),
+    "checkpoint.initial_load_path": nowhere("give model.path, and `shardyard export` made it"),
+    "checkpoint.*": nowhere("checkpoints are whole, and load into any layout"),
+    "activation_checkpoint.mode": _recompute,
+    "activation_checkpoint.selective_ac_option": _selective,
+    "activation_checkpoint.*": nowhere("memory.recompute says what is recomputed"),
+    "float8.recipe_name": choose(
+        {
+            "tensorwise": mapped({"precision.fp8_scaling": "tensorwise"}),
+            "rowwise": mapped({"precision.fp8_scaling": "rowwise"}),
+        }
+    ),
+    "float8.enable_float8_linear": switch(mapped({"precision.compute": "fp8"}), same("off")),
+    "float8.emulate": refuse_if_on("fp8 is not emulated. Leave it out with --without."),
+    "float8.*": nowhere("the family of the model says which products are in fp8"),
+    "quantize.*": nowhere("precision.compute=fp8 says it"),
+    "mx.*": nowhere("of MXFP8, which is not there"),
+    "compile.enable": to("model.compile"),
+    "compile.*": nowhere("each block is compiled"),
+    "comm.train_timeout_seconds": to("elastic.collective_timeout_s", convert=float),
+    "comm.*": nowhere("elastic.* says how long is waited"),
+    "memory_estimation.*": nowhere("`shardyard plan` predicts memory"),
+    "fault_tolerance.enable": refuse_if_on(
+        "a run goes on after a loss by elastic.*, not by replicas that come and go. Leave it out "
+        "with --without."
+    ),
+    "fault_tolerance.*": nowhere("elastic.* says it"),
+    "validation.enable*": nowhere(_EVAL),
+    "validation.freq": lambda entry, facts: (
+        to("task.eval_every_steps", convert=int)(entry, facts)
+        if facts.get("validation.enable") or facts.get("validation.enabled")
+        else none("read only with enable")
+    ),
+    "validation.*": nowhere(_EVAL),
+}
+
+
+def implied(facts: Facts) -> dict[str, Any]:
+    """What torchtitan does where a file says nothing, and what would be otherwise here."""
+    found: dict[str, Any] = {
+        "optim.lr": 8e-4,
+        "optim.weight_decay": 0.1,
+        "optim.schedule": "linear",
+        "optim.min_lr_ratio": 0.0,
+        "optim.warmup_steps": 200,
+        "run.steps": 10000,
+        "data.seq_len": 2048,
+        "optim.micro_batch": 8,
+        "accumulation_steps": 1,
+        "precision.compute": "bf16",
+    }
+    if facts.get("training.global_batch_size", -1) != -1:
+        del found["accumulation_steps"]
+    return found
