@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _VERBS = {
     "init": "writes a first recipe from four answers, with the plan's advice in its comments",
+    "import": "turns configurations of other tools into a recipe, each line with its origin",
     "config": "shows a recipe resolved, each value with its reason; documents every setting",
     "plan": "predicts memory, speed and cost before anything is started",
     "prepare": "turns text into token shards",

@@ -6,7 +6,7 @@ Source: ``ClusterConfig`` and the parser of ``accelerate launch`` in accelerate 
 
 from typing import Any
 
-from shardyard.importers.configs import deepspeed, fsdp
+from shardyard.importers.configs import fsdp
 from shardyard.importers.configs.rules import (
     Entry,
     Facts,
@@ -36,16 +36,17 @@ def _distributed_type(entry: Entry, facts: Facts) -> Verdict:
     match str(entry.value).upper():
         case "MULTI_GPU" | "MULTI_CPU" | "MULTI_XPU" | "MULTI_HPU" | "MULTI_MLU" as name:
             device = {"MULTI_CPU": "cpu", "MULTI_XPU": "xpu", "MULTI_HPU": "hpu"}.get(name)
-            says: dict[str, Any] = {"parallel.dp_shard": 1}
-            return mapped(says | ({"cluster.device": device} if device else {}))
+            return mapped({"cluster.device": device}) if device else same("copies on all devices")
         case "FSDP":
-            return same("its settings say how") if facts.below("fsdp_config") else mapped(
-                {"parallel.zero": 3}
+            return (
+                same("its settings say how")
+                if facts.below("fsdp_config")
+                else mapped({"parallel.zero": 3})
             )
         case "DEEPSPEED":
             return same("its settings say how")
         case "NO":
-            return mapped({"parallel.dp_shard": 1})
+            return same("one process")
     return refused(
         f"={entry.value!r} is not there. Give the degrees, such as parallel.tp=..., and leave it "
         "out with --without distributed_type."
@@ -230,4 +231,9 @@ def implied(facts: Facts) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if facts.get("num_machines") is None:
         found["cluster.nodes"] = 1
+    kind = str(facts.get("distributed_type", "NO")).upper()
+    if kind == "NO":
+        found["processes"] = 1
+    if kind == "NO" or kind.startswith("MULTI_"):
+        found["parallel.dp_shard"] = 1
     return found

@@ -47,7 +47,9 @@ _SCALER = (
 
 def _gradient_clip(entry: Entry, _: Facts) -> Verdict:
     if isinstance(entry.value, bool) or not isinstance(entry.value, int | float):
-        return refused(f"={entry.value!r} is no number. Give optim.grad_clip=...", "optim.grad_clip")
+        return refused(
+            f"={entry.value!r} is no number. Give optim.grad_clip=...", "optim.grad_clip"
+        )
     return mapped({"optim.grad_clip": float(entry.value) or None})
 
 
@@ -183,9 +185,7 @@ _OPTIMIZER: Rows = {
         to("optim.betas", convert=lambda pair: [float(pair[0]), float(pair[1])]), "optim.betas"
     ),
     "params.eps": auto(to("optim.eps", convert=float), "optim.eps"),
-    "params.weight_decay": auto(
-        to("optim.weight_decay", convert=float), "optim.weight_decay"
-    ),
+    "params.weight_decay": auto(to("optim.weight_decay", convert=float), "optim.weight_decay"),
     "params.momentum": to("optim.momentum", convert=float),
     "params.nesterov": to("optim.nesterov"),
     "params.torch_adam": nowhere("which kernel updates a parameter is not chosen"),

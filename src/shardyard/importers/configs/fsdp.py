@@ -154,7 +154,9 @@ def legacy(entry: Entry, facts: Facts) -> Verdict:
     if entry.value in OFF or entry.value in ([], {}):
         return same("off")
     if entry.value in (True, "true", "True"):
-        return mapped({"parallel.zero": 3}) if not _says_strategy(facts) else same("see fsdp_config")
+        return (
+            mapped({"parallel.zero": 3}) if not _says_strategy(facts) else same("see fsdp_config")
+        )
     words = entry.value if isinstance(entry.value, list) else str(entry.value).split()
     says: dict[str, Any] = {}
     for word in words:

@@ -175,9 +175,7 @@ def _tolerations(entry: Entry, facts: Facts) -> Verdict:
         return same("none")
     below, found = facts.below(base[1]), []
     for number in sorted({key.partition(".")[0] for key in below}):
-        key, value, effect = (
-            below.get(f"{number}.{name}") for name in ("key", "value", "effect")
-        )
+        key, value, effect = (below.get(f"{number}.{name}") for name in ("key", "value", "effect"))
         if key is None:
             return refused(
                 "tolerates every taint. Name those that count in launch.kubernetes.tolerations.",
@@ -344,9 +342,7 @@ def commands(facts: Facts) -> dict[str, list[Entry]]:
         if not re.search(r"\.containers\.\d+$|\.trainer$", base) or ".initContainers" in base:
             continue
         words = [
-            str(word)
-            for part in ("command", "args")
-            for word in _list(facts.get(f"{base}.{part}"))
+            str(word) for part in ("command", "args") for word in _list(facts.get(f"{base}.{part}"))
         ]
         line = next(
             (

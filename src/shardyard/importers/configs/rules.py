@@ -215,9 +215,7 @@ def refuse_if_on(words: str, *settings_: str) -> Rule:
     return rule
 
 
-def choose(
-    rows: Mapping[Any, Verdict], otherwise: Callable[[Any], Verdict] | None = None
-) -> Rule:
+def choose(rows: Mapping[Any, Verdict], otherwise: Callable[[Any], Verdict] | None = None) -> Rule:
     """A verdict for each value; texts are compared without capitals."""
 
     def rule(entry: Entry, _: Facts) -> Verdict:
@@ -277,12 +275,13 @@ def _verdict(entry: Entry, facts: Facts, rows: Rows) -> Verdict:
             f"nothing depends on it and leave it out: --without {entry.path}."
         )
     verdict = rule(entry, facts)
-    if verdict.kind is Kind.MAPPED and _is_default(verdict.says):
+    if verdict.kind is Kind.MAPPED and is_default(verdict.says):
         return replace(verdict, kind=Kind.DEFAULT)
     return verdict
 
 
-def _is_default(says: Mapping[str, Any]) -> bool:
+def is_default(says: Mapping[str, Any]) -> bool:
+    """Whether settings say what is so anyway."""
     known = settings()
     return bool(says) and all(
         name in known and _same(known[name].default, value) for name, value in says.items()

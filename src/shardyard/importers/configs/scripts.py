@@ -360,14 +360,18 @@ _TORCHRUN: Rows = {
 }
 
 _DEEPSPEED: Rows = {
-    "num_gpus": to("cluster.devices", convert=lambda value: int(value) if int(value) > 0 else "auto"),
+    "num_gpus": to(
+        "cluster.devices", convert=lambda value: int(value) if int(value) > 0 else "auto"
+    ),
     "num_nodes": to("cluster.nodes", convert=lambda value: int(value) if int(value) > 0 else 1),
     "include": refuse(
         "names the devices of nodes. Give cluster.nodes and cluster.devices.",
         "cluster.nodes",
         "cluster.devices",
     ),
-    "exclude": refuse("names nodes or devices to leave out. Give cluster.devices.", "cluster.devices"),
+    "exclude": refuse(
+        "names nodes or devices to leave out. Give cluster.devices.", "cluster.devices"
+    ),
     "hostfile": refuse(
         "names the machines in a file. Give cluster.nodes and cluster.devices.",
         "cluster.nodes",
@@ -420,9 +424,7 @@ def _start(entry: Entry, facts: Facts) -> Verdict:
             )
         return same("a launch starts a process per device")
     if name.startswith("program#"):
-        return refused(
-            "a second command starts processes. Give a file with the one that trains."
-        )
+        return refused("a second command starts processes. Give a file with the one that trains.")
     return none("is not run; do it in the image or in the Python environment")
 
 

@@ -51,7 +51,9 @@ _SLURM = {
 """Variable that Slurm sets -> directives that say what to."""
 
 _VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^{}]*))?\}|\$(\w+)")
-_ASSIGNMENT = re.compile(r"^(?:(export|local|declare|set)\s+(?:-\w+\s+)?)?([A-Za-z_]\w*)=(.*)$", re.S)
+_ASSIGNMENT = re.compile(
+    r"^(?:(export|local|declare|set)\s+(?:-\w+\s+)?)?([A-Za-z_]\w*)=(.*)$", re.S
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,9 +123,7 @@ def _directive(script: Script, text: str, number: int) -> None:
     _slurm_options(script, "sbatch", words, number)
 
 
-def _slurm_options(
-    script: Script, program: str, words: list[str], number: int | None
-) -> list[str]:
+def _slurm_options(script: Script, program: str, words: list[str], number: int | None) -> list[str]:
     """Add options of sbatch or srun; the words behind them."""
     rest = list(words)
     while rest and rest[0].startswith("-") and rest[0] != "-":
@@ -202,9 +202,11 @@ def _is_prefix(text: str) -> bool:
         words = shlex.split(text, comments=True)
     except ValueError:
         return False
-    return not re.match(r"(export|local|declare)\s", text) and any(
-        _ASSIGNMENT.match(word) is None for word in words
-    ) and not re.match(r"^\w+=[\"'(`$]", text)
+    return (
+        not re.match(r"(export|local|declare)\s", text)
+        and any(_ASSIGNMENT.match(word) is None for word in words)
+        and not re.match(r"^\w+=[\"'(`$]", text)
+    )
 
 
 def _words(text: str) -> list[str]:

@@ -31,6 +31,8 @@ class Source:
     """What it does where a file says nothing, and what would be otherwise here."""
     files: Callable[[Facts], Mapping[str, str]] = lambda facts: {}
     """Other files that a file names, by the path of the key that does."""
+    fills_auto: Callable[[Facts], bool] = lambda facts: False
+    """Whether it holds the arguments of the Trainer, which fill in DeepSpeed's ``auto``."""
 
 
 def _has(*marks: str, at_least: int = 1) -> Callable[[SourceFile], bool]:
@@ -111,6 +113,7 @@ SOURCES = (
         rows=trainer.ROWS,
         implied=trainer.implied,
         files=_named("deepspeed", "fsdp_config"),
+        fills_auto=lambda facts: True,
     ),
     Source(
         name="DeepSpeed JSON",
@@ -128,10 +131,7 @@ SOURCES = (
     Source(
         name="SageMaker SMP parameters",
         recognised_by="hybrid_shard_degree, pipeline_parallel_degree or the like",
-        is_it=lambda file: any(
-            smp.MARKS & set(part)
-            for part in _parts(file.content or {})
-        ),
+        is_it=lambda file: any(smp.MARKS & set(part) for part in _parts(file.content or {})),
         rows=smp.ROWS,
         implied=smp.implied,
     ),
@@ -142,6 +142,7 @@ SOURCES = (
         rows=scripts.ROWS,
         implied=scripts.implied,
         files=scripts.named_files,
+        fills_auto=scripts.is_of_trainer,
     ),
 )
 """In the order in which they are asked; the first that recognises a file has it."""

@@ -145,7 +145,9 @@ def _grad_clip(entry: Entry, _: Facts) -> Verdict:
     try:
         return mapped({"optim.grad_clip": float(entry.value) or None})
     except (TypeError, ValueError):
-        return refused(f"={entry.value!r} is no number. Give optim.grad_clip=...", "optim.grad_clip")
+        return refused(
+            f"={entry.value!r} is no number. Give optim.grad_clip=...", "optim.grad_clip"
+        )
 
 
 def _betas(entry: Entry, facts: Facts) -> Verdict:
@@ -287,7 +289,8 @@ ROWS: Rows = {
     "fsdp_config": nowhere("names a file of FSDP's settings"),
     "fsdp_transformer_layer_cls_to_wrap*": nowhere(fsdp.BLOCKS),
     "fsdp_min_num_params": nowhere(fsdp.BLOCKS),
-    **{"fsdp": fsdp.legacy, "fsdp.*": fsdp.legacy},
+    "fsdp": fsdp.legacy,
+    "fsdp.*": fsdp.legacy,
     **under("fsdp_config", fsdp.ROWS),
     "accelerator_config*": nowhere(_TRAINER),
     "parallelism_config": choose({None: same("none")}),

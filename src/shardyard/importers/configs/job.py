@@ -1,0 +1,295 @@
+"""Several files are one job: what they say together, and where they contradict each other.
+
+Nodes, devices and processes, micro-batch, accumulation and batch have to fit; a value on the
+command line wins over all files.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+
+from shardyard.errors import Problem
+from shardyard.hardware.catalogue import instance, instance_names
+from shardyard.importers.configs.rules import QUANTITIES, Kind, Outcome, agree, none
+
+_ONE_OF = (
+    {"run.steps", "run.epochs", "run.tokens", "run.samples"},
+    {"optim.warmup_steps", "optim.warmup_share", "optim.warmup_epochs"},
+    {"parallel.zero", "parallel.dp_shard", "parallel.dp_replicate", "parallel.strategy"},
+    {"precision.compute", "bf16", "fp16"},
+)
+"""Of each, what a source does where it says nothing counts only where nothing of it is said."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A value of a setting or quantity, and who says so."""
+
+    name: str
+    value: Any
+    origin: str
+    is_said: bool = True
+    """By a key; else it is what the source does without one."""
+
+    def __str__(self) -> str:
+        return f"{self.value} ({self.origin})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Implied:
+    """What one file's source does where the file says nothing."""
+
+    origin: str
+    values: Mapping[str, Any]
+    fills_auto: bool = False
+    """Whether it is the Trainer, whose arguments fill in ``auto``."""
+
+
+@dataclass
+class Job:
+    """What all files say together."""
+
+    given: Mapping[str, Any]
+    """Settings of the command line, by their dotted names."""
+    claims: dict[str, Claim] = field(default_factory=dict)
+    """Settings and quantities, one claim each."""
+    problems: list[Problem] = field(default_factory=list)
+
+    def number(self, name: str) -> int | None:
+        """A whole number that is known, from the command line or a file."""
+        value = self.given.get(name)
+        if value is None:
+            claim = self.claims.get(name)
+            value = None if claim is None else claim.value
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+    def set(self, name: str, value: Any, *names: str) -> None:
+        """A setting that follows from others."""
+        known = [self.claims[each].origin for each in names if each in self.claims]
+        origin = "; ".join(dict.fromkeys(known)) or "given on the command line"
+        if name not in self.given:
+            self.claims[name] = Claim(name=name, value=value, origin=origin)
+
+    def refuse(self, name: str, text: str) -> None:
+        """Something that does not fit together."""
+        self.problems.append(Problem(name, text))
+
+
+def put_together(
+    outcomes: Sequence[Outcome], implied: Sequence[Implied], given: Mapping[str, Any]
+) -> Job:
+    """The job of all outcomes; settings of the command line are left to it."""
+    job = Job(given=given)
+    for name, claims in _said(outcomes, given).items():
+        job.claims[name] = claims[0]
+        others = [claim for claim in claims[1:] if not agree(claim.value, claims[0].value)]
+        if others:
+            told = " and ".join(map(str, dict.fromkeys(map(str, [claims[0], *others]))))
+            text = f"the files contradict each other: {told}. Mend one"
+            job.refuse(name, text + (f", or give {name}=..." if name not in QUANTITIES else "."))
+    for source in sorted(implied, key=lambda each: not each.fills_auto):
+        _add_implied(job, source)
+    _size(job)
+    _batch(job)
+    _precision(job)
+    _offload(job)
+    _sharding(job)
+    return job
+
+
+def settled(
+    outcomes: Iterable[Outcome], implied: Sequence[Implied], given: Mapping[str, Any]
+) -> list[Outcome]:
+    """Refusals that the command line settles, or an ``auto`` that another file fills in."""
+    outcomes = list(outcomes)
+    filled = {name for source in implied if source.fills_auto for name in source.values}
+    said = set(_said(outcomes, given))
+    return [_settle(outcome, filled | said, set(given)) for outcome in outcomes]
+
+
+def _settle(outcome: Outcome, known: set[str], given: set[str]) -> Outcome:
+    verdict = outcome.verdict
+    if verdict.kind is not Kind.REFUSED or not verdict.says:
+        return outcome
+    names = set(verdict.says)
+    if names <= given:
+        return replace(outcome, verdict=none(f"{', '.join(verdict.says)} of the command line"))
+    if verdict.is_open and names <= known | given:
+        words = f"auto: as {', '.join(verdict.says)} is said elsewhere"
+        return replace(outcome, verdict=replace(verdict, kind=Kind.MAPPED, words=words, says={}))
+    return outcome
+
+
+def _said(outcomes: Iterable[Outcome], given: Mapping[str, Any]) -> dict[str, list[Claim]]:
+    """Setting or quantity -> who says what; without what the command line says."""
+    found: dict[str, list[Claim]] = {}
+    for outcome in outcomes:
+        if outcome.verdict.kind not in (Kind.MAPPED, Kind.DEFAULT):
+            continue
+        for name, value in outcome.verdict.says.items():
+            if name not in given:
+                claim = Claim(name=name, value=value, origin=outcome.place)
+                found.setdefault(name, []).append(claim)
+    return found
+
+
+def _add_implied(job: Job, source: Implied) -> None:
+    known = set(job.claims) | set(job.given)
+    said = {name for name, claim in job.claims.items() if claim.is_said} | set(job.given)
+    for name, value in source.values.items():
+        group = next((group for group in _ONE_OF if name in group), {name})
+        if name in known or group & said:
+            continue
+        origin = f"{source.origin}: what it does unless told otherwise"
+        job.claims[name] = Claim(name=name, value=value, origin=origin, is_said=False)
+
+
+def _size(job: Job) -> None:
+    """Nodes, devices of each, processes of all."""
+    nodes, devices = job.number("cluster.nodes"), job.number("cluster.devices")
+    processes = job.number("processes")
+    if processes is None:
+        return
+    if devices is None and _of_instance(job) is not None and nodes is not None:
+        devices = _of_instance(job)
+    match nodes, devices:
+        case int(), int() if nodes * devices != processes:
+            told = [job.claims[name] for name in ("cluster.nodes", "cluster.devices", "processes")
+                    if name in job.claims]  # fmt: skip
+            job.refuse(
+                "cluster.devices",
+                f"{nodes} nodes of {devices} devices have {nodes * devices} processes, and "
+                f"{processes} are asked: {'; '.join(map(str, told))}. Mend one of them, or give "
+                "cluster.nodes=... and cluster.devices=...",
+            )
+        case None, int() if processes % devices == 0:
+            job.set("cluster.nodes", processes // devices, "processes", "cluster.devices")
+        case int(), None if processes % nodes == 0:
+            job.set("cluster.devices", processes // nodes, "processes", "cluster.nodes")
+        case None, None:
+            job.set("cluster.devices", processes, "processes")
+        case int(), int():
+            pass
+        case _:
+            job.refuse(
+                "cluster.nodes",
+                f"{processes} processes ({job.claims['processes'].origin}) are no whole number for "
+                f"each of {nodes or devices}. Give cluster.nodes=... and cluster.devices=...",
+            )
+
+
+def _of_instance(job: Job) -> int | None:
+    claim = job.claims.get("cluster.instance")
+    name = job.given.get("cluster.instance", None if claim is None else claim.value)
+    return instance(name).devices if name in instance_names() else None
+
+
+def data_ranks(job: Job) -> int | None:
+    """Ranks that read samples of their own; None: not known."""
+    nodes = job.number("cluster.nodes") or 1
+    devices = job.number("cluster.devices") or _of_instance(job)
+    if devices is None:
+        return None
+    others = prod(job.number(f"parallel.{axis}") or 1 for axis in ("tp", "cp", "pp"))
+    return nodes * devices // others if nodes * devices % others == 0 else None
+
+
+def _batch(job: Job) -> None:
+    """Micro-batch x accumulation x data ranks is the batch of a step."""
+    if {"optim.global_batch", "optim.batch_per_device"} & set(job.given):
+        return
+    micro, whole = job.number("optim.micro_batch"), job.number("optim.global_batch")
+    steps, ranks = job.number("accumulation_steps"), data_ranks(job)
+    if whole is not None:
+        _check_batch(job, whole, micro, steps, ranks)
+    elif micro is None:
+        return
+    elif ranks is not None:
+        job.set(
+            "optim.global_batch", micro * (steps or 1) * ranks,
+            "optim.micro_batch", "accumulation_steps", "cluster.devices", "cluster.nodes",
+        )  # fmt: skip
+    elif any((job.number(f"parallel.{axis}") or 1) > 1 for axis in ("tp", "cp", "pp")):
+        job.refuse(
+            "cluster.devices",
+            f"is not said, and {micro} samples of each data rank are a batch only with it. Give "
+            "cluster.devices=... or optim.global_batch=...",
+        )
+    else:
+        job.set(
+            "optim.batch_per_device", micro * (steps or 1),
+            "optim.micro_batch", "accumulation_steps",
+        )  # fmt: skip
+
+
+def _check_batch(
+    job: Job, whole: int, micro: int | None, steps: int | None, ranks: int | None
+) -> None:
+    if micro is None and steps is not None and ranks is not None and whole % (steps * ranks) == 0:
+        job.set("optim.micro_batch", whole // steps // ranks, "accumulation_steps")
+        return
+    if micro is None:
+        return
+    known = {"optim.micro_batch": micro, "accumulation_steps": steps, "data ranks": ranks}
+    parts = {name: value for name, value in known.items() if value is not None}
+    product = prod(parts.values())
+    is_whole = len(parts) == len(known)
+    if (product != whole) if is_whole else whole % product:
+        words = " x ".join(f"{value} {QUANTITIES.get(name, name)}" for name, value in parts.items())
+        origins = [job.claims[name].origin for name in ("optim.global_batch", *parts)
+                   if name in job.claims]  # fmt: skip
+        job.refuse(
+            "optim.global_batch",
+            f"={whole} is not {'' if is_whole else 'a multiple of '}{words} ({product}): "
+            f"{'; '.join(dict.fromkeys(origins))}. Mend one of them, or give optim.global_batch"
+            "=... and optim.micro_batch=...",
+        )
+
+
+def _precision(job: Job) -> None:
+    is_bf16, is_fp16 = (job.claims.get(name) for name in ("bf16", "fp16"))
+    if "precision.compute" in job.given or (is_bf16 is None and is_fp16 is None):
+        return
+    on = [claim for claim in (is_bf16, is_fp16) if claim is not None and claim.value]
+    if len(on) == 2:
+        job.refuse(
+            "precision.compute",
+            f"bf16 and fp16 are both asked: {on[0]} and {on[1]}. Mend one, or give "
+            "precision.compute=...",
+        )
+    asked = on[0].name if on else "fp32"
+    said = job.claims.get("precision.compute")
+    if said is None:
+        job.set("precision.compute", asked, *(claim.name for claim in on or _both(job)))
+    elif on and said.is_said and said.value != asked:
+        job.refuse("precision.compute", f"{said} and {on[0]} contradict each other. Mend one.")
+
+
+def _both(job: Job) -> list[Claim]:
+    return [job.claims[name] for name in ("bf16", "fp16") if name in job.claims]
+
+
+def _offload(job: Job) -> None:
+    for name, value in (("offload_params", "params"), ("offload_optimizer", "optimizer")):
+        claim = job.claims.get(name)
+        if claim is not None and claim.value:
+            if "memory.offload" in job.claims:
+                job.refuse(
+                    "memory.offload", f"{job.claims['memory.offload']} and {claim}: keep one."
+                )
+            job.set("memory.offload", value, name)
+            return
+
+
+def _sharding(job: Job) -> None:
+    """Copies on each device, and parameters split over all, are asked by different keys."""
+    zero, shard = job.claims.get("parallel.zero"), job.claims.get("parallel.dp_shard")
+    if zero is None or shard is None or not (zero.is_said and shard.is_said):
+        return
+    if shard.value == 1 and zero.origin.partition(":")[0] != shard.origin.partition(":")[0]:
+        job.refuse(
+            "parallel.zero",
+            f"the files contradict each other: ZeRO {zero}, and a whole copy on each device "
+            f"({shard.origin}). Mend one, or give parallel.zero=... and parallel.dp_shard=...",
+        )
