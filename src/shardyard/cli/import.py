@@ -1,3 +1,4 @@
+# ruff: noqa: N999 - a verb lives in the file of its name
 """`shardyard import`: others' configurations become a recipe."""
 
 import json

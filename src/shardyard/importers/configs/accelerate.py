@@ -172,27 +172,27 @@ ROWS: Rows = {
     "mpirun_config*": nowhere(_MEET),
     "mps*": nowhere("cluster.device says it"),
     "use_mps_device": nowhere("cluster.device says it"),
-    "dynamo_config": choose({None: same("off")}, lambda value: same("off")),
+    "dynamo_config": choose({None: same("off")}, same("off")),
     "dynamo_config.dynamo_backend": switch(mapped({"model.compile": True}), same("off")),
     "dynamo_config.*": nowhere("compiled by torch's default"),
     "dynamo_backend": choose(
         {"no": same("off"), "inductor": mapped({"model.compile": True}), False: same("off")}
     ),
     "fp8_config.*": nowhere("precision.compute=fp8 and precision.fp8_scaling say it"),
-    "fp8_config": choose({}, lambda value: same("none")),
-    "megatron_lm_config": choose({}, lambda value: same("none")),
+    "fp8_config": choose({}, same("none")),
+    "megatron_lm_config": choose({}, same("none")),
     **under("megatron_lm_config", _MEGATRON),
-    "deepspeed_config": choose({}, lambda value: same("none")),
+    "deepspeed_config": choose({}, same("none")),
     **under("deepspeed_config", _DEEPSPEED),
-    "fsdp_config": choose({}, lambda value: same("none")),
+    "fsdp_config": choose({}, same("none")),
     **under("fsdp_config", fsdp.ROWS),
-    "parallelism_config": choose({}, lambda value: same("none")),
+    "parallelism_config": choose({}, same("none")),
     **under("parallelism_config", fsdp.PARALLELISM),
     "fsdp": refuse_if_on("is no key of accelerate. See fsdp_config."),
 }
 
 
-def _dynamo(entry: Entry, facts: Facts) -> Verdict:
+def _dynamo(entry: Entry, _: Facts) -> Verdict:
     if str(entry.value).lower() in ("no", "false", "none", ""):
         return same("off")
     return mapped({"model.compile": True})

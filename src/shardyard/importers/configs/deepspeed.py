@@ -122,9 +122,7 @@ _ZERO: Rows = {
     "mics_hierarchical_params_gather": nowhere("NCCL chooses how a group is gathered"),
     "zero_hpz_partition_size": choose(
         {1: same("off")},
-        lambda value: none(
-            "no second copy of parameters is kept in each node; HYBRID_SHARD splits inside it"
-        ),
+        none("no second copy of parameters is kept in each node; HYBRID_SHARD splits inside it"),
     ),
     "zero_quantized_*": refuse_if_on(
         "quantised communication changes the numbers, and is not there. Switch it off, or leave "
@@ -231,21 +229,17 @@ _SCHEDULER: Rows = {
     "type": _schedule,
     "params.warmup_max_lr": auto(to("optim.lr", convert=float), "optim.lr"),
     "params.warmup_min_lr": choose(
-        {0: same("from 0"), 0.0: same("from 0"), "auto": same("the Trainer fills in 0")},
-        lambda value: none("the warm-up begins at 0"),
+        {0: same("from 0"), "auto": same("the Trainer fills in 0")},
+        none("the warm-up begins at 0"),
     ),
-    "params.warmup_min_ratio": choose(
-        {0: same("from 0"), 0.0: same("from 0")}, lambda value: none("the warm-up begins at 0")
-    ),
+    "params.warmup_min_ratio": choose({0: same("from 0")}, none("the warm-up begins at 0")),
     "params.warmup_num_steps": auto(to("optim.warmup_steps", convert=int), "optim.warmup_steps"),
     "params.total_num_steps": choose(
         {"auto": same("the length of the run")},
         lambda value: mapped({"optim.decay_steps": value}),
     ),
     "params.cos_min_ratio": to("optim.min_lr_ratio", convert=float),
-    "params.warmup_type": choose(
-        {"linear": same("linear")}, lambda value: none("the warm-up is linear")
-    ),
+    "params.warmup_type": choose({"linear": same("linear")}, none("the warm-up is linear")),
     "params.last_batch_iteration": nowhere("a resumed run goes on at its own step"),
 }
 
@@ -301,7 +295,7 @@ ROWS: Rows = {
     "seq_parallel_communication_data_type": nowhere("follows precision.compute"),
     "data_types.grad_accum_dtype": choose(
         {"fp32": same("fp32"), None: same("fp32")},
-        lambda value: none("gradients are accumulated in fp32"),
+        none("gradients are accumulated in fp32"),
     ),
     "fp32_allreduce": nowhere("precision.reduce=fp32 sums gradients in fp32 always"),
     "prescale_gradients": nowhere("sums are divided once, by the targets of a step"),

@@ -26,7 +26,7 @@ from shardyard.importers.configs.rules import (
 
 BLOCKS = "blocks are known from the model's family, and each is sharded by itself (model.blocks)"
 
-_STRATEGIES = {
+_STRATEGIES: dict[str, dict[str, Any]] = {
     "full_shard": {"parallel.zero": 3},
     "shard_grad_op": {"parallel.zero": 2},
     "no_shard": {"parallel.dp_shard": 1},
@@ -77,10 +77,6 @@ def _old_strategy(entry: Entry, facts: Facts) -> Verdict:
     return _strategy(entry, facts)
 
 
-def _state_dict_type(entry: Entry, _: Facts) -> Verdict:
-    return none("checkpoints are sharded always, and load on any number of devices")
-
-
 _RAM = (
     "each rank reads its own part of the weights from their files, so nothing is loaded twice or "
     "sent from rank 0"
@@ -101,7 +97,7 @@ _PLAIN: dict[str, Any] = {
     "cpu_offload": switch(mapped({"offload_params": True}), same("off", offload_params=False)),
     "auto_wrap_policy": choose(
         {"transformer_based_wrap": same(BLOCKS)},
-        lambda value: none(BLOCKS),
+        none(BLOCKS),
     ),
     "transformer_layer_cls_to_wrap*": nowhere(BLOCKS),
     "transformer_cls_names_to_wrap*": nowhere(BLOCKS),
@@ -112,7 +108,7 @@ _PLAIN: dict[str, Any] = {
     "use_orig_params": nowhere("parameters always keep their own shape and name"),
     "sync_module_states": nowhere(_RAM),
     "cpu_ram_efficient_loading": nowhere(_RAM),
-    "state_dict_type": _state_dict_type,
+    "state_dict_type": nowhere("checkpoints are sharded, and load on any number of devices"),
     "limit_all_gathers": nowhere("gathered blocks are always limited (parallel.prefetch)"),
     "activation_checkpointing": switch(
         mapped({"memory.recompute": "full"}), mapped({"memory.recompute": "none"})

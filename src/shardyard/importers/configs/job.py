@@ -182,7 +182,7 @@ def _size(job: Job) -> None:
 def _of_instance(job: Job) -> int | None:
     claim = job.claims.get("cluster.instance")
     name = job.given.get("cluster.instance", None if claim is None else claim.value)
-    return instance(name).devices if name in instance_names() else None
+    return instance(name).count if name in instance_names() else None
 
 
 def data_ranks(job: Job) -> int | None:

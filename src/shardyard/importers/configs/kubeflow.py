@@ -192,7 +192,7 @@ def _queue(entry: Entry, _: Facts) -> Verdict:
 
 _LABELS: Rows = {
     "metadata.labels.kueue.x-k8s.io/queue-name": _queue,
-    "metadata.name": lambda entry, facts: scripts.run_name(entry, facts),
+    "metadata.name": scripts.run_name,
     "metadata.generateName": nowhere("run.name is the first part of a run's id"),
     "metadata.namespace": to("launch.kubernetes.namespace"),
     "metadata*": nowhere(_PLACES),
@@ -202,7 +202,7 @@ _LABELS: Rows = {
 }
 
 
-def _kind(entry: Entry, facts: Facts) -> Verdict:
+def _kind(_: Entry, facts: Facts) -> Verdict:
     return mapped({"launch.kubernetes.target": str(facts.get("kind")).lower()})
 
 
@@ -232,8 +232,8 @@ def _container(pod: str) -> dict[str, Rule]:
         f"{one}.resources": nowhere("pods take what cluster.instance can give"),
         f"{one}.image": to("launch.image"),
         f"{one}.imagePullPolicy": nowhere("an image by its digest never changes"),
-        f"{one}.command": lambda entry, facts: Verdict(kind=Kind.MAPPED, words=_WORK),
-        f"{one}.args": lambda entry, facts: Verdict(kind=Kind.MAPPED, words=_WORK),
+        f"{one}.command": lambda _entry, _facts: Verdict(kind=Kind.MAPPED, words=_WORK),
+        f"{one}.args": lambda _entry, _facts: Verdict(kind=Kind.MAPPED, words=_WORK),
         f"{one}.name": nowhere("the container's name is the operator's"),
         f"{one}.securityContext*": nowhere(_RIGHTS),
         f"{one}.ports*": nowhere("nodes find each other by themselves"),
@@ -253,7 +253,7 @@ def _container(pod: str) -> dict[str, Rule]:
                 "volcano": mapped({"launch.kubernetes.scheduler": "volcano"}),
                 "default-scheduler": same("default"),
             },
-            lambda value: none("is not spoken to: launch.kubernetes.scheduler or queue"),
+            none("is not spoken to: launch.kubernetes.scheduler or queue"),
         ),
         f"{pod}.priorityClassName": to("launch.kubernetes.priority_class"),
         f"{pod}.restartPolicy": nowhere(_OPERATOR),
@@ -309,8 +309,8 @@ TRAINJOB: Rows = {
     "spec.trainer.numNodes": to("cluster.nodes", convert=int),
     "spec.trainer.numProcPerNode": _processes,
     "spec.trainer.image": to("launch.image"),
-    "spec.trainer.command": lambda entry, facts: Verdict(kind=Kind.MAPPED, words=_WORK),
-    "spec.trainer.args": lambda entry, facts: Verdict(kind=Kind.MAPPED, words=_WORK),
+    "spec.trainer.command": lambda _entry, _facts: Verdict(kind=Kind.MAPPED, words=_WORK),
+    "spec.trainer.args": lambda _entry, _facts: Verdict(kind=Kind.MAPPED, words=_WORK),
     "spec.trainer.env.*": _variable,
     **_resource("spec.trainer.resourcesPerNode.limits"),
     **_resource("spec.trainer.resourcesPerNode.requests"),

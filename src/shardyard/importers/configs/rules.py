@@ -196,12 +196,12 @@ def _unknown_variable(value: str, names: Sequence[str]) -> Verdict:
 
 def nowhere(words: str) -> Rule:
     """Whatever it says, nothing here stands for it."""
-    return lambda entry, facts: none(words)
+    return lambda _entry, _facts: none(words)
 
 
 def refuse(words: str, *settings_: str) -> Rule:
     """Whatever it says, it cannot be taken over."""
-    return lambda entry, facts: refused(words, *settings_)
+    return lambda _entry, _facts: refused(words, *settings_)
 
 
 def refuse_if_on(words: str, *settings_: str) -> Rule:
@@ -215,17 +215,19 @@ def refuse_if_on(words: str, *settings_: str) -> Rule:
     return rule
 
 
-def choose(rows: Mapping[Any, Verdict], otherwise: Callable[[Any], Verdict] | None = None) -> Rule:
+def choose(
+    rows: Mapping[Any, Verdict], otherwise: Callable[[Any], Verdict] | Verdict | None = None
+) -> Rule:
     """A verdict for each value; texts are compared without capitals."""
 
     def rule(entry: Entry, _: Facts) -> Verdict:
         value = entry.value
         key = value.lower() if isinstance(value, str) else value
         for known, verdict in rows.items():
-            if type(known) is type(key) and known == key:
+            if isinstance(known, bool) == isinstance(key, bool) and known == key:
                 return verdict
         if otherwise is not None:
-            return otherwise(value)
+            return otherwise if isinstance(otherwise, Verdict) else otherwise(value)
         words = ", ".join(str(known) for known in rows)
         return refused(f"={value!r} is not known to this version, which knows {words}. Mend it.")
 

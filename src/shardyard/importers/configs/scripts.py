@@ -242,7 +242,7 @@ _SBATCH: Rows = {
     "qos": to("launch.slurm.qos"),
     "constraint": to("launch.slurm.constraint"),
     "requeue": nowhere("launch.slurm.requeue goes on from the newest checkpoint; it is on"),
-    "no-requeue": lambda entry, facts: mapped({"launch.slurm.requeue": False}),
+    "no-requeue": lambda _entry, _facts: mapped({"launch.slurm.requeue": False}),
     "signal": _signal,
     "exclusive": nowhere(_WHOLE),
     "oversubscribe": nowhere(_WHOLE),
@@ -428,10 +428,6 @@ def _start(entry: Entry, facts: Facts) -> Verdict:
     return none("is not run; do it in the image or in the Python environment")
 
 
-def _line(entry: Entry, _: Facts) -> Verdict:
-    return none("is not run; what it prepares belongs into the image or the Python environment")
-
-
 ROWS: Rows = {
     **{f"sbatch.{name}": rule for name, rule in _SBATCH.items()},
     **{f"srun.{name}": rule for name, rule in _SBATCH.items()},
@@ -445,7 +441,9 @@ ROWS: Rows = {
     "script*": _script,
     "arguments.*": _argument,
     "start.*": _start,
-    "line.*": _line,
+    "line.*": nowhere(
+        "is not run; what it prepares belongs into the image or the Python environment"
+    ),
 }
 
 

@@ -100,8 +100,8 @@ def read_script(text: str) -> list[Entry]:
         found = re.match(r"^#SBATCH\s+(.*)$", line)
         if found:
             _directive(script, found[1], number)
-    for line in _commands(text):
-        _command(script, line)
+    for command in _commands(text):
+        _command(script, command)
     return script.entries
 
 
@@ -336,11 +336,15 @@ _NO_VALUE: Mapping[str, frozenset[str]] = {
         {
             "multi_gpu", "use_deepspeed", "use_fsdp", "use_megatron_lm", "use_parallelism_config",
             "cpu", "quiet", "debug", "no_python", "module", "m", "tpu", "same_network",
-            "use_xpu", "use_cpu", "enable_cpu_affinity", "use_mps_device", "q", "dynamo_use_dynamic",
+            "use_xpu", "use_cpu", "enable_cpu_affinity", "use_mps_device", "q",
+            "dynamo_use_dynamic",
         }
     ),
     "deepspeed": frozenset(
-        {"no_python", "module", "no_local_rank", "no_ssh", "force_multi", "save_pid", "enable_each_rank_log"}
+        {
+            "no_python", "module", "no_local_rank", "no_ssh", "force_multi", "save_pid",
+            "enable_each_rank_log",
+        }
     ),
 }  # fmt: skip
 

@@ -4,8 +4,6 @@ Source: Amazon SageMaker AI developer guide, "The SageMaker model parallel libra
 the page on ``distribution`` of the SageMaker Python SDK for version 1.
 """
 
-from typing import Any
-
 from shardyard.importers.configs.rules import (
     Entry,
     Facts,
@@ -68,13 +66,6 @@ def _optimizer_state(entry: Entry, facts: Facts) -> Verdict:
     return mapped({"parallel.zero": 1})
 
 
-def _microbatches(entry: Entry, _: Facts) -> Verdict:
-    return none(
-        "cuts the batch that the script reads, which is not here: give optim.global_batch and "
-        "optim.micro_batch"
-    )
-
-
 _OFFLOAD = switch(mapped({"memory.offload": "activations"}), same("off"))
 
 _PARAMETERS: Rows = {
@@ -91,7 +82,10 @@ _PARAMETERS: Rows = {
     "partitions": to("parallel.pp", convert=int),
     "random_seed": to("run.seed", convert=int),
     "moe_*": nowhere("experts are known from the model's family"),
-    "microbatches": _microbatches,
+    "microbatches": nowhere(
+        "cuts the batch that the script reads, which is not here: give optim.global_batch and "
+        "optim.micro_batch"
+    ),
     "active_microbatches": nowhere("parallel.schedule says how many are under way"),
     "pipeline": _schedule,
     "optimize": nowhere("tp ranks always split the tokens between them"),
@@ -132,15 +126,10 @@ ROWS: Rows = {
     **under("parameters", _PARAMETERS),
     **_JOB,
     **under("smdistributed.modelparallel.parameters", _PARAMETERS),
-    "instance_type": lambda entry, facts: mapped(
+    "instance_type": lambda entry, _: mapped(
         {"cluster.instance": str(entry.value).removeprefix("ml.")}
     ),
     "instance_count": to("cluster.nodes", convert=int),
     **{f"distribution.{name}": rule for name, rule in _JOB.items()},
     **under("distribution.smdistributed.modelparallel.parameters", _PARAMETERS),
 }
-
-
-def implied(facts: Facts) -> dict[str, Any]:
-    """Nothing: what the library leaves open, the script says."""
-    return {}

@@ -27,11 +27,11 @@ class Source:
     recognised_by: str
     is_it: Callable[[SourceFile], bool]
     rows: Rows
-    implied: Callable[[Facts], Mapping[str, Any]] = lambda facts: {}
+    implied: Callable[[Facts], Mapping[str, Any]] = lambda _: {}
     """What it does where a file says nothing, and what would be otherwise here."""
-    files: Callable[[Facts], Mapping[str, str]] = lambda facts: {}
+    files: Callable[[Facts], Mapping[str, str]] = lambda _: {}
     """Other files that a file names, by the path of the key that does."""
-    fills_auto: Callable[[Facts], bool] = lambda facts: False
+    fills_auto: Callable[[Facts], bool] = lambda _: False
     """Whether it holds the arguments of the Trainer, which fill in DeepSpeed's ``auto``."""
 
 
@@ -113,7 +113,7 @@ SOURCES = (
         rows=trainer.ROWS,
         implied=trainer.implied,
         files=_named("deepspeed", "fsdp_config"),
-        fills_auto=lambda facts: True,
+        fills_auto=lambda _: True,
     ),
     Source(
         name="DeepSpeed JSON",
@@ -133,7 +133,6 @@ SOURCES = (
         recognised_by="hybrid_shard_degree, pipeline_parallel_degree or the like",
         is_it=lambda file: any(smp.MARKS & set(part) for part in _parts(file.content or {})),
         rows=smp.ROWS,
-        implied=smp.implied,
     ),
     Source(
         name="torchrun line or sbatch script",

@@ -107,7 +107,7 @@ def _degree(setting: str) -> Any:
 
 
 def _schedule(entry: Entry, facts: Facts) -> Verdict:
-    known = {
+    known: dict[str, dict[str, Any]] = {
         "1f1b": {"parallel.schedule": "1f1b"},
         "gpipe": {"parallel.schedule": "gpipe"},
         "interleaved1f1b": {"parallel.schedule": "interleaved", "parallel.virtual_stages": 2},

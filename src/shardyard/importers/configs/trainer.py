@@ -47,7 +47,7 @@ _OPTIMIZERS = {
     "sgd": "sgd",
 }
 
-_SCHEDULES = {
+_SCHEDULES: dict[str, dict[str, Any]] = {
     "linear": {"optim.schedule": "linear", "optim.min_lr_ratio": 0.0},
     "cosine": {"optim.schedule": "cosine", "optim.min_lr_ratio": 0.0},
     "constant": {"optim.schedule": "constant", "optim.warmup_steps": 0},
@@ -248,7 +248,7 @@ ROWS: Rows = {
     "include_*": nowhere(_TRAINER),
     "save_strategy": choose(
         {"steps": same("by steps")},
-        lambda value: none(f"={value}: checkpoints are counted in steps; give checkpoint.every"),
+        none("checkpoints are counted in steps; give checkpoint.every"),
     ),
     "save_steps": _save_steps,
     "save_total_limit": to("checkpoint.keep_last", convert=int),
