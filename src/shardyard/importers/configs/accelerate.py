@@ -11,6 +11,7 @@ from shardyard.importers.configs.rules import (
     Entry,
     Facts,
     Rows,
+    Rule,
     Verdict,
     auto,
     choose,
@@ -123,6 +124,20 @@ _MEGATRON: Rows = {
     "megatron_lm_hidden_dropout": to("model.dropout", convert=float),
 }
 
+
+def _only(kind: str, rows: Rows) -> Rows:
+    """Rows of a part that accelerate reads with one distributed_type alone."""
+
+    def guarded(rule: Rule) -> Rule:
+        def guard(entry: Entry, facts: Facts) -> Verdict:
+            asked = str(facts.whole().get("distributed_type", kind)).upper()
+            return rule(entry, facts) if asked == kind else none(f"read with {kind} alone")
+
+        return guard
+
+    return {pattern: guarded(rule) for pattern, rule in rows.items()}
+
+
 ROWS: Rows = {
     "compute_environment": choose(
         {
@@ -181,11 +196,11 @@ ROWS: Rows = {
     "fp8_config.*": nowhere("precision.compute=fp8 and precision.fp8_scaling say it"),
     "fp8_config": choose({}, same("none")),
     "megatron_lm_config": choose({}, same("none")),
-    **under("megatron_lm_config", _MEGATRON),
+    **under("megatron_lm_config", _only("MEGATRON_LM", _MEGATRON)),
     "deepspeed_config": choose({}, same("none")),
-    **under("deepspeed_config", _DEEPSPEED),
+    **under("deepspeed_config", _only("DEEPSPEED", _DEEPSPEED)),
     "fsdp_config": choose({}, same("none")),
-    **under("fsdp_config", fsdp.ROWS),
+    **under("fsdp_config", _only("FSDP", fsdp.ROWS)),
     "parallelism_config": choose({}, same("none")),
     **under("parallelism_config", fsdp.PARALLELISM),
     "fsdp": refuse_if_on("is no key of accelerate. See fsdp_config."),

@@ -318,6 +318,7 @@ ROWS: Rows = {
     "csv_monitor.*": nowhere("metrics.jsonl has every step"),
     "comet.*": nowhere("is not reported to; see docs/exporters.md"),
     "monitor_config.*": nowhere("metrics.jsonl has every step"),
+    "comms_config*": nowhere("DeepSpeed does not read it"),
     "aio.*": nowhere(_IO),
     "activation_checkpointing.*": nowhere(
         "the script says what is recomputed, by calls into DeepSpeed: memory.recompute does here"

@@ -163,7 +163,7 @@ def _outcomes(file: SourceFile, source: Source | None) -> list[Outcome]:
             Outcome(file=file.name, entry=entry, verdict=none(words)) for entry in file.entries()
         ]
     entries = file.entries() if file.content is not None else shell.read_script(file.text)
-    found = judge(file.name, entries, source.rows)
+    found = judge(file.name, entries, source.rows, source.name)
     facts = Facts({entry.path: entry for entry in entries})
     for path, inner in _commands(file, facts).items():
         found += judge(f"{file.name}: {path}", inner, scripts.ROWS)

@@ -124,14 +124,22 @@ def _settle(outcome: Outcome, known: set[str], given: set[str]) -> Outcome:
 def _said(outcomes: Iterable[Outcome], given: Mapping[str, Any]) -> dict[str, list[Claim]]:
     """Setting or quantity -> who says what; without what the command line says."""
     found: dict[str, list[Claim]] = {}
-    for outcome in outcomes:
+    for outcome in sorted(outcomes, key=lambda each: each.source == "accelerate YAML"):
         if outcome.verdict.kind not in (Kind.MAPPED, Kind.DEFAULT):
             continue
         for name, value in outcome.verdict.says.items():
             if name not in given:
                 claim = Claim(name=name, value=value, origin=outcome.place)
+                if _is_overridden(outcome, found.get(name, [])):
+                    continue
                 found.setdefault(name, []).append(claim)
     return found
+
+
+def _is_overridden(outcome: Outcome, claims: Sequence[Claim]) -> bool:
+    """Whether the line of ``accelerate launch`` wins over accelerate's file, as it does there."""
+    by_line = any(": accelerate." in claim.origin for claim in claims)
+    return outcome.source == "accelerate YAML" and by_line
 
 
 def _add_implied(job: Job, source: Implied) -> None:

@@ -36,9 +36,12 @@ _MEMORY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "": 1, "K": 1e3, 
            "G": 1e9, "k": 1e3}  # fmt: skip
 
 
-def _nodes(_: Entry, facts: Facts) -> Verdict:
-    total = sum(int(facts.get(f"{_SPECS}.{kind}.replicas", 0)) for kind in ("Master", "Worker"))
-    return mapped({"cluster.nodes": total})
+def _nodes(entry: Entry, facts: Facts) -> Verdict:
+    """The Master is a node like the workers."""
+    found = [facts.get(f"{_SPECS}.{kind}.replicas", 0) for kind in ("Master", "Worker")]
+    if not all(isinstance(count, int) for count in found):
+        return to("cluster.nodes", convert=int)(entry, facts)
+    return mapped({"cluster.nodes": sum(found)})
 
 
 _SPECS = "spec.pytorchReplicaSpecs"
@@ -101,7 +104,9 @@ def _volume(entry: Entry, facts: Facts) -> Verdict:
     pod = re.match(r"(.*?\.spec)\.(?:volumes|containers)\.", entry.path)
     if pod is None:
         return none("give launch.volumes")
-    name = _volume_name(entry, facts)
+    name, base = _volume_name(entry, facts), entry.path.rpartition(".")[0]
+    if facts.get(f"{base}.subPath") is not None:
+        return none("a volume is mounted as a whole: launch.volumes")
     volumes = {**_volumes(pod[1], facts)}
     volume = volumes.get(name)
     if volume is None:
@@ -111,8 +116,6 @@ def _volume(entry: Entry, facts: Facts) -> Verdict:
         if volume.get("path") == "/dev/shm" and gib:
             return mapped({"launch.kubernetes.shared_memory_gib": gib})
         return none("scratch in memory: /dev/shm has launch.kubernetes.shared_memory_gib")
-    if entry.path.endswith(("subPath", "mountPropagation")):
-        return none("a volume is mounted as a whole: launch.volumes")
     whole = [each for each in volumes.values() if each and "memory" not in each and "path" in each]
     return mapped({"launch.volumes": whole}) if whole else none("is mounted nowhere")
 
@@ -150,8 +153,8 @@ def _mounts(pod: str, facts: Facts) -> dict[str, str]:
     mounts = {}
     for key, value in below.items():
         found = re.fullmatch(r"(\d+\.volumeMounts\.\d+)\.mountPath", key)
-        if found:
-            mounts[str(below.get(f"{found[1]}.name"))] = str(value)
+        if found and below.get(f"{found[1]}.subPath") is None:
+            mounts.setdefault(str(below.get(f"{found[1]}.name")), str(value))
     return mounts
 
 

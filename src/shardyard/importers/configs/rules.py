@@ -4,6 +4,7 @@ A source is a table, pattern -> rule. ``judge`` gives every value of a parsed fi
 outcome; a key without a rule is refused, so that nothing of a source is dropped in silence.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -64,6 +65,8 @@ class Outcome:
     file: str
     entry: Entry
     verdict: Verdict
+    source: str = ""
+    """Name of the kind of file."""
 
     @property
     def place(self) -> str:
@@ -104,6 +107,10 @@ class Facts:
             for name, entry in self.entries.items()
             if name.startswith(start)
         }
+
+    def whole(self) -> "Facts":
+        """The whole source."""
+        return Facts(self.entries)
 
     def under(self, path: str) -> "Facts":
         """The same, seen from a part of the source."""
@@ -259,18 +266,18 @@ def under(prefix: str, rows: Rows) -> dict[str, Rule]:
     return {f"{prefix}.{pattern}": moved(rule) for pattern, rule in rows.items()}
 
 
-def judge(file: str, entries: Sequence[Entry], rows: Rows) -> list[Outcome]:
+def judge(file: str, entries: Sequence[Entry], rows: Rows, source: str = "") -> list[Outcome]:
     """One outcome for each value."""
     facts = Facts({entry.path: entry for entry in entries})
     return [
-        Outcome(file=file, entry=entry, verdict=_verdict(entry, facts, rows)) for entry in entries
+        Outcome(file=file, entry=entry, verdict=_verdict(entry, facts, rows), source=source)
+        for entry in entries
     ]
 
 
 def _verdict(entry: Entry, facts: Facts, rows: Rows) -> Verdict:
-    rule = rows.get(entry.path)
-    if rule is None:
-        rule = next((rows[each] for each in rows if fnmatchcase(entry.path, each)), None)
+    path = re.sub(r"#\d+$", "", entry.path)
+    rule = rows.get(path) or next((rows[each] for each in rows if fnmatchcase(path, each)), None)
     if rule is None:
         return refused(
             "is unknown to this version of Shardyard, so what it asks would be lost. See that "

@@ -77,6 +77,12 @@ def _nodes(entry: Entry, _: Facts) -> Verdict:
     return to("cluster.nodes", convert=lambda value: int(str(value).partition("-")[0]))(entry, _)
 
 
+def _nodes_of_step(entry: Entry, facts: Facts) -> Verdict:
+    if facts.get("sbatch.nodes") is not None:
+        return none("a run takes all nodes of its job")
+    return _nodes(entry, facts)
+
+
 def _time_limit(entry: Entry, _: Facts) -> Verdict:
     """A wall limit: the run drains before it. It says nothing of a run that stands still."""
     minutes = _minutes(str(entry.value))
@@ -164,10 +170,19 @@ def _tasks_per_node(entry: Entry, facts: Facts) -> Verdict:
     return none(_TASKS)
 
 
+def _gpus_per_task(entry: Entry, facts: Facts) -> Verdict:
+    """All of a node's, where one task a node starts all its processes."""
+    if facts.get("start.program") == "python":
+        return none("each process has a device of its own")
+    return _gpus(entry, facts)
+
+
 def _tasks(entry: Entry, facts: Facts) -> Verdict:
     if facts.get("start.program") == "python" and facts.get("start.srun"):
         return to("processes", convert=int)(entry, facts)
-    nodes, count = facts.get("sbatch.nodes"), str(entry.value)
+    nodes, count = facts.get("sbatch.nodes") or facts.get("srun.nodes"), str(entry.value)
+    if entry.path.startswith("srun.") and facts.get("sbatch.nodes") is not None:
+        return none(_TASKS)
     if nodes is not None and str(nodes) == count:
         return same(_TASKS)
     if nodes is None and count == "1":
@@ -227,7 +242,7 @@ _SBATCH: Rows = {
     "cpus-per-gpu": nowhere(_WHOLE),
     "gpus-per-node": _gpus,
     "gpus": _all_gpus,
-    "gpus-per-task": nowhere(_TASKS),
+    "gpus-per-task": _gpus_per_task,
     "gpu-bind": nowhere("each process has a device of its own"),
     "cpu-bind": nowhere("processes are not bound to cores"),
     "distribution": nowhere(_TASKS),
@@ -415,7 +430,7 @@ def _start(entry: Entry, facts: Facts) -> Verdict:
         return same(_TASKS)
     if name == "program":
         nodes = str(facts.get("sbatch.nodes") or "1")
-        alone = entry.value in ("torchrun", "accelerate") and not facts.get("start.srun")
+        alone = entry.value != "deepspeed" and not facts.get("start.srun")
         if alone and nodes not in ("1", "1-1"):
             return refused(
                 f"={entry.value} without srun runs on the first of {nodes} nodes alone. Say how "
@@ -431,8 +446,7 @@ def _start(entry: Entry, facts: Facts) -> Verdict:
 ROWS: Rows = {
     **{f"sbatch.{name}": rule for name, rule in _SBATCH.items()},
     **{f"srun.{name}": rule for name, rule in _SBATCH.items()},
-    "srun.ntasks": nowhere(_TASKS),
-    "srun.nodes": nowhere("as many as the job has"),
+    "srun.nodes": _nodes_of_step,
     **{f"torchrun.{name}": rule for name, rule in _TORCHRUN.items()},
     **under("accelerate", accelerate.LINE),
     **{f"deepspeed.{name}": rule for name, rule in _DEEPSPEED.items()},
@@ -451,11 +465,18 @@ def implied(facts: Facts) -> dict[str, Any]:
     """What happens where a script says nothing."""
     found: dict[str, Any] = {}
     program = facts.get("start.program")
+    if program == "python" and not _has_tasks(facts):
+        found["cluster.devices"] = 1  # a bare srun starts one process on each node
     if program == "torchrun" and facts.get("torchrun.nproc_per_node") is None:
         found["cluster.devices"] = 1
     if is_of_trainer(facts):
         found |= trainer.implied(facts.under("arguments"))
     return found
+
+
+def _has_tasks(facts: Facts) -> bool:
+    names = ("ntasks", "ntasks-per-node", "tasks-per-node")
+    return any(facts.get(f"{part}.{name}") for part in ("sbatch", "srun") for name in names)
 
 
 def named_files(facts: Facts) -> dict[str, str]:

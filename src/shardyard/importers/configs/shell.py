@@ -50,7 +50,8 @@ _SLURM = {
 }
 """Variable that Slurm sets -> directives that say what to."""
 
-_VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^{}]*))?\}|\$(\w+)")
+_VARIABLE = re.compile(r"\$\{(\w+)(?::?[-=]([^{}]*))?\}|\$(\w+)")
+_ARRAY = re.compile(r"\"?\$\{(\w+)\[[@*]\]\}\"?")
 _ASSIGNMENT = re.compile(
     r"^(?:(export|local|declare|set)\s+(?:-\w+\s+)?)?([A-Za-z_]\w*)=(.*)$", re.S
 )
@@ -175,7 +176,7 @@ def _is_open(text: str) -> bool:
         words = shlex.split(text, comments=True)
     except ValueError:
         return True
-    is_array = re.match(r"^[A-Za-z_]\w*=\(", text) is not None
+    is_array = re.match(r"^(declare\s+-\w+\s+|local\s+)?[A-Za-z_]\w*=\(", text) is not None
     return is_array and sum(w.count("(") - w.count(")") for w in words) > 0
 
 
@@ -185,15 +186,19 @@ def _command(script: Script, line: Line) -> None:
     is_start_ = _START.search(text) is not None
     if assignment and not _is_prefix(line.text):
         _assign(script, assignment, line.number)
-    elif is_start_ or _is_srun(text):
+    elif is_start_ or _is_python(script, text):
         _start(script, _words(text), line.number)
     else:
         script.add(f"line.{line.number}", line.text, line.number)
 
 
-def _is_srun(text: str) -> bool:
+def _is_python(script: Script, text: str) -> bool:
+    """Whether Python is started without one that starts processes, in a job of Slurm."""
     words = text.split()
-    return words[:1] == ["srun"] and any("python" in word for word in words)
+    if words[:1] == ["srun"]:
+        return any("python" in word.rpartition("/")[2] for word in words)
+    has_directives = any(entry.path.startswith("sbatch.") for entry in script.entries)
+    return has_directives and re.match(r"(\S*/)?python[\d.]*\s+(-u\s+)?\S+\.py\b", text) is not None
 
 
 def _is_prefix(text: str) -> bool:
@@ -228,6 +233,9 @@ def _assign(script: Script, found: re.Match[str], number: int) -> None:
         plain = value
         if re.fullmatch(r"\"[^\"]*\"|'[^']*'", value.strip(), re.S):
             plain = value.strip()[1:-1]
+        elif re.fullmatch(r"\(.*\)", value.strip(), re.S) and "$(" not in value:
+            plain = " ".join(shlex.quote(word) for word in _words(value.strip()[1:-1]))
+            plain = re.sub(r"'(\$\{?\w+\}?)'", r"\1", plain)
         elif not value.startswith(("(", "$(", "`")):
             plain = " ".join(_words(value)) if value.strip() else ""
         plain = _expand(script, plain)
@@ -238,8 +246,9 @@ def _assign(script: Script, found: re.Match[str], number: int) -> None:
 def _expand(script: Script, text: str) -> str:
     """The text with what the script itself says."""
     for _ in range(8):
-        new = _VARIABLE.sub(lambda found: _value(script, found), text)
-        new = re.sub(r"\$\(\(\s*(\d+)\s*([*+/-])\s*(\d+)\s*\)\)", _arithmetic, new)
+        new = _ARRAY.sub(lambda found: script.variables.get(found[1], found[0]), text)
+        new = re.sub(r"\$\(\(([^()]*)\)\)", lambda found: _inner(script, found), new)
+        new = _VARIABLE.sub(lambda found: _value(script, found), new)
         if new == text:
             break
         text = new
@@ -260,6 +269,14 @@ def _value(script: Script, found: re.Match[str]) -> str:
     return found[2] if found[2] is not None else found[0]
 
 
+def _inner(script: Script, found: re.Match[str]) -> str:
+    """``$((A * 8))``: names there need no sign."""
+    inner = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", r"${\1}", found[1])
+    inner = _VARIABLE.sub(lambda each: _value(script, each), inner)
+    product = re.fullmatch(r"\s*(\d+)\s*([*+/-])\s*(\d+)\s*", inner)
+    return _arithmetic(product) if product else found[0]
+
+
 def _arithmetic(found: re.Match[str]) -> str:
     one, other = int(found[1]), int(found[3])
     match found[2]:
@@ -277,7 +294,20 @@ def _start(script: Script, words: list[str], number: int | None) -> None:
     while words:
         word = words.pop(0)
         name = word.rpartition("/")[2]
-        if word in ("&&", ";", "exec", "time", "nohup", "sudo", "then", "do", "env", "-u", "{"):
+        if word in (
+            "&&",
+            ";",
+            "exec",
+            "time",
+            "nohup",
+            "sudo",
+            "then",
+            "do",
+            "env",
+            "exec",
+            "-u",
+            "{",
+        ):
             continue
         if _ASSIGNMENT.match(word) and "=" in word:
             key, _, value = word.partition("=")
