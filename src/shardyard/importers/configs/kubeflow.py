@@ -150,7 +150,7 @@ def _volumes(pod: str, facts: Facts) -> dict[str, dict[str, Any] | None]:
 
 def _mounts(pod: str, facts: Facts) -> dict[str, str]:
     below = facts.below(f"{pod}.containers")
-    mounts = {}
+    mounts: dict[str, str] = {}
     for key, value in below.items():
         found = re.fullmatch(r"(\d+\.volumeMounts\.\d+)\.mountPath", key)
         if found and below.get(f"{found[1]}.subPath") is None:
