@@ -26,7 +26,7 @@ BASE_ROWS = [
     {"health"},
 ]
 CONTROL_ROWS = [
-    {"planner", "doctor", "monitoring"},
+    {"planner", "doctor", "monitoring", "importers"},
     {"image"},
     {"launchers", "report", "bench"},
     {"transfer", "cluster", "study", "exporters"},

@@ -20,6 +20,7 @@ from tests.launchers.wrong_bench import BenchDesk
 from tests.launchers.wrong_cluster import ClusterDesk
 from tests.launchers.wrong_compare import CompareDesk
 from tests.launchers.wrong_hub import HubDesk
+from tests.launchers.wrong_import import ImportDesk
 from tests.launchers.wrong_kubernetes import KubernetesDesk
 from tests.launchers.wrong_monitoring import MonitoringDesk
 from tests.launchers.wrong_paths import PathsDesk
@@ -46,6 +47,7 @@ DESKS: dict[str, type[Desk]] = {
     "cluster, kind=batch": QueueDesk,
     "cluster": ClusterDesk,
     "cluster adopt, and the cluster that is meant": AdoptDesk,
+    "import": ImportDesk,
 }
 
 

@@ -127,6 +127,7 @@ LISTS = (
     "wrong_batch_queue",
     "wrong_cluster",
     "wrong_adopt",
+    "wrong_import",
 )
 
 

@@ -81,6 +81,16 @@ def recipe(word: str, options: Mapping[str, Any]) -> Iterator[Item]:
     yield from overrides(word, options)
 
 
+def configurations(word: str, options: Mapping[str, Any]) -> Iterator[Item]:
+    """Configurations of other tools, and what ``overrides`` offers."""
+    if "=" not in word:
+        yield from paths(word, is_wanted=lambda path: path.suffix in _CONFIGURATIONS)
+    yield from overrides(word, options)
+
+
+_CONFIGURATIONS = (".yaml", ".yml", ".json", ".toml", ".sh", ".sbatch", ".slurm", ".txt")
+
+
 def overrides(word: str, options: Mapping[str, Any]) -> Iterator[Item]:
     """Names of settings up to their next dot, as there are too many for one list; then values."""
     name, equals, text = word.partition("=")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardyard.cli.completion import by, recipe
+from shardyard.cli.completion import by, configurations
 from shardyard.cli.options import json_option
 from shardyard.local_path import LocalPath
 from shardyard.terminal import tell, tell_exactly
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("files", nargs=-1, required=True, metavar="FILE...", shell_complete=by(recipe))
+@click.argument(
+    "files", nargs=-1, required=True, metavar="FILE...", shell_complete=by(configurations)
+)
 @click.option(
     "--to",
     type=LocalPath(path_type=Path, dir_okay=False),
@@ -51,7 +53,8 @@ def command(
     from shardyard.importers.configs.importing import import_files
 
     words = [each for each in files if is_override(each)]
-    paths = [Path(each) for each in files if not is_override(each)]
+    kind = LocalPath(path_type=Path, dir_okay=False)
+    paths = [kind.convert(each, None, None) for each in files if not is_override(each)]
     if not paths:
         raise click.UsageError("FILE is missing: a configuration of your job.")
     if to is not None and to.exists() and not (is_forced or dry_run):

@@ -72,7 +72,7 @@ def words_of(case: dict[str, Any], known: set[str]) -> list[str]:
     return [*words, "data.source=./text"]
 
 
-@pytest.mark.parametrize("kind, case", cases())
+@pytest.mark.parametrize("kind, case", list(cases()))
 def test_every_key_has_one_outcome_and_a_recipe_comes_of_it(
     kind: str, case: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -1,7 +1,7 @@
 """Files in, recipe out: read, recognised, judged key by key, put together, checked."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -90,8 +90,8 @@ def import_files(
         if name
     }
     read = [file for path in paths for file in _recognised(path)]
-    outcomes = [outcome for file, source in read for outcome in _outcomes(file, source)]
-    outcomes += _named_files(read, paths)
+    names = {path.name for path in paths}
+    outcomes = [outcome for file, source in read for outcome in _outcomes(file, source, names)]
     implied = [_implied(file, source) for file, source in read if source is not None]
     implied += [each for file, source in read for each in _implied_of_commands(file, source)]
     outcomes = settled(_left_out(outcomes, without), implied, given)
@@ -154,8 +154,12 @@ def _recognised(path: Path) -> list[tuple[SourceFile, Source | None]]:
     return found
 
 
-def _outcomes(file: SourceFile, source: Source | None) -> list[Outcome]:
-    """One for each value of a file, and those of commands in it."""
+def _outcomes(file: SourceFile, source: Source | None, given: Collection[str]) -> list[Outcome]:
+    """One for each value of a file, and those of commands in it.
+
+    Args:
+        given: Names of all files that were given.
+    """
     if source is None:
         kind = (file.content or {}).get("kind", "object")
         words = f"another {kind} of the file, which a launch does not send"
@@ -164,6 +168,7 @@ def _outcomes(file: SourceFile, source: Source | None) -> list[Outcome]:
         ]
     entries = file.entries() if file.content is not None else shell.read_script(file.text)
     found = judge(file.name, entries, source.rows, source.name)
+    found = _asked_for(found, file, source, given)
     facts = Facts({entry.path: entry for entry in entries})
     for path, inner in _commands(file, facts).items():
         found += judge(f"{file.name}: {path}", inner, scripts.ROWS)
@@ -201,32 +206,32 @@ def _implied_of_commands(file: SourceFile, source: Source | None) -> list[Implie
     return found
 
 
-def _named_files(
-    read: Sequence[tuple[SourceFile, Source | None]], paths: Sequence[Path]
+def _asked_for(
+    outcomes: Sequence[Outcome], file: SourceFile, source: Source, given: Collection[str]
 ) -> list[Outcome]:
-    """A refusal for each file that another names and nobody gave, in place of its own outcome."""
-    known = {path.name for path in paths}
-    found = []
-    for file, source in read:
-        if source is None:
-            continue
-        entries = _facts(file)
-        for path, name in source.files(entries).items():
-            if Path(name).name not in known:
-                words = (
-                    f"={name} was not given, and says more of the job. Give it too: `shardyard "
-                    f"import {file.name} .../{Path(name).name}`."
-                )
-                entry = replace(entries.entries[path], path=f"{path} (a file)")
-                found.append(Outcome(file=file.name, entry=entry, verdict=refused(words)))
-    return found
+    """The outcomes, of which those that name a file that nobody gave are refusals."""
+    named = source.files(_facts(file))
+    missing = {path: name for path, name in named.items() if Path(name).name not in given}
+    return [
+        replace(each, verdict=refused(_NOT_GIVEN.format(
+            name=missing[each.entry.path], file=file.name, last=Path(missing[each.entry.path]).name
+        )))
+        if each.entry.path in missing else each
+        for each in outcomes
+    ]  # fmt: skip
+
+
+_NOT_GIVEN = (
+    "={name} was not given, and says more of the job. Give it too: `shardyard import {file} "
+    ".../{last}`."
+)
 
 
 def _left_out(outcomes: Sequence[Outcome], without: Sequence[str]) -> list[Outcome]:
     used: set[str] = set()
     found = []
     for outcome in outcomes:
-        key = outcome.entry.path.removesuffix(" (a file)")
+        key = outcome.entry.path
         pattern = next((each for each in without if key == each or fnmatchcase(key, each)), None)
         if pattern is None:
             found.append(outcome)

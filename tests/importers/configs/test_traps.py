@@ -1,0 +1,334 @@
+"""What other converters get wrong, one by one; and how several files become one job."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardyard.importers.configs.importing import Imported, import_files
+from shardyard.importers.configs.rules import Kind
+
+SAID = ["model.preset=llama2-7b", "data.source=./text"]
+
+
+class Files:
+    """Files of a job, in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.paths: list[Path] = []
+
+    def add(self, name: str, content: Any) -> "Files":
+        path = self.folder / name
+        path.write_text(content if isinstance(content, str) else json.dumps(content, indent=1))
+        self.paths.append(path)
+        return self
+
+    def take(self, *words: str, without: tuple[str, ...] = ()) -> Imported:
+        return import_files(self.paths, [*SAID, *words], without)
+
+    def recipe(self, *words: str, without: tuple[str, ...] = ()) -> dict[str, Any]:
+        """The recipe's settings by dotted name."""
+        imported = self.take(*words, without=without)
+        assert [str(problem) for problem in imported.problems] == []
+        return {
+            f"{section}.{key}": value
+            for section, content in imported.recipe.items()
+            for key, value in content.items()
+        }
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(tmp_path)
+
+
+def script(*lines: str) -> str:
+    return "\n".join(["#!/bin/bash", *lines, ""])
+
+
+def outcome(imported: Imported, key: str) -> tuple[Kind, str]:
+    found = next(each for each in imported.outcomes if each.entry.path == key)
+    return found.verdict.kind, found.verdict.words
+
+
+@pytest.mark.parametrize(
+    ("written", "limit"),
+    [
+        ("90", "90min"), ("90:30", "91min"), ("24:00:00", "1d"), ("1-12", "36h"),
+        ("2-00:00:00", "2d"), ("01:59:00", "119min"), ("1-00:30", "1470min"),
+    ],
+)  # fmt: skip
+def test_time_is_a_wall_limit_and_no_idle_stop(files: Files, written: str, limit: str) -> None:
+    files.add("job.sh", script(f"#SBATCH -t {written}", "torchrun --nproc_per_node=8 train.py"))
+    recipe = files.recipe()
+    assert recipe["launch.time_limit"] == limit
+    assert "launch.stop_idle_after" not in recipe
+
+
+def test_a_bare_srun_of_python_is_one_process_on_each_node(files: Files) -> None:
+    recipe = files.add("job.sh", script("#SBATCH -N 4", "srun python train.py")).recipe()
+    assert (recipe["cluster.nodes"], recipe["cluster.devices"]) == (4, 1)
+
+
+def test_tasks_of_a_node_are_processes_where_srun_starts_python(files: Files) -> None:
+    lines = ("#SBATCH -N 4", "#SBATCH --ntasks-per-node=8", "srun python train.py")
+    recipe = files.add("job.sh", script(*lines)).recipe()
+    assert (recipe["cluster.nodes"], recipe["cluster.devices"]) == (4, 8)
+
+
+def test_one_task_for_each_node_may_be_said_to_srun(files: Files) -> None:
+    lines = ("#SBATCH -N 2", "#SBATCH --ntasks-per-node=8")
+    start = "srun --ntasks-per-node=1 torchrun --nproc_per_node=8 train.py"
+    assert files.add("job.sh", script(*lines, start)).recipe()["cluster.devices"] == 8
+
+
+@pytest.mark.parametrize(
+    "value", ["$SLURM_NNODES", "${SLURM_JOB_NUM_NODES}", "$N", "${M:-3}", "$((1 + 2))"]
+)
+def test_variables_that_the_script_or_slurm_says_are_put_in(files: Files, value: str) -> None:
+    lines = ("#SBATCH --nodes=3", "N=3", f"srun torchrun --nnodes={value} --nproc_per_node=2 t.py")
+    assert files.add("job.sh", script(*lines)).recipe()["cluster.nodes"] == 3
+
+
+def test_a_start_in_quotes_and_options_in_an_array_are_read(files: Files) -> None:
+    lines = (
+        "#SBATCH -N 2", "ARGS=(", "  --num_train_epochs 2  # so many", "  --learning_rate 1e-4", ")",
+        'srun bash -c "torchrun --nnodes=2 --nproc_per_node=8 t.py ${ARGS[@]}"',
+    )  # fmt: skip
+    recipe = files.add("job.sh", script(*lines)).recipe()
+    assert (recipe["run.epochs"], recipe["optim.lr"]) == (2.0, 1e-4)
+
+
+def test_an_elastic_torchrun_keeps_its_limits(files: Files) -> None:
+    files.add("run.sh", "torchrun --nnodes=1:4 --nproc_per_node=8 --max_restarts=5 t.py\n")
+    recipe = files.recipe()
+    assert recipe["cluster.nodes"] == recipe["elastic.max_nodes"] == 4
+    assert (recipe["elastic.min_nodes"], recipe["elastic.max_restarts"]) == (1, 5)
+
+
+def test_options_that_a_launch_passes_on_are_kept(files: Files) -> None:
+    lines = ("#SBATCH --exclude=node7", "#SBATCH --mail-type END,FAIL", "torchrun t.py")
+    slurm = files.add("job.sh", script(*lines)).recipe()["launch.slurm"]
+    assert slurm["options"] == {"exclude": "node7", "mail-type": "END,FAIL"}
+
+
+FSDP1 = {
+    "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+    "fsdp_backward_prefetch": "BACKWARD_PRE",
+    "fsdp_forward_prefetch": True,
+    "fsdp_offload_params": False,
+    "fsdp_sync_module_states": True,
+    "fsdp_use_orig_params": False,
+    "fsdp_transformer_layer_cls_to_wrap": "LlamaDecoderLayer",
+}
+
+
+def accelerate(**content: Any) -> dict[str, Any]:
+    return {"distributed_type": "FSDP", "mixed_precision": "bf16", "num_processes": 16,
+            "num_machines": 2, **content}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("strategy", "settings"),
+    [
+        ("FULL_SHARD", {"zero": 3}), ("SHARD_GRAD_OP", {"zero": 2}), ("NO_SHARD", {"dp_shard": 1}),
+        ("HYBRID_SHARD", {"strategy": "HYBRID_SHARD"}), (1, {"zero": 3}),
+    ],
+)  # fmt: skip
+def test_every_key_of_fsdp_1_is_accounted_for(
+    files: Files, strategy: object, settings: dict[str, object]
+) -> None:
+    part = {**FSDP1, "fsdp_sharding_strategy": strategy}
+    imported = files.add("a.json", accelerate(fsdp_config=part)).take()
+    assert imported.problems == ()
+    assert imported.recipe["parallel"] == settings
+    for key in ("fsdp_forward_prefetch", "fsdp_backward_prefetch", "fsdp_use_orig_params",
+                "fsdp_sync_module_states"):  # fmt: skip
+        assert outcome(imported, f"fsdp_config.{key}")[0] is Kind.NONE
+
+
+@pytest.mark.parametrize(("reshard", "zero"), [(True, 3), (False, 2), ("true", 3)])
+def test_fsdp_2_says_it_by_whether_parameters_are_resharded(
+    files: Files, reshard: object, zero: int
+) -> None:
+    part = {"fsdp_version": 2, "fsdp_reshard_after_forward": reshard}
+    assert files.add("a.json", accelerate(fsdp_config=part)).recipe()["parallel.zero"] == zero
+
+
+def test_processes_of_accelerate_are_of_all_machines(files: Files) -> None:
+    recipe = files.add("a.json", accelerate(fsdp_config={"fsdp_version": 2})).recipe()
+    assert (recipe["cluster.nodes"], recipe["cluster.devices"]) == (2, 8)
+
+
+def test_a_section_that_accelerate_does_not_read_says_nothing(files: Files) -> None:
+    part = accelerate(deepspeed_config={"zero_stage": 2}, fsdp_config={"fsdp_version": 2})
+    imported = files.add("a.json", part).take()
+    assert outcome(imported, "deepspeed_config.zero_stage") == (
+        Kind.NONE, "read with DEEPSPEED alone",
+    )  # fmt: skip
+
+
+def test_the_line_of_accelerate_wins_over_its_file(files: Files) -> None:
+    files.add("a.json", accelerate(num_machines=1, num_processes=8, distributed_type="MULTI_GPU"))
+    files.add("run.sh", "accelerate launch --config_file a.json --num_processes 2 train.py\n")
+    assert files.recipe()["cluster.devices"] == 2
+
+
+def job(**spec: Any) -> dict[str, Any]:
+    return {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": "job"},
+            "spec": spec}  # fmt: skip
+
+
+def replicas(count: int, **pod: Any) -> dict[str, Any]:
+    one = {"name": "pytorch", "image": "image:1", **pod.pop("container", {})}
+    return {"replicas": count, "template": {"spec": {"containers": [one], **pod}}}
+
+
+def test_the_master_is_a_node_and_auto_is_all_devices(files: Files) -> None:
+    files.add("j.json", job(nprocPerNode="auto", pytorchReplicaSpecs={
+        "Master": replicas(1), "Worker": replicas(3)}))  # fmt: skip
+    recipe = files.recipe()
+    assert recipe["cluster.nodes"] == 4
+    assert "cluster.devices" not in recipe
+    assert recipe["launch.kubernetes"]["target"] == "pytorchjob"
+
+
+def test_volumes_environment_and_limits_of_a_pod_come_along(files: Files) -> None:
+    container = {
+        "env": [
+            {"name": "NCCL_DEBUG", "value": "INFO"},
+            {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}},
+        ],
+        "resources": {"limits": {"nvidia.com/gpu": 8, "vpc.amazonaws.com/efa": 4}},
+        "volumeMounts": [
+            {"name": "data", "mountPath": "/data"}, {"name": "shm", "mountPath": "/dev/shm"},
+        ],
+        "command": ["torchrun", "train.py", "--num_train_epochs", "2"],
+    }  # fmt: skip
+    volumes = [
+        {"name": "data", "persistentVolumeClaim": {"claimName": "shared"}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "128Gi"}},
+    ]
+    pod = replicas(2, container=container, volumes=volumes)
+    files.add("j.json", job(runPolicy={"activeDeadlineSeconds": 7200},
+                            pytorchReplicaSpecs={"Worker": pod}))  # fmt: skip
+    recipe = files.recipe()
+    assert recipe["launch.volumes"] == [{"path": "/data", "claim": "shared"}]
+    assert recipe["launch.env"] == {"NCCL_DEBUG": "INFO"}
+    assert recipe["secrets.TOKEN"] == "k8s:hf/token"
+    assert (recipe["cluster.devices"], recipe["launch.time_limit"]) == (8, "2h")
+    assert recipe["launch.kubernetes"]["shared_memory_gib"] == 128
+    assert recipe["run.epochs"] == 2.0
+
+
+TRAINER = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "bf16": True,
+           "learning_rate": 1e-5, "max_grad_norm": 0.5}  # fmt: skip
+DEEPSPEED = {
+    "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto", "gradient_clipping": "auto",
+    "bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 3},
+}  # fmt: skip
+
+
+def test_auto_is_what_the_trainer_says_elsewhere(files: Files) -> None:
+    files.add("args.json", {**TRAINER, "deepspeed": "ds.json"}).add("ds.json", DEEPSPEED)
+    recipe = files.recipe("cluster.devices=8")
+    assert (recipe["optim.global_batch"], recipe["optim.micro_batch"]) == (64, 2)
+    assert (recipe["optim.grad_clip"], recipe["precision.compute"]) == (0.5, "bf16")
+    assert recipe["parallel.zero"] == 3
+
+
+def test_what_the_trainer_does_without_being_told_is_written_down(files: Files) -> None:
+    recipe = files.add("args.json", TRAINER).recipe()
+    assert recipe["optim.betas"] == [0.9, 0.999]
+    assert (recipe["optim.schedule"], recipe["optim.min_lr_ratio"]) == ("linear", 0.0)
+    assert (recipe["optim.warmup_steps"], recipe["run.epochs"]) == (0, 3.0)
+    assert recipe["optim.batch_per_device"] == 8
+
+
+def test_a_value_of_the_command_line_wins_and_silences_contradictions(files: Files) -> None:
+    files.add("args.json", TRAINER)
+    files.add("ds.json", {**DEEPSPEED, "gradient_clipping": 2.0})
+    assert [problem.path for problem in files.take().problems] == ["optim.grad_clip"]
+    imported = files.take("optim.grad_clip=1.5")
+    assert imported.problems == ()
+    assert "grad_clip: 1.5                        # given on the command line" in imported.text
+
+
+@pytest.mark.parametrize(
+    ("fp16", "settings"),
+    [
+        ({"enabled": True, "loss_scale": 0}, {"compute": "fp16"}),
+        ({"enabled": True, "loss_scale": 128}, {"compute": "fp16", "loss_scale": 128.0}),
+        ({"enabled": False, "loss_scale": 128}, {"compute": "fp32"}),
+    ],
+)
+def test_the_loss_scale_of_fp16_is_dynamic_or_fixed(
+    files: Files, fp16: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    files.add("ds.json", {"train_batch_size": 8, "fp16": fp16})
+    assert files.take().recipe["precision"] == settings
+
+
+def test_micro_batch_accumulation_and_ranks_make_the_batch(files: Files) -> None:
+    part = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2,
+            "gradient_accumulation_steps": 4}  # fmt: skip
+    files.add("ds.json", part)
+    assert files.recipe("cluster.devices=8")["optim.global_batch"] == 64
+    problems = files.take("cluster.devices=4").problems
+    assert [problem.path for problem in problems] == ["optim.global_batch"]
+    assert "=64 is not 2 optim.micro_batch x 4 micro-batches of one rank" in problems[0].text
+
+
+def test_offloading_of_deepspeed(files: Files) -> None:
+    part = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
+    files.add("ds.json", {"train_batch_size": 8, "zero_optimization": part})
+    assert files.recipe()["memory.offload"] == "optimizer"
+    part["offload_param"] = {"device": "cpu"}
+    files.paths.clear()
+    files.add("ds.json", {"train_batch_size": 8, "zero_optimization": part})
+    assert files.recipe()["memory.offload"] == "params"
+
+
+TITAN = """
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 8
+steps = 100
+[parallelism]
+data_parallel_shard_degree = -1
+tensor_parallel_degree = 2
+pipeline_parallel_degree = 2
+pipeline_parallel_microbatch_size = 2
+pipeline_parallel_schedule = "Interleaved1F1B"
+"""
+
+
+def test_torchtitan_leaves_a_degree_open_and_cuts_the_batch_of_a_pipeline(files: Files) -> None:
+    recipe = files.add("train.toml", TITAN).recipe("cluster.devices=8", "cluster.nodes=2")
+    assert "parallel.dp_shard" not in recipe
+    assert (recipe["parallel.tp"], recipe["parallel.pp"]) == (2, 2)
+    assert (recipe["parallel.schedule"], recipe["parallel.virtual_stages"]) == ("interleaved", 2)
+    assert (recipe["optim.micro_batch"], recipe["optim.global_batch"]) == (2, 32)
+
+
+def test_every_problem_is_told_at_once(files: Files) -> None:
+    lines = ("#SBATCH --array=1-4", "#SBATCH --nodes=2", "#SBATCH --frob", "torchrun t.py")
+    files.add("job.sh", script(*lines))
+    imported = import_files(files.paths, [])
+    told = {problem.path.partition(": ")[2] or problem.path for problem in imported.problems}
+    assert told == {"sbatch.array", "sbatch.frob", "start.program", "model", "data.source"}
+    assert imported.text == ""
+
+
+def test_lines_say_where_they_came_from(files: Files) -> None:
+    files.add("ds.json", {"train_batch_size": 8, "zero_optimization": {"stage": 2}})
+    text = files.take().text
+    path = files.paths[0]
+    assert (
+        f"  zero: 2                               # {path}: zero_optimization.stage, line 4" in text
+    )
