@@ -65,6 +65,6 @@ def test_a_file_is_written_over_only_by_force(file: str, capsys: Captured) -> No
     assert "exists already" in capsys.readouterr().err
 
 
-def test_a_url_is_no_file(file: str, capsys: Captured) -> None:
+def test_a_url_is_no_file(capsys: Captured) -> None:
     assert main(["import", "s3://bucket/ds.json"]) == 2
     assert "is a URL, which is not opened here" in capsys.readouterr().err

@@ -63,7 +63,7 @@ def command(
         )
     imported = import_files(paths, words, without)
     if as_json:
-        tell(json.dumps(imported.to_json(), indent=1))
+        tell(json.dumps(imported.to_json(), indent=1, default=str))
     imported.raise_problems()
     if to is not None and not dry_run:
         _write(to, imported.text)

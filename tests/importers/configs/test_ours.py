@@ -65,7 +65,7 @@ def test_a_script_of_slurm_gives_back_the_recipe_that_it_names(tmp_path: Path) -
 
 def test_a_script_whose_recipe_is_elsewhere_says_which_file_it_is() -> None:
     path = GOLDEN / "slurm" / "llama2-7b-p5.48xlarge-2.sbatch"
-    with pytest.raises(RequestError, match="names it without holding it: .*recipe.yaml"):
+    with pytest.raises(RequestError, match=r"names it without holding it: .*recipe.yaml"):
         import_files([path])
 
 

@@ -94,7 +94,8 @@ def test_variables_that_the_script_or_slurm_says_are_put_in(files: Files, value:
 
 def test_a_start_in_quotes_and_options_in_an_array_are_read(files: Files) -> None:
     lines = (
-        "#SBATCH -N 2", "ARGS=(", "  --num_train_epochs 2  # so many", "  --learning_rate 1e-4", ")",
+        "#SBATCH -N 2", "ARGS=(", "  --num_train_epochs 2  # so many", "  --learning_rate 1e-4",
+        ")",
         'srun bash -c "torchrun --nnodes=2 --nproc_per_node=8 t.py ${ARGS[@]}"',
     )  # fmt: skip
     recipe = files.add("job.sh", script(*lines)).recipe()
@@ -332,3 +333,44 @@ def test_lines_say_where_they_came_from(files: Files) -> None:
     assert (
         f"  zero: 2                               # {path}: zero_optimization.stage, line 4" in text
     )
+
+
+def test_a_start_in_a_loop_is_several_trainings(files: Files) -> None:
+    lines = ("for lr in 1e-3 1e-4; do", "  torchrun --nproc_per_node=8 t.py --lr $lr", "done")
+    problems = files.add("job.sh", script(*lines)).take().problems
+    assert ["start.loop" in problem.path for problem in problems] == [True]
+
+
+def test_a_second_start_is_refused_wherever_it_stands(files: Files) -> None:
+    files.add("job.sh", "torchrun --nproc_per_node=8 a.py && torchrun --nproc_per_node=8 b.py\n")
+    assert any("start.program#2" in problem.path for problem in files.take().problems)
+
+
+def test_assignments_before_a_start_are_its_environment(files: Files) -> None:
+    files.add("job.sh", 'NCCL_DEBUG="INFO" OMP_NUM_THREADS=4 torchrun --nproc_per_node=2 t.py\n')
+    recipe = files.recipe()
+    assert recipe["launch.env"] == {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "4"}
+    assert recipe["cluster.devices"] == 2
+
+
+def test_directives_behind_the_first_command_are_not_read(files: Files) -> None:
+    lines = ("#SBATCH --nodes=1", "echo hello", "#SBATCH --nodes=7", "srun torchrun t.py")
+    imported = files.add("job.sh", script(*lines)).take()
+    assert imported.recipe["cluster"] == {"devices": 1}
+    assert outcome(imported, "unread.--nodes=7")[0] is Kind.NONE
+
+
+@pytest.mark.parametrize(
+    ("of_trainer", "of_accelerate", "compute"),
+    [
+        ({"bf16": True}, "fp16", "bf16"), ({"bf16": False}, "fp16", "fp16"), ({}, "bf16", "bf16"),
+        ({"fp16": True}, "no", "fp16"), ({}, "no", "fp32"),
+    ],
+)  # fmt: skip
+def test_precision_of_the_trainer_wins_over_that_of_accelerate(
+    files: Files, of_trainer: dict[str, bool], of_accelerate: str, compute: str
+) -> None:
+    arguments = {key: value for key, value in TRAINER.items() if key != "bf16"}
+    files.add("args.json", {**arguments, **of_trainer})
+    files.add("a.json", accelerate(mixed_precision=of_accelerate, fsdp_config={"fsdp_version": 2}))
+    assert files.recipe()["precision.compute"] == compute

@@ -68,7 +68,7 @@ _DEEPSPEED: Rows = {
         }
     ),
     "gradient_accumulation_steps": auto(
-        to("accumulation_steps", convert=int), "accumulation_steps"
+        to("accumulation_steps", convert=int), "optim.global_batch", "optim.micro_batch"
     ),
     "gradient_clipping": auto(
         to("optim.grad_clip", convert=lambda value: float(value) or None), "optim.grad_clip"
@@ -249,6 +249,8 @@ def implied(facts: Facts) -> dict[str, Any]:
     kind = str(facts.get("distributed_type", "NO")).upper()
     if kind == "NO":
         found["processes"] = 1
+    if kind != "DEEPSPEED":
+        found |= {"bf16": False, "fp16": False}
     if kind == "NO" or kind.startswith("MULTI_"):
         found["parallel.dp_shard"] = 1
     return found

@@ -54,7 +54,7 @@ def _gradient_clip(entry: Entry, _: Facts) -> Verdict:
 
 
 def _precision(name: str) -> Any:
-    return auto(switch(mapped({name: True}), same("off", **{name: False})), name)
+    return auto(switch(mapped({name: True}), same("off", **{name: False})), "precision.compute")
 
 
 def _loss_scale(entry: Entry, facts: Facts) -> Verdict:
@@ -244,12 +244,12 @@ _SCHEDULER: Rows = {
 }
 
 ROWS: Rows = {
-    "train_batch_size": auto(to("optim.global_batch", convert=int), "optim.micro_batch"),
+    "train_batch_size": auto(to("optim.global_batch", convert=int), "optim.global_batch"),
     "train_micro_batch_size_per_gpu": auto(
         to("optim.micro_batch", convert=int), "optim.micro_batch"
     ),
     "gradient_accumulation_steps": auto(
-        to("accumulation_steps", convert=int), "accumulation_steps"
+        to("accumulation_steps", convert=int), "optim.global_batch", "optim.micro_batch"
     ),
     "gradient_clipping": auto(_gradient_clip, "optim.grad_clip"),
     **under("zero_optimization", _ZERO),

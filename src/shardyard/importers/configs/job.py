@@ -31,6 +31,7 @@ class Claim:
     origin: str
     is_said: bool = True
     """By a key; else it is what the source does without one."""
+    of_accelerate: bool = False
 
     def __str__(self) -> str:
         return f"{self.value} ({self.origin})"
@@ -81,7 +82,9 @@ def put_together(
 ) -> Job:
     """The job of all outcomes; settings of the command line are left to it."""
     job = Job(given=given)
-    for name, claims in _said(outcomes, given).items():
+    said = _said(outcomes, given)
+    _let_the_trainer_choose(said, implied)
+    for name, claims in said.items():
         job.claims[name] = claims[0]
         others = [claim for claim in claims[1:] if not agree(claim.value, claims[0].value)]
         if others:
@@ -102,21 +105,19 @@ def settled(
     outcomes: Iterable[Outcome], implied: Sequence[Implied], given: Mapping[str, Any]
 ) -> list[Outcome]:
     """Refusals that the command line settles, or an ``auto`` that another file fills in."""
-    outcomes = list(outcomes)
-    filled = {name for source in implied if source.fills_auto for name in source.values}
-    said = set(_said(outcomes, given))
-    return [_settle(outcome, filled | said, set(given)) for outcome in outcomes]
+    has_trainer = any(source.fills_auto for source in implied)
+    return [_settle(outcome, set(given), has_trainer=has_trainer) for outcome in outcomes]
 
 
-def _settle(outcome: Outcome, known: set[str], given: set[str]) -> Outcome:
+def _settle(outcome: Outcome, given: set[str], *, has_trainer: bool) -> Outcome:
     verdict = outcome.verdict
     if verdict.kind is not Kind.REFUSED or not verdict.says:
         return outcome
     names = set(verdict.says)
     if names <= given:
         return replace(outcome, verdict=none(f"{', '.join(verdict.says)} of the command line"))
-    if verdict.is_open and names <= known | given:
-        words = f"auto: as {', '.join(verdict.says)} is said elsewhere"
+    if verdict.is_open and has_trainer:
+        words = f"auto: {', '.join(verdict.says)} as the Trainer's arguments say"
         return replace(outcome, verdict=replace(verdict, kind=Kind.MAPPED, words=words, says={}))
     return outcome
 
@@ -129,11 +130,26 @@ def _said(outcomes: Iterable[Outcome], given: Mapping[str, Any]) -> dict[str, li
             continue
         for name, value in outcome.verdict.says.items():
             if name not in given:
-                claim = Claim(name=name, value=value, origin=outcome.place)
+                claim = Claim(
+                    name=name, value=value, origin=outcome.place,
+                    of_accelerate=outcome.source == "accelerate YAML"
+                    or outcome.entry.path.startswith("accelerate."),
+                )  # fmt: skip
                 if _is_overridden(outcome, found.get(name, [])):
                     continue
                 found.setdefault(name, []).append(claim)
     return found
+
+
+def _let_the_trainer_choose(said: dict[str, list[Claim]], implied: Sequence[Implied]) -> None:
+    """Its precision wins over accelerate's, where it asks for one; else accelerate's stays."""
+    if not any(source.fills_auto for source in implied):
+        return
+    names = [name for name in ("bf16", "fp16") if name in said]
+    asks = any(c.value and not c.of_accelerate for name in names for c in said[name])
+    for name in names:
+        wins = [claim for claim in said[name] if claim.of_accelerate != asks]
+        said[name] = wins or said[name]
 
 
 def _is_overridden(outcome: Outcome, claims: Sequence[Claim]) -> bool:

@@ -44,7 +44,7 @@ class Verdict:
     """Dotted setting, or one of ``QUANTITIES`` -> value. Of what is refused: the settings that
     settle it when they are given on the command line, each with None."""
     is_open: bool = False
-    """Of what is refused: another file that says all of these settles it too."""
+    """Of what is refused: the arguments of the Trainer settle it too."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,6 +54,8 @@ def environment(entry: Entry, _: Facts) -> Verdict:
     name, value = entry.path.removeprefix("environment.").partition("#")[0], str(entry.value)
     if name in _OWN:
         return none("nodes, ranks and where they meet are said by the launch")
+    if name == "CUDA_VISIBLE_DEVICES":
+        return none("a run takes the first cluster.devices of a node")
     if find_credential(value) or re.search(r"(TOKEN|SECRET|PASSWORD|API_KEY|ACCESS_KEY)$", name):
         return refused(
             "may be a secret, which a recipe never holds. Give secrets."
@@ -440,6 +442,11 @@ def _start(entry: Entry, facts: Facts) -> Verdict:
         return same("a launch starts a process per device")
     if name.startswith("program#"):
         return refused("a second command starts processes. Give a file with the one that trains.")
+    if name.startswith("loop"):
+        return refused(
+            "a start in a loop is several trainings, and a recipe is one. Give a file with the one "
+            "that is meant; `shardyard study` runs several sizes."
+        )
     return none("is not run; do it in the image or in the Python environment")
 
 
@@ -455,6 +462,7 @@ ROWS: Rows = {
     "script*": _script,
     "arguments.*": _argument,
     "start.*": _start,
+    "unread.*": nowhere("stands behind the first command, where sbatch does not read it"),
     "line.*": nowhere(
         "is not run; what it prepares belongs into the image or the Python environment"
     ),

@@ -97,12 +97,19 @@ def read_script(text: str) -> list[Entry]:
     ``script``, its ``arguments.*``, and ``line.N`` for every other command.
     """
     script = Script()
+    commands = list(_commands(text))
+    first = commands[0].number if commands else len(text)
     for number, line in enumerate(text.splitlines(), 1):
         found = re.match(r"^#SBATCH\s+(.*)$", line)
-        if found:
+        if found and number < first:
             _directive(script, found[1], number)
-    for command in _commands(text):
-        _command(script, command)
+        elif found:  # sbatch stops at the first command
+            script.add(f"unread.{found[1]}", True, number)
+    loops = 0
+    for command in commands:
+        loops += bool(re.match(r"(for|while|until)\b", command.text))
+        _command(script, command, in_loop=loops > 0)
+        loops -= bool(re.search(r"(^|;\s*)done\b", command.text)) and loops > 0
     return script.entries
 
 
@@ -180,13 +187,15 @@ def _is_open(text: str) -> bool:
     return is_array and sum(w.count("(") - w.count(")") for w in words) > 0
 
 
-def _command(script: Script, line: Line) -> None:
+def _command(script: Script, line: Line, *, in_loop: bool = False) -> None:
     text = _expand(script, line.text)
     assignment = _ASSIGNMENT.match(line.text)
     is_start_ = _START.search(text) is not None
     if assignment and not _is_prefix(line.text):
         _assign(script, assignment, line.number)
     elif is_start_ or _is_python(script, text):
+        if in_loop:
+            script.add("start.loop", line.text, line.number)
         _start(script, _words(text), line.number)
     else:
         script.add(f"line.{line.number}", line.text, line.number)
@@ -203,15 +212,12 @@ def _is_python(script: Script, text: str) -> bool:
 
 def _is_prefix(text: str) -> bool:
     """Whether assignments stand before a command on its line."""
-    try:
-        words = shlex.split(text, comments=True)
-    except ValueError:
+    if re.match(r"(export|local|declare)\s", text):
         return False
-    return (
-        not re.match(r"(export|local|declare)\s", text)
-        and any(_ASSIGNMENT.match(word) is None for word in words)
-        and not re.match(r"^\w+=[\"'(`$]", text)
-    )
+    plain = re.sub(r"`[^`]*`", "X", text)
+    while re.search(r"\$?\([^()]*\)", plain):
+        plain = re.sub(r"\$?\([^()]*\)", "X", plain)
+    return any(_ASSIGNMENT.match(word) is None for word in _words(plain))
 
 
 def _words(text: str) -> list[str]:
@@ -399,7 +405,11 @@ def _target(script: Script, words: list[str], number: int | None) -> None:
     place = 0
     while words:
         word = words.pop(0)
-        if word in ("&", "|", "||", "&&", ";", "fi", "done", "}") or re.match(r"^[12&]?>", word):
+        if word in ("&&", ";", "||") and words:
+            _start(script, words, number)
+            return
+        if word in ("&", "|", ";", "fi", "done", "}") or re.match(r"^[12&]?>", word):
+            script.add("start.rest", " ".join([word, *words]), number)
             return
         if not word.startswith("-") or re.match(r"^-\d", word):
             script.add(f"arguments.{place}", _typed(word), number)
