@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from shardyard.errors import RequestError
 from shardyard.importers.configs.importing import Imported, import_files
 from shardyard.importers.configs.rules import Kind
 
@@ -374,3 +375,41 @@ def test_precision_of_the_trainer_wins_over_that_of_accelerate(
     files.add("args.json", {**arguments, **of_trainer})
     files.add("a.json", accelerate(mixed_precision=of_accelerate, fsdp_config={"fsdp_version": 2}))
     assert files.recipe()["precision.compute"] == compute
+
+
+@pytest.mark.parametrize("value", [True, 2.5, "many", [1], {"a": 1}, None, "${N}"])
+def test_a_value_of_another_kind_is_told_and_never_guessed(files: Files, value: object) -> None:
+    files.add("ds.json", {"train_batch_size": 8, "train_micro_batch_size_per_gpu": value,
+                          "zero_optimization": {"stage": value}})  # fmt: skip
+    imported = files.take()
+    assert imported.recipe.get("optim", {}).get("micro_batch") is None
+    assert value is None or imported.problems
+
+
+@pytest.mark.parametrize("name", ["a.json", "j.json", "args.json", "train.json", "ds.json"])
+def test_no_value_anywhere_makes_it_fall_over(files: Files, name: str) -> None:
+    """Each source, with each of its values replaced by values of other kinds."""
+    sources = {
+        "a.json": accelerate(fsdp_config=dict(FSDP1)),
+        "j.json": job(nprocPerNode="8", elasticPolicy={"rdzvBackend": "etcd", "minReplicas": 1},
+                      pytorchReplicaSpecs={"Worker": replicas(2)}),
+        "args.json": {**TRAINER, "fsdp": "full_shard", "warmup_ratio": 0.1, "eval_steps": 5},
+        "train.json": {"training": {"local_batch_size": 8, "steps": 1},
+                       "parallelism": {"pipeline_parallel_degree": 2}, "model": {"name": "x"}},
+        "ds.json": DEEPSPEED,
+    }  # fmt: skip
+    for odd in (True, -1, 1.5, "x", [], {}, [{"a": 1}], None, 10**30):
+        files.paths.clear()
+        files.add(name, replaced(sources[name], odd))
+        try:
+            files.take()
+        except RequestError as error:
+            assert "is no configuration that is known" in str(error)
+
+
+def replaced(content: Any, odd: object) -> Any:
+    """Every value but the words by which a source is recognised."""
+    kept = ("apiVersion", "kind")
+    if isinstance(content, dict):
+        return {key: each if key in kept else replaced(each, odd) for key, each in content.items()}
+    return odd

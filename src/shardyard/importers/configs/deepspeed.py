@@ -45,6 +45,9 @@ _SCALER = (
 )
 
 
+_ALONG = "the optimizer's states wait there too"
+
+
 def _gradient_clip(entry: Entry, _: Facts) -> Verdict:
     if isinstance(entry.value, bool) or not isinstance(entry.value, int | float):
         return refused(
@@ -68,7 +71,7 @@ def _loss_scale(entry: Entry, facts: Facts) -> Verdict:
 def _offload(quantity: str) -> Any:
     return choose(
         {
-            "cpu": mapped({quantity: True}),
+            "cpu": mapped({quantity: True}, _ALONG if quantity == "offload_params" else ""),
             "none": same("off", **{quantity: False}),
             "nvme": refused(
                 "=nvme: nothing is kept on NVMe here. Keep it in host memory with memory.offload="
@@ -209,7 +212,7 @@ _OPTIMIZER: Rows = {
 }
 
 
-def _schedule(entry: Entry, _: Facts) -> Verdict:
+def _schedule(entry: Entry, facts: Facts) -> Verdict:
     """Rise and fall; the length of the fall is the run's unless total_num_steps says it."""
     known = {"warmuplr": "constant", "warmupdecaylr": "linear", "warmupcosinelr": "cosine"}
     schedule = known.get(str(entry.value).lower())
@@ -222,7 +225,9 @@ def _schedule(entry: Entry, _: Facts) -> Verdict:
     says: dict[str, Any] = {"optim.schedule": schedule}
     if schedule == "linear":
         says["optim.min_lr_ratio"] = 0.0
-    return mapped(says)
+    is_linear = facts.get("params.warmup_type") is not None
+    words = "" if is_linear else "their warm-up is logarithmic, ours is linear"
+    return mapped(says, words)
 
 
 _SCHEDULER: Rows = {

@@ -131,7 +131,7 @@ def _said(outcomes: Iterable[Outcome], given: Mapping[str, Any]) -> dict[str, li
         for name, value in outcome.verdict.says.items():
             if name not in given:
                 claim = Claim(
-                    name=name, value=value, origin=outcome.place,
+                    name=name, value=value, origin=_origin(outcome),
                     of_accelerate=outcome.source == "accelerate YAML"
                     or outcome.entry.path.startswith("accelerate."),
                 )  # fmt: skip
@@ -139,6 +139,11 @@ def _said(outcomes: Iterable[Outcome], given: Mapping[str, Any]) -> dict[str, li
                     continue
                 found.setdefault(name, []).append(claim)
     return found
+
+
+def _origin(outcome: Outcome) -> str:
+    words = outcome.verdict.words if outcome.verdict.kind is Kind.MAPPED else ""
+    return f"{outcome.place}; {words}" if words else outcome.place
 
 
 def _let_the_trainer_choose(said: dict[str, list[Claim]], implied: Sequence[Implied]) -> None:

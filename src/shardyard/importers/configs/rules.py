@@ -125,9 +125,13 @@ ON = (True, "true", "True", "yes", "1", 1)
 OFF = (False, "false", "False", "no", "0", 0, None, "null", "None", "")
 
 
-def mapped(says: Mapping[str, Any]) -> Verdict:
-    """The value is said by settings or quantities."""
-    return Verdict(kind=Kind.MAPPED, says=says)
+def mapped(says: Mapping[str, Any], words: str = "") -> Verdict:
+    """The value is said by settings or quantities.
+
+    Args:
+        words: What is not quite the same, for the comment of the line.
+    """
+    return Verdict(kind=Kind.MAPPED, says=says, words=words)
 
 
 def same(words: str = "", **says: Any) -> Verdict:
@@ -176,7 +180,7 @@ def to(*names: str, convert: Callable[[Any], Any] | None = None) -> Rule:
         if is_variable(value):
             return _unknown_variable(value, names)
         try:
-            value = value if convert is None else convert(value)
+            value = value if convert is None else _converted(value, convert)
         except (ValueError, TypeError, KeyError, IndexError):
             return refused(
                 f"={value!r} is not a value that {' and '.join(names)} can take. Mend it, or give "
@@ -186,6 +190,18 @@ def to(*names: str, convert: Callable[[Any], Any] | None = None) -> Rule:
         return mapped(dict.fromkeys(names, value))
 
     return rule
+
+
+def _converted(value: Any, convert: Callable[[Any], Any]) -> Any:
+    """Whole numbers stay whole, and switches are no numbers.
+
+    Raises:
+        ValueError: It is none.
+    """
+    is_part = isinstance(value, float) and not value.is_integer()
+    if (isinstance(value, bool) and convert in (int, float)) or (is_part and convert is int):
+        raise ValueError(value)
+    return convert(value)
 
 
 def is_variable(value: Any) -> bool:
@@ -283,7 +299,13 @@ def _verdict(entry: Entry, facts: Facts, rows: Rows) -> Verdict:
             "is unknown to this version of Shardyard, so what it asks would be lost. See that "
             f"nothing depends on it and leave it out: --without {entry.path}."
         )
-    verdict = rule(entry, facts)
+    try:
+        verdict = rule(entry, facts)
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError, ZeroDivisionError):
+        return refused(
+            f"={entry.value!r} is not what this key can be, or what stands beside it. Mend it, or "
+            f"leave it out: --without {entry.path}."
+        )
     if verdict.kind is Kind.MAPPED and is_default(verdict.says):
         return replace(verdict, kind=Kind.DEFAULT)
     return verdict

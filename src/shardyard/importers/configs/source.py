@@ -46,6 +46,16 @@ def read_files(path: Path) -> list[SourceFile]:
     Raises:
         RequestError: It cannot be read, or breaks the grammar of what it is.
     """
+    files = _documents(path)
+    try:
+        for file in files:
+            list(leaves(file.content or {}))
+    except RecursionError as error:
+        raise RequestError(f"{path} is nested too deep. Give a configuration file.") from error
+    return files
+
+
+def _documents(path: Path) -> list[SourceFile]:
     text = _text(path)
     name = str(path)
     start = text.lstrip()[:1]
