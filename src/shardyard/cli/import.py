@@ -96,8 +96,7 @@ def _tell(imported: "Imported", file: Path) -> None:
     tell(f"recipe: {file}")
     tell("keys: " + ", ".join(f"{count} {kind.value}" for kind, count in counts.items()))
     rows = [
-        (each.place, str(each.entry.value), each.verdict.words)
-        for each in imported.of_kind(Kind.NONE)
+        (each.place, str(each.shown), each.verdict.words) for each in imported.of_kind(Kind.NONE)
     ]
     if rows:
         print_table(("without a counterpart", "value", "why"), rows)

@@ -11,6 +11,7 @@ from enum import Enum
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
+from shardyard.config.credentials import HIDDEN, find_credential
 from shardyard.config.setting import settings
 
 QUANTITIES = {
@@ -74,13 +75,20 @@ class Outcome:
         line = "" if self.entry.line is None else f", line {self.entry.line}"
         return f"{self.file}: {self.entry.path}{line}"
 
+    @property
+    def shown(self) -> Any:
+        """The value, unless it may be a credential."""
+        text = str(self.entry.value)
+        is_secret = "secret" in self.verdict.words or _SECRET.search(text)
+        return HIDDEN if is_secret or find_credential(text) else self.entry.value
+
     def to_json(self) -> dict[str, Any]:
         """For ``--json``."""
         return {
             "file": self.file,
             "key": self.entry.path,
             "line": self.entry.line,
-            "value": self.entry.value,
+            "value": self.shown,
             "outcome": self.verdict.kind.value,
             "settings": dict(self.verdict.says),
             "words": self.verdict.words,
@@ -116,6 +124,8 @@ class Facts:
         """The same, seen from a part of the source."""
         return Facts(self.entries, f"{self.prefix}{path}.")
 
+
+_SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|_KEY)\"?[=:]\s*\S|\blogin\s+\S")
 
 Rule: TypeAlias = Callable[[Entry, Facts], Verdict]
 Rows: TypeAlias = Mapping[str, Rule]
