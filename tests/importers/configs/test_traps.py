@@ -413,3 +413,37 @@ def replaced(content: Any, odd: object) -> Any:
     if isinstance(content, dict):
         return {key: each if key in kept else replaced(each, odd) for key, each in content.items()}
     return odd
+
+
+def test_a_script_that_starts_nothing_asks_for_the_one_that_does(files: Files) -> None:
+    files.add("job.sbatch", script("#SBATCH -N 2", "srun ./run.sh"))
+    assert [problem.path.endswith(": start") for problem in files.take().problems] == [True]
+    files.add("run.sh", "torchrun --nnodes=2 --nproc_per_node=4 train.py\n")
+    assert files.recipe()["cluster.devices"] == 4
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "cd src && torchrun --nproc_per_node=4 train.py",
+        "export A=1; torchrun --nproc_per_node=4 train.py",
+        "srun --no-such-flag torchrun --nproc_per_node=4 train.py",
+        "srun bash -c 'cd src; torchrun --nproc_per_node=4 train.py'",
+        "time python3 -u -m torch.distributed.run --nproc-per-node 4 train.py",
+    ],
+)
+def test_a_start_is_found_behind_other_words(files: Files, line: str) -> None:
+    files.add("job.sh", script("#SBATCH -N 1", line))
+    imported = files.take(without=("srun.no-such-flag",) if "no-such" in line else ())
+    assert imported.recipe["cluster"] == {"devices": 4}
+
+
+def test_words_that_only_name_a_program_start_nothing(files: Files) -> None:
+    lines = ("pip install deepspeed accelerate torch", "cat > x.json <<EOF", "it's deepspeed here",
+             "EOF", "torchrun --nproc_per_node=4 train.py")  # fmt: skip
+    assert files.add("job.sh", script(*lines)).recipe()["cluster.devices"] == 4
+
+
+def test_a_variable_cannot_grow_without_end(files: Files) -> None:
+    lines = ["A=xxxxxxxxxxxxxxxx", *["A=$A$A$A$A"] * 60, "torchrun --nproc_per_node=2 $A"]
+    assert files.add("job.sh", script(*lines)).recipe()["cluster.devices"] == 2

@@ -92,6 +92,7 @@ def import_files(
     read = [file for path in paths for file in _recognised(path)]
     names = {path.name for path in paths}
     outcomes = [outcome for file, source in read for outcome in _outcomes(file, source, names)]
+    outcomes = _with_a_start(outcomes)
     implied = [_implied(file, source) for file, source in read if source is not None]
     implied += [each for file, source in read for each in _implied_of_commands(file, source)]
     outcomes = settled(_left_out(outcomes, without), implied, given)
@@ -204,6 +205,16 @@ def _implied_of_commands(file: SourceFile, source: Source | None) -> list[Implie
         is_trainer = scripts.is_of_trainer(facts)
         found.append(Implied(origin=f"{file.name}: {path}", values=values, fills_auto=is_trainer))
     return found
+
+
+def _with_a_start(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """A script that starts nothing is no problem where another one does."""
+    has_start = any(each.entry.path == "start.program" for each in outcomes)
+    started = none("another file starts the processes")
+    return [
+        replace(each, verdict=started) if has_start and each.entry.path == "start" else each
+        for each in outcomes
+    ]
 
 
 def _asked_for(

@@ -462,6 +462,10 @@ ROWS: Rows = {
     "script*": _script,
     "arguments.*": _argument,
     "start.*": _start,
+    "start": refuse(
+        "no command of it starts processes (torchrun, accelerate launch, deepspeed, python by "
+        "srun). Give the script that it runs too, or say --without start."
+    ),
     "unread.*": nowhere("stands behind the first command, where sbatch does not read it"),
     "line.*": nowhere(
         "is not run; what it prepares belongs into the image or the Python environment"

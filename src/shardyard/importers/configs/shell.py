@@ -37,6 +37,17 @@ _START = re.compile(
     rf"(?:^|[\s;&|'\"/(]){_STARTERS}(?=\s)|torch\.distributed\.(?:run|launch)(?=\s)"
 )
 
+_TALK = re.compile(
+    r"(sudo\s+)?(pip3?|conda|mamba|uv|echo|printf|which|module|git|ls|cat|cp|mv|rm|mkdir|apt(-get)?"
+    r"|python[\d.]*\s+-m\s+pip)\b"
+)
+"""Commands that may name a program without starting it."""
+
+_PROGRAMS = re.compile(r"(\S*/)?(torchrun|accelerate|deepspeed|python[\d.]*|bash|sh|env)")
+
+_MOST_TEXT = 100_000
+"""Characters that a text may grow to by its variables."""
+
 _SLURM = {
     "SLURM_NNODES": ("nodes",),
     "SLURM_JOB_NUM_NODES": ("nodes",),
@@ -110,6 +121,8 @@ def read_script(text: str) -> list[Entry]:
         loops += bool(re.match(r"(for|while|until)\b", command.text))
         _command(script, command, in_loop=loops > 0)
         loops -= bool(re.search(r"(^|;\s*)done\b", command.text)) and loops > 0
+    if not any(entry.path == "start.program" for entry in script.entries):
+        script.add("start", "nothing that starts processes", None)
     return script.entries
 
 
@@ -150,15 +163,20 @@ def _slurm_option(word: str, rest: list[str]) -> tuple[str, str]:
         name, equals, value = word[2:].partition("=")
     else:
         name, equals, value = _SHORT.get(word[1:2], word[1:2]), word[2:], word[2:].lstrip("=")
-    if equals or name in _FLAGS or not rest or rest[0].startswith("-"):
+    is_last = not rest or rest[0].startswith("-") or _PROGRAMS.fullmatch(rest[0])
+    if equals or name in _FLAGS or is_last:
         return name, value if equals else "true"
     return name, rest.pop(0)
 
 
 def _commands(text: str) -> Iterator[Line]:
     """Commands without comments, each joined over its lines."""
-    held, start = "", 0
+    held, start, ending = "", 0, ""
     for number, line in enumerate(text.splitlines(), 1):
+        if ending:  # what a command is given to read
+            ending = "" if line.strip() == ending else ending
+            continue
+        ending = "" if held else _here(line)
         if not held and (not line.strip() or line.lstrip().startswith("#")):
             continue
         if held and held.endswith("\n") and line.lstrip().startswith("#"):
@@ -177,6 +195,12 @@ def _commands(text: str) -> Iterator[Line]:
         yield Line(number=start, text=held.strip())
 
 
+def _here(line: str) -> str:
+    """What ends the lines that belong to a command: ``cat <<EOF``."""
+    found = re.search(r"<<-?\s*['\"]?([A-Za-z_]\w*)['\"]?", line)
+    return found[1] if found and not line.lstrip().startswith("#") else ""
+
+
 def _is_open(text: str) -> bool:
     """Whether a quote or a parenthesis is still open."""
     try:
@@ -188,9 +212,15 @@ def _is_open(text: str) -> bool:
 
 
 def _command(script: Script, line: Line, *, in_loop: bool = False) -> None:
+    parts = re.split(r"\s*(?:&&|;)\s+", line.text)
+    if len(parts) > 1 and not re.search(r"[\"'(`]|\b(for|while|if|do|then|case)\b", line.text):
+        for part in parts:
+            _command(script, Line(number=line.number, text=part), in_loop=in_loop)
+        return
     text = _expand(script, line.text)
     assignment = _ASSIGNMENT.match(line.text)
-    is_start_ = _START.search(text) is not None
+    is_talk = _TALK.match(text) is not None and not re.search("&&|;", text)
+    is_start_ = _START.search(text) is not None and not is_talk
     if assignment and not _is_prefix(line.text):
         _assign(script, assignment, line.number)
     elif is_start_ or _is_python(script, text):
@@ -255,7 +285,7 @@ def _expand(script: Script, text: str) -> str:
         new = _ARRAY.sub(lambda found: script.variables.get(found[1], found[0]), text)
         new = re.sub(r"\$\(\(([^()]*)\)\)", lambda found: _inner(script, found), new)
         new = _VARIABLE.sub(lambda found: _value(script, found), new)
-        if new == text:
+        if new == text or len(new) > _MOST_TEXT:
             break
         text = new
     return text
@@ -295,25 +325,16 @@ def _arithmetic(found: re.Match[str]) -> str:
     return str(one // other) if other else found[0]
 
 
+_BEFORE = {"&&", ";", "exec", "time", "nohup", "sudo", "then", "do", "env", "-u", "{"}
+"""Words before a program that change nothing of what it does."""
+
+
 def _start(script: Script, words: list[str], number: int | None) -> None:
     """A command that starts processes: who does so, its options, the script, its arguments."""
     while words:
         word = words.pop(0)
         name = word.rpartition("/")[2]
-        if word in (
-            "&&",
-            ";",
-            "exec",
-            "time",
-            "nohup",
-            "sudo",
-            "then",
-            "do",
-            "env",
-            "exec",
-            "-u",
-            "{",
-        ):
+        if word in _BEFORE:
             continue
         if _ASSIGNMENT.match(word) and "=" in word:
             key, _, value = word.partition("=")
