@@ -74,6 +74,8 @@ class Line:
 
     number: int
     text: str
+    is_text: bool = False
+    """Whether it is what the command before it is given to read (``<<EOF``)."""
 
 
 @dataclass
@@ -172,11 +174,15 @@ def _slurm_option(word: str, rest: list[str]) -> tuple[str, str]:
 def _commands(text: str) -> Iterator[Line]:
     """Commands without comments, each joined over its lines."""
     held, start, ending = "", 0, ""
-    for number, line in enumerate(text.splitlines(), 1):
-        if ending:  # what a command is given to read
-            ending = "" if line.strip() == ending else ending
+    lines = text.splitlines()
+    for number, line in enumerate(lines, 1):
+        if ending:
+            if line.strip() != ending:
+                yield Line(number=number, text=line, is_text=True)
+            else:
+                ending = ""
             continue
-        ending = "" if held else _here(line)
+        ending = "" if held else _here(line, lines[number:])
         if not held and (not line.strip() or line.lstrip().startswith("#")):
             continue
         if held and held.endswith("\n") and line.lstrip().startswith("#"):
@@ -195,10 +201,12 @@ def _commands(text: str) -> Iterator[Line]:
         yield Line(number=start, text=held.strip())
 
 
-def _here(line: str) -> str:
-    """What ends the lines that belong to a command: ``cat <<EOF``."""
+def _here(line: str, behind: list[str]) -> str:
+    """What ends the lines that a command is given to read: ``cat <<EOF``."""
     found = re.search(r"<<-?\s*['\"]?([A-Za-z_]\w*)['\"]?", line)
-    return found[1] if found and not line.lstrip().startswith("#") else ""
+    if found is None or line.lstrip().startswith("#"):
+        return ""
+    return found[1] if any(each.strip() == found[1] for each in behind) else ""
 
 
 def _is_open(text: str) -> bool:
@@ -212,6 +220,9 @@ def _is_open(text: str) -> bool:
 
 
 def _command(script: Script, line: Line, *, in_loop: bool = False) -> None:
+    if line.is_text:
+        script.add(f"line.{line.number}", line.text, line.number)
+        return
     parts = re.split(r"\s*(?:&&|;)\s+", line.text)
     if len(parts) > 1 and not re.search(r"[\"'(`]|\b(for|while|if|do|then|case)\b", line.text):
         for part in parts:
