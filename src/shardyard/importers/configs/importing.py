@@ -82,13 +82,7 @@ def import_files(
     whole = _rendered(paths)
     if whole is not None:
         return _as_it_is(paths, whole, words)
-    given = {
-        name: value
-        for name, value in leaves(
-            load_recipe((), words).model_dump(mode="json", exclude_unset=True)
-        )
-        if name
-    }
+    given = _given(words)
     read = [file for path in paths for file in _recognised(path)]
     names = {path.name for path in paths}
     outcomes = [outcome for file, source in read for outcome in _outcomes(file, source, names)]
@@ -99,6 +93,13 @@ def import_files(
     job = put_together(outcomes, implied, given)
     outcomes = [_used(outcome, job) for outcome in outcomes]
     return _checked(paths, words, outcomes, job)
+
+
+def _given(words: Sequence[str]) -> dict[str, Any]:
+    """Settings of the command line by their dotted names, a mapping's also key by key."""
+    content = load_recipe((), words).model_dump(mode="json", exclude_unset=True)
+    found: dict[str, Any] = {word.partition("=")[0]: None for word in words}
+    return found | {name: value for name, value in leaves(content) if name}
 
 
 def _rendered(paths: Sequence[Path]) -> str | None:
