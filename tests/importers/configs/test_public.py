@@ -72,7 +72,10 @@ def words_of(case: dict[str, Any], known: set[str]) -> list[str]:
     return [*words, "data.source=./text"]
 
 
-@pytest.mark.parametrize("kind, case", list(cases()))
+ALL = list(cases())
+
+
+@pytest.mark.parametrize("kind, case", ALL)
 def test_every_key_has_one_outcome_and_a_recipe_comes_of_it(
     kind: str, case: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -102,7 +105,7 @@ def not_told(text: str, told: dict[str, Any]) -> list[str]:
 
 
 def test_there_are_enough_of_them_from_many_places() -> None:
-    found = [case.values for case in cases()]
+    found = [case.values for case in ALL]
     assert len(found) >= 55
     assert len({case["from"].split("/")[0] for _, case in found}) > 15
 

@@ -1,6 +1,7 @@
 """What other converters get wrong, one by one; and how several files become one job."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -256,7 +257,7 @@ def test_a_value_of_the_command_line_wins_and_silences_contradictions(files: Fil
     assert [problem.path for problem in files.take().problems] == ["optim.grad_clip"]
     imported = files.take("optim.grad_clip=1.5")
     assert imported.problems == ()
-    assert "grad_clip: 1.5                        # given on the command line" in imported.text
+    assert re.search(r"  grad_clip: 1.5 +# given on the command line\n", imported.text)
 
 
 @pytest.mark.parametrize(
@@ -329,11 +330,8 @@ def test_every_problem_is_told_at_once(files: Files) -> None:
 
 def test_lines_say_where_they_came_from(files: Files) -> None:
     files.add("ds.json", {"train_batch_size": 8, "zero_optimization": {"stage": 2}})
-    text = files.take().text
-    path = files.paths[0]
-    assert (
-        f"  zero: 2                               # {path}: zero_optimization.stage, line 4" in text
-    )
+    origin = re.escape(f"# {files.paths[0]}: zero_optimization.stage, line 4")
+    assert re.search(rf"\n  zero: 2 +{origin}\n", files.take().text)
 
 
 def test_a_start_in_a_loop_is_several_trainings(files: Files) -> None:
@@ -398,7 +396,8 @@ def test_no_value_anywhere_makes_it_fall_over(files: Files, name: str) -> None:
                        "parallelism": {"pipeline_parallel_degree": 2}, "model": {"name": "x"}},
         "ds.json": DEEPSPEED,
     }  # fmt: skip
-    for odd in (True, -1, 1.5, "x", [], {}, [{"a": 1}], None, 10**30):
+    odds: list[Any] = [True, -1, 1.5, "x", [], {}, [{"a": 1}], None, 10**30]
+    for odd in odds:
         files.paths.clear()
         files.add(name, replaced(sources[name], odd))
         try:
@@ -407,7 +406,7 @@ def test_no_value_anywhere_makes_it_fall_over(files: Files, name: str) -> None:
             assert "is no configuration that is known" in str(error)
 
 
-def replaced(content: Any, odd: object) -> Any:
+def replaced(content: Any, odd: Any) -> Any:
     """Every value but the words by which a source is recognised."""
     kept = ("apiVersion", "kind")
     if isinstance(content, dict):
@@ -445,5 +444,5 @@ def test_words_that_only_name_a_program_start_nothing(files: Files) -> None:
 
 
 def test_a_variable_cannot_grow_without_end(files: Files) -> None:
-    lines = ["A=xxxxxxxxxxxxxxxx", *["A=$A$A$A$A"] * 25, "torchrun --nproc_per_node=2 $A"]
+    lines = ["A=xxxxxxxxxxxxxxxx", *["A=$A$A$A$A"] * 12, "torchrun --nproc_per_node=2 $A"]
     assert files.add("job.sh", script(*lines)).recipe()["cluster.devices"] == 2

@@ -154,7 +154,10 @@ def _let_the_trainer_choose(said: dict[str, list[Claim]], implied: Sequence[Impl
     asks = any(c.value and not c.of_accelerate for name in names for c in said[name])
     for name in names:
         wins = [claim for claim in said[name] if claim.of_accelerate != asks]
-        said[name] = wins or said[name]
+        if wins or asks:
+            said[name] = wins
+        if not said[name]:
+            del said[name]
 
 
 def _is_overridden(outcome: Outcome, claims: Sequence[Claim]) -> bool:

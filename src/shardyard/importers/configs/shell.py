@@ -45,7 +45,7 @@ _TALK = re.compile(
 
 _PROGRAMS = re.compile(r"(\S*/)?(torchrun|accelerate|deepspeed|python[\d.]*|bash|sh|env)")
 
-_MOST_TEXT = 100_000
+_MOST_TEXT = 20_000
 """Characters that a text may grow to by its variables."""
 
 _SLURM = {
@@ -62,7 +62,7 @@ _SLURM = {
 """Variable that Slurm sets -> directives that say what to."""
 
 _VARIABLE = re.compile(r"\$\{(\w+)(?::?[-=]([^{}]*))?\}|\$(\w+)")
-_ARRAY = re.compile(r"\"?\$\{(\w+)\[[@*]\]\}\"?")
+_ARRAY = re.compile(r"\"\$\{(\w+)\[[@*]\]\}\"|\$\{(\w+)\[[@*]\]\}")
 _ASSIGNMENT = re.compile(
     r"^(?:(export|local|declare|set)\s+(?:-\w+\s+)?)?([A-Za-z_]\w*)=(.*)$", re.S
 )
@@ -293,7 +293,7 @@ def _assign(script: Script, found: re.Match[str], number: int) -> None:
 def _expand(script: Script, text: str) -> str:
     """The text with what the script itself says."""
     for _ in range(8):
-        new = _ARRAY.sub(lambda found: script.variables.get(found[1], found[0]), text)
+        new = _ARRAY.sub(lambda found: script.variables.get(found[1] or found[2], found[0]), text)
         new = re.sub(r"\$\(\(([^()]*)\)\)", lambda found: _inner(script, found), new)
         new = _VARIABLE.sub(lambda found: _value(script, found), new)
         if new == text or len(new) > _MOST_TEXT:
