@@ -1,4 +1,4 @@
-"""What others wrote, taken over: their configurations (``configs/``) and their checkpoints.
+"""What others wrote, taken over: their configurations (``configs/``).
 
 Part of the control half: nothing here imports torch.
 """
