@@ -7,6 +7,7 @@ default of gradient_clipping, the code is followed.
 
 from typing import Any
 
+from shardyard.config.optimizers import OPTIMIZERS, named_elsewhere
 from shardyard.importers.configs.rules import (
     Entry,
     Facts,
@@ -17,6 +18,7 @@ from shardyard.importers.configs.rules import (
     mapped,
     none,
     nowhere,
+    optimizer_of,
     refuse,
     refuse_if_on,
     refused,
@@ -161,14 +163,6 @@ _ZERO: Rows = {
 
 
 def _optimizer(entry: Entry, facts: Facts) -> Verdict:
-    known = {"adam": "adamw", "adamw": "adamw", "lamb": "lamb", "sgd": "sgd", "fusedadam": "adamw"}
-    name = known.get(str(entry.value).lower())
-    if name is None:
-        return refused(
-            f"={entry.value!r} is not there. optim.name=adamw, sgd, lamb or lars trains with "
-            "another optimizer, which is another training.",
-            "optim.name",
-        )
     is_coupled = facts.get("params.adam_w_mode") is False
     if is_coupled and facts.get("params.weight_decay") not in (0, 0.0, None):
         return refused(
@@ -176,7 +170,7 @@ def _optimizer(entry: Entry, facts: Facts) -> Verdict:
             "from it. optim.name=adamw takes the other, which is another training.",
             "optim.name",
         )
-    return mapped({"optim.name": name})
+    return optimizer_of("deepspeed")(entry, facts)
 
 
 _OPTIMIZER: Rows = {
@@ -374,7 +368,8 @@ def implied(facts: Facts) -> dict[str, Any]:
     found: dict[str, Any] = {"optim.grad_clip": None}
     if facts.get("optimizer.type") is not None:
         found |= {"optim.weight_decay": 0.0}
-        if str(facts.get("optimizer.type")).lower() != "sgd":
+        name = named_elsewhere("deepspeed", str(facts.get("optimizer.type")))
+        if name is None or "betas" in OPTIMIZERS[name].settings:
             found |= {"optim.betas": [0.9, 0.999], "optim.eps": 1e-8}
     if facts.get("scheduler.type") is None:
         found |= {"optim.schedule": "constant", "optim.warmup_steps": 0}

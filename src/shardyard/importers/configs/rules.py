@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
 from shardyard.config.credentials import HIDDEN, find_credential
+from shardyard.config.optimizers import OPTIMIZERS, Elsewhere, named_elsewhere
 from shardyard.config.setting import settings
 
 QUANTITIES = {
@@ -161,6 +162,22 @@ def refused(words: str, *settings_: str) -> Verdict:
         settings_: Those that settle it when the command line gives all of them.
     """
     return Verdict(kind=Kind.REFUSED, words=words, says=dict.fromkeys(settings_))
+
+
+def optimizer_of(where: Elsewhere) -> Rule:
+    """The optimizer that a source names in its own way."""
+
+    def named(entry: Entry, _: Facts) -> Verdict:
+        name = named_elsewhere(where, str(entry.value))
+        if name is None:
+            return refused(
+                f"={entry.value!r} is not there. optim.name={', '.join(OPTIMIZERS)}: each trains "
+                "with another optimizer, which is another training.",
+                "optim.name",
+            )
+        return mapped({"optim.name": name})
+
+    return named
 
 
 def auto(rule: Rule, *names: str) -> Rule:

@@ -15,6 +15,7 @@ from shardyard.importers.configs.rules import (
     mapped,
     none,
     nowhere,
+    optimizer_of,
     refuse_if_on,
     refused,
     same,
@@ -26,16 +27,16 @@ MARKS = {"training", "parallelism", "lr_scheduler", "activation_checkpoint", "jo
 """Tables at the top, of which such a file has at least two, model being another."""
 
 _PRESETS = {
-    ("llama3", "8B"): "llama3-8b",
-    ("llama3", "70B"): "llama3-70b",
-    ("llama3", "405B"): "llama3.1-405b",
-    ("qwen3", "8B"): "qwen3-8b",
-    ("qwen3", "30B-A3B"): "qwen3-30b-a3b",
-    ("llama2", "7B"): "llama2-7b",
-    ("llama2", "13B"): "llama2-13b",
-    ("llama2", "70B"): "llama2-70b",
+    "llama3/8B": "llama3-8b",
+    "llama3/70B": "llama3-70b",
+    "llama3/405B": "llama3.1-405b",
+    "qwen3/8B": "qwen3-8b",
+    "qwen3/30B-A3B": "qwen3-30b-a3b",
+    "llama2/7B": "llama2-7b",
+    "llama2/13B": "llama2-13b",
+    "llama2/70B": "llama2-70b",
 }
-"""model.name and model.flavor -> the preset of the same shape."""
+"""``model.name/model.flavor`` -> the preset of the same shape."""
 
 _PROFILE = "`shardyard profile` traces a run"
 _SHOWN = "what is shown is said by observe.*"
@@ -45,7 +46,7 @@ _EVAL = "evaluations cover the whole held-out split (data.eval_fraction)"
 
 def _model(entry: Entry, facts: Facts) -> Verdict:
     name, flavor = str(facts.get("model.name")), str(facts.get("model.flavor"))
-    preset = _PRESETS.get((name, flavor))
+    preset = _PRESETS.get(f"{name}/{flavor}")
     assets = facts.get("model.hf_assets_path") or facts.get("model.tokenizer_path") or ""
     if preset in ("llama3-8b", "llama3-70b") and "3.1" in str(assets):
         preset = preset.replace("llama3-", "llama3.1-")
@@ -56,16 +57,6 @@ def _model(entry: Entry, facts: Facts) -> Verdict:
             "model.preset",
         )
     return mapped({"model.preset": preset})
-
-
-def _optimizer(entry: Entry, _: Facts) -> Verdict:
-    if str(entry.value).lower() != "adamw":
-        return refused(
-            f"={entry.value!r} is not there. optim.name=adamw trains with AdamW, which is another "
-            "training.",
-            "optim.name",
-        )
-    return mapped({"optim.name": "adamw"})
 
 
 def _betas(_: Entry, facts: Facts) -> Verdict:
@@ -211,7 +202,7 @@ ROWS: Rows = {
     "model.hf_assets_path": nowhere("data.tokenizer says which, the model's own by default"),
     "model.print_after_conversion": nowhere(_SHOWN),
     "model.vocab_size": nowhere("the preset says it"),
-    "optimizer.name": _optimizer,
+    "optimizer.name": optimizer_of("torchtitan"),
     "optimizer.lr": to("optim.lr", convert=float),
     "optimizer.beta1": _betas,
     "optimizer.beta2": _betas,

@@ -7,6 +7,7 @@ still have.
 import re
 from typing import Any
 
+from shardyard.config.optimizers import OPTIMIZERS, named_elsewhere
 from shardyard.importers.configs import deepspeed, fsdp
 from shardyard.importers.configs.rules import (
     Entry,
@@ -17,6 +18,7 @@ from shardyard.importers.configs.rules import (
     mapped,
     none,
     nowhere,
+    optimizer_of,
     refuse_if_on,
     refused,
     same,
@@ -38,15 +40,6 @@ MARKS = {
 }
 """Names of which such arguments have at least one."""
 
-_OPTIMIZERS = {
-    "adamw_torch": "adamw",
-    "adamw_torch_fused": "adamw",
-    "adamw_torch_xla": "adamw",
-    "adamw_hf": "adamw",
-    "adamw_apex_fused": "adamw",
-    "sgd": "sgd",
-}
-
 _SCHEDULES: dict[str, dict[str, Any]] = {
     "linear": {"optim.schedule": "linear", "optim.min_lr_ratio": 0.0},
     "cosine": {"optim.schedule": "cosine", "optim.min_lr_ratio": 0.0},
@@ -61,17 +54,6 @@ _LOGS = "metrics.jsonl has every step"
 _EVAL = "evaluations cover the whole held-out split, whatever the micro-batch"
 _DDP = "of torch's DDP wrapper, which is not used"
 _TRAINER = "of the Trainer's own workings"
-
-
-def _optimizer(entry: Entry, _: Facts) -> Verdict:
-    name = _OPTIMIZERS.get(str(entry.value).lower())
-    if name is None:
-        return refused(
-            f"={entry.value!r} is not there. optim.name=adamw, sgd, lamb or lars trains with "
-            "another optimizer, which is another training.",
-            "optim.name",
-        )
-    return mapped({"optim.name": name})
 
 
 def _schedule(entry: Entry, _: Facts) -> Verdict:
@@ -197,7 +179,7 @@ ROWS: Rows = {
     "lr_scheduler_kwargs": choose({None: same("none"), "": same("none")}),
     "warmup_steps": _warmup_steps,
     "warmup_ratio": _warmup_ratio,
-    "optim": _optimizer,
+    "optim": optimizer_of("trainer"),
     "adafactor": refuse_if_on("is another optimizer. Give optim.name=adamw.", "optim.name"),
     "weight_decay": to("optim.weight_decay", convert=float),
     "adam_beta1": _betas,
@@ -354,7 +336,8 @@ def implied(facts: Facts) -> dict[str, Any]:
         "bf16": False,
         "fp16": False,
     }
-    if _OPTIMIZERS.get(str(facts.get("optim", "adamw_torch"))) == "adamw":
+    name = named_elsewhere("trainer", str(facts.get("optim", "adamw_torch")))
+    if name is not None and "betas" in OPTIMIZERS[name].settings:
         found |= {"optim.betas": [0.9, 0.999], "optim.eps": 1e-8}
     if facts.get("lr_scheduler_type") is None:
         found |= {"optim.schedule": "linear", "optim.min_lr_ratio": 0.0}
