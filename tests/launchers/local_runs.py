@@ -31,6 +31,7 @@ class LocalRuns:
     recipe: str = "tiny.yaml"
     launcher: LocalLauncher = field(default_factory=LocalLauncher)
     _has_killed: bool = field(default=False, init=False)
+    _jobs: list[Submission] = field(default_factory=list, init=False)
 
     def request(self, run_id: str, *overrides: str, launched_dir: str = "runs") -> LaunchRequest:
         with _inside(self.place.folder):
@@ -53,7 +54,9 @@ class LocalRuns:
         request = self.request(run_id, *overrides)
         rendered = self.launcher.render(request)
         with _environment(self.place.environment()):
-            return self.launcher.submit(rendered, Ledger(self.run_dir(run_id).ledger))
+            job = self.launcher.submit(rendered, Ledger(self.run_dir(run_id).ledger))
+        self._jobs.append(job)
+        return job
 
     def run_dir(self, run_id: str) -> RunDir:
         return self.place.run_dir(run_id)
@@ -98,7 +101,10 @@ class LocalRuns:
         self._has_killed = True
 
     def tidy_up(self) -> None:
-        """Remove what killed processes left: whoever would have done it is dead too."""
+        """End what a failed test left, and remove what killed processes left."""
+        for job in self._jobs:
+            if not self.launcher.status(job).state.is_over:
+                self.kill(int(job.id.partition("-")[0]))
         if self._has_killed:
             for name in self.place.files_left():
                 shutil.rmtree(self.place.scratch / name, ignore_errors=True)
