@@ -184,10 +184,14 @@ def test_every_panel_and_alert_finds_what_a_real_run_and_its_devices_tell(
         assert [query for query in missing if asked(address, query)] == []
         assert len(missing) == 3 + len(DEVICE_FIELDS)
 
-        (loss, other) = asked(address, 'last_over_time(shardyard_loss{run_id="watched"}[10m])')
+        of_both = 'last_over_time(shardyard_loss{run_id="watched"}[10m])'
+        wait_for(lambda: len(asked(address, of_both)) == 2)  # each node is asked in its own time
+        (loss, other) = asked(address, of_both)
         assert set(loss["metric"]) - {"__name__"} == {"instance", "job", "node", "run_id"}
         assert {loss["metric"]["node"], other["metric"]["node"]} == {"0", "1"}
-        ranks = asked(address, 'shardyard_rank_step{run_id="watched"}')
+        of_ranks = 'shardyard_rank_step{run_id="watched"}'
+        wait_for(lambda: len(asked(address, of_ranks)) == 2)
+        ranks = asked(address, of_ranks)
         assert {(one["metric"]["node"], one["metric"]["local_rank"]) for one in ranks} == {
             ("0", "0"), ("1", "0"),
         }  # fmt: skip
