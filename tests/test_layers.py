@@ -19,7 +19,7 @@ PACKAGE = SRC / "shardyard"
 
 BASE_ROWS = [
     {"errors", "units", "printable", "talk", "waiting"},
-    {"yaml_text", "files", "aws", "plug_ins"},
+    {"yaml_text", "files", "aws", "plug_ins", "safetensors_header"},
     {"hardware", "complete", "families", "locks"},
     {"config"},
     {"rundir"},

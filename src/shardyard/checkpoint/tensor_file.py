@@ -1,17 +1,13 @@
-"""The form of a safetensors file, written tensor by tensor.
+"""A safetensors file written tensor by tensor."""
 
-Source: the format section of https://github.com/huggingface/safetensors: the length of a header,
-the header, which is JSON, and the tensors one behind the other.
-"""
-
-import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from shardyard import safetensors_header
 
 DTYPES = {
     torch.bool: "BOOL",
@@ -28,33 +24,18 @@ DTYPES = {
     torch.float8_e5m2: "F8_E5M2",
 }
 
-_HEADER_ALIGNMENT_BYTES = 64
-"""Tensors begin at a multiple of this, so that a mapped file can be used in place."""
-
 
 def header(
     tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]], about: Mapping[str, str]
-) -> Iterator[memoryview]:
+) -> bytes:
     """What comes before the tensors.
 
     Args:
         tensors: Dtype and shape of each, in the order in which they follow.
         about: What readers are told beside.
     """
-    content: dict[str, Any] = {"__metadata__": dict(about)}
-    position = 0
-    for name, (dtype, shape) in tensors.items():
-        end = position + math.prod(shape) * dtype.itemsize
-        content[name] = {
-            "dtype": DTYPES[dtype],
-            "shape": list(shape),
-            "data_offsets": [position, end],
-        }
-        position = end
-    text = json.dumps(content, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % _HEADER_ALIGNMENT_BYTES)
-    yield memoryview(len(text).to_bytes(8, "little"))
-    yield memoryview(text)
+    named = {name: (DTYPES[dtype], shape) for name, (dtype, shape) in tensors.items()}
+    return safetensors_header.header(named, about)
 
 
 def content_of(tensor: Tensor) -> memoryview:
@@ -79,8 +60,7 @@ def write_tensors(
         OSError: The file system refused.
     """
     with path.open("wb") as file:
-        for piece in header({name: (dtype, shapes[name]) for name in shapes}, {"format": "pt"}):
-            file.write(piece)
+        file.write(header({name: (dtype, shapes[name]) for name in shapes}, {"format": "pt"}))
         for (name, shape), parts in zip(shapes.items(), made, strict=True):
             written = 0
             for part in parts:

@@ -319,7 +319,8 @@ def _safetensors(shards: dict[str, tuple[Tensor, list[int]]]) -> Iterator[memory
     # wide elements first: then every tensor is aligned to its element
     ordered = sorted(shards, key=lambda name: (-shards[name][0].itemsize, name))
     tensors = {name: shards[name][0] for name in ordered}
-    yield from header({name: (each.dtype, each.shape) for name, each in tensors.items()}, custom)
+    shapes = {name: (each.dtype, each.shape) for name, each in tensors.items()}
+    yield memoryview(header(shapes, custom))
     for each in tensors.values():
         yield content_of(each)
 

@@ -1,5 +1,5 @@
 # ruff: noqa: N999 - a verb lives in the file of its name
-"""`shardyard import`: others' configurations become a recipe."""
+"""`shardyard import`: others' configurations become a recipe, their checkpoints a folder."""
 
 import json
 from pathlib import Path
@@ -22,8 +22,19 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--to",
-    type=LocalPath(path_type=Path, dir_okay=False),
-    help="Write the recipe there, and table what has no counterpart.",
+    type=LocalPath(path_type=Path),
+    help="Write the recipe there, and table what has no counterpart; of a checkpoint, the folder.",
+)
+@click.option(
+    "--like",
+    type=LocalPath(path_type=Path, file_okay=False),
+    help="Of a checkpoint: a Hugging Face folder of the same model, for config and tokenizer.",
+)
+@click.option("--prefix", help="Of a checkpoint: what stands before the names of its model.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16", "float16"]),
+    help="Of a checkpoint: of the weights written; default: as saved.",
 )
 @click.option(
     "--without",
@@ -38,6 +49,9 @@ def command(
     files: tuple[str, ...],
     *,
     to: Path | None,
+    like: Path | None,
+    prefix: str | None,
+    dtype: str | None,
     without: tuple[str, ...],
     is_forced: bool,
     dry_run: bool,
@@ -48,15 +62,91 @@ def command(
     FILE: a torchrun line or sbatch script, DeepSpeed JSON, accelerate YAML, a PyTorchJob or
     TrainJob, Trainer arguments, torchtitan TOML, SageMaker SMP parameters; several are one job.
     section.key=value says what no file does, and wins over them.
+
+    Or a checkpoint, which becomes a Hugging Face folder: a file of torch.save, a folder of FSDP,
+    torch.distributed.checkpoint, DeepSpeed or Megatron.
     """
     from shardyard.config.load import is_override
-    from shardyard.importers.configs.importing import import_files
+    from shardyard.importers.checkpoints.importing import is_checkpoint
 
     words = [each for each in files if is_override(each)]
-    kind = LocalPath(path_type=Path, dir_okay=False)
+    kind = LocalPath(path_type=Path)
     paths = [kind.convert(each, None, None) for each in files if not is_override(each)]
     if not paths:
-        raise click.UsageError("FILE is missing: a configuration of your job.")
+        raise click.UsageError("FILE is missing: a configuration of your job, or a checkpoint.")
+    if any(map(is_checkpoint, paths)):
+        if len(paths) > 1 or words or without or is_forced:
+            raise click.UsageError(
+                "A checkpoint is imported alone: no other FILE, section.key=value, --without or "
+                "--force beside it. Its folder then goes into a recipe as model.path."
+            )
+        _import_checkpoint(
+            paths[0], to, like, prefix=prefix, dtype=dtype, dry_run=dry_run, as_json=as_json
+        )
+        return
+    given = {"--like": like, "--prefix": prefix, "--dtype": dtype}
+    for name in (name for name, value in given.items() if value is not None):
+        raise click.UsageError(f"{name} is of a checkpoint, and {files[0]} is a configuration.")
+    _import_configurations(
+        paths, words, without, to=to, is_forced=is_forced, dry_run=dry_run, as_json=as_json
+    )
+
+
+def _import_checkpoint(
+    path: Path,
+    to: Path | None,
+    like: Path | None,
+    *,
+    prefix: str | None,
+    dtype: str | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    from shardyard.cli.progress import bytes_progress
+    from shardyard.importers.checkpoints.importing import plan_import, run_import
+
+    if like is None:
+        raise click.UsageError(
+            "--like is missing: a Hugging Face folder of the same model, for config and tokenizer, "
+            "such as the one that training began with."
+        )
+    if to is None and not dry_run:
+        raise click.UsageError(
+            "--to is missing: the folder to write. --dry-run says what is there."
+        )
+    planned = plan_import(path, like, prefix=prefix, dtype=dtype)
+    if not dry_run:
+        assert to is not None
+        with bytes_progress(planned.bytes) as progress:
+            run_import(planned, to, lambda size: progress(path.name, size))
+    told = planned.to_json()
+    if as_json:
+        tell(json.dumps(told, indent=1))
+        return
+    tell(f"checkpoint: {told['format']}, {planned.where}")
+    tell(f"weights: {told['tensors']} tensors, {planned.size}")
+    for line in (*planned.lacks, *told["remarks"]):
+        tell(line)
+    if dry_run:
+        return
+    tell(f"folder: {to}")
+    tell(f"next: model.path={to} in a recipe; it begins at step 0")
+
+
+def _import_configurations(
+    paths: list[Path],
+    words: list[str],
+    without: tuple[str, ...],
+    *,
+    to: Path | None,
+    is_forced: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    from shardyard.importers.configs.importing import import_files
+
+    if to is not None and to.is_dir():
+        raise click.UsageError(f"{to} is a folder. --to names the recipe's file.")
     if to is not None and to.exists() and not (is_forced or dry_run):
         raise click.UsageError(
             f"{to} exists already. Name another file with --to, or write over it with --force."

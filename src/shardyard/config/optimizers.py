@@ -4,15 +4,11 @@ A row says what the recipe check, the planner and the doctor need. It names the 
 torch code in ``train/optimizers/``. Nothing else dispatches on the name of an optimizer.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 OptimizerName = Literal["adamw", "sgd", "lamb", "lars"]
 """Every name has a row in ``OPTIMIZERS``."""
-
-Elsewhere = Literal["deepspeed", "trainer", "torchtitan"]
-"""Whose configurations name an optimizer, and are read by ``shardyard import``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +44,6 @@ class Optimizer:
     """What an update reads and writes of a parameter, beside its averages."""
     update: str
     """``module:class``, a ``train.optimizers.Update``."""
-    elsewhere: Mapping[Elsewhere, tuple[str, ...]]
-    """What others call the same update, in small letters."""
 
 
 _ONE_PASS_BYTES = 24
@@ -71,17 +65,6 @@ OPTIMIZERS: dict[OptimizerName, Optimizer] = {
         needs_all=False,
         moved_bytes=_ONE_PASS_BYTES,
         update="shardyard.train.optimizers.fused:AdamW",
-        elsewhere={
-            "deepspeed": ("adam", "adamw", "fusedadam"),
-            "trainer": (
-                "adamw_torch",
-                "adamw_torch_fused",
-                "adamw_torch_xla",
-                "adamw_hf",
-                "adamw_apex_fused",
-            ),
-            "torchtitan": ("adamw",),
-        },
     ),
     "sgd": Optimizer(
         averages=(Average(name="momentum_buffer", factor="momentum"),),
@@ -94,7 +77,6 @@ OPTIMIZERS: dict[OptimizerName, Optimizer] = {
         needs_all=False,
         moved_bytes=_ONE_PASS_BYTES,
         update="shardyard.train.optimizers.fused:SGD",
-        elsewhere={"deepspeed": ("sgd",), "trainer": ("sgd",)},
     ),
     "lamb": Optimizer(
         averages=(
@@ -112,7 +94,6 @@ OPTIMIZERS: dict[OptimizerName, Optimizer] = {
         # weight is read for its norm and once more
         moved_bytes=_ONE_PASS_BYTES + 5 * 4,
         update="shardyard.train.optimizers.lamb:LAMB",
-        elsewhere={"deepspeed": ("lamb",)},
     ),
     "lars": Optimizer(
         averages=(Average(name="momentum_buffer", factor="momentum"),),
@@ -126,7 +107,6 @@ OPTIMIZERS: dict[OptimizerName, Optimizer] = {
         # both norms are read before anything moves
         moved_bytes=_ONE_PASS_BYTES + 2 * 4,
         update="shardyard.train.optimizers.lars:LARS",
-        elsewhere={},
     ),
 }
 
@@ -174,11 +154,3 @@ def moved_bytes(optim: Named) -> int:
 def readers_of(setting: str) -> tuple[OptimizerName, ...]:
     """Optimizers that read a setting which not all of them do; none for any other setting."""
     return tuple(name for name, row in OPTIMIZERS.items() if setting in row.settings)
-
-
-def named_elsewhere(where: Elsewhere, name: str) -> OptimizerName | None:
-    """Our name of the optimizer that others call ``name``; None where it is not there."""
-    return next(
-        (ours for ours, row in OPTIMIZERS.items() if name.lower() in row.elsewhere.get(where, ())),
-        None,
-    )

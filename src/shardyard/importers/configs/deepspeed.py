@@ -7,7 +7,8 @@ default of gradient_clipping, the code is followed.
 
 from typing import Any
 
-from shardyard.config.optimizers import OPTIMIZERS, named_elsewhere
+from shardyard.config.optimizers import OPTIMIZERS
+from shardyard.config.optimizers_elsewhere import named_elsewhere
 from shardyard.importers.configs.rules import (
     Entry,
     Facts,

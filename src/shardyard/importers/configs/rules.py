@@ -12,7 +12,8 @@ from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
 from shardyard.config.credentials import HIDDEN, find_credential
-from shardyard.config.optimizers import OPTIMIZERS, Elsewhere, named_elsewhere
+from shardyard.config.optimizers import OPTIMIZERS
+from shardyard.config.optimizers_elsewhere import Elsewhere, named_elsewhere
 from shardyard.config.setting import settings
 
 QUANTITIES = {

@@ -1,0 +1,246 @@
+"""Megatron's folders of one file a rank, put together by the layout that its documents describe.
+
+Source: Megatron-LM's ``docs`` on checkpoints and the conversion tools beside them
+(tools/checkpoint, core 0.8 to 0.14). No checkpoint that Megatron wrote has been read here: what is
+tested was cut by this description.
+
+| matrix | split by tensor parallelism | beside |
+|---|---|---|
+| query_key_value | by groups of heads | in each group its queries, then its key, then its value |
+| dense_h_to_4h, linear_fc1 | by rows | of each rank its gate, then what is gated |
+| dense, linear_proj; dense_4h_to_h, linear_fc2 | by columns | |
+| word_embeddings, output_layer | by rows | rows behind the vocabulary are padding |
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from shardyard.errors import CheckpointError, RequestError
+from shardyard.families.shape import ModelShape
+from shardyard.importers.checkpoints.checkpoint import Checkpoint
+from shardyard.importers.checkpoints.like import Like
+from shardyard.importers.checkpoints.pickles import Record, load
+from shardyard.importers.checkpoints.saved_file import leaves_of
+from shardyard.importers.checkpoints.stored import Stored, joined
+
+LATEST = "latest_checkpointed_iteration.txt"
+_RANK = re.compile(r"mp_rank_(\d+)(?:_(\d+))?")
+_BESIDE = ("optimizer", "opt_param_scheduler", "rng_state")
+_FILES = ("model_optim_rng.pt", "model_rng.pt")
+
+_OF_BLOCK = {
+    "self_attention.query_key_value": "qkv", "self_attention.linear_qkv": "qkv",
+    "self_attention.dense": "o", "self_attention.linear_proj": "o",
+    "mlp.dense_h_to_4h": "gate_up", "mlp.linear_fc1": "gate_up",
+    "mlp.dense_4h_to_h": "down", "mlp.linear_fc2": "down",
+    "input_layernorm": "first norm", "input_norm": "first norm",
+    "post_attention_layernorm": "second norm", "post_attention_norm": "second norm",
+    "pre_mlp_layernorm": "second norm",
+}  # fmt: skip
+_LAYER = re.compile(r"(?:.*\.)?(?:encoder|decoder|transformer)\.layers\.(\d+)\.(.+)\.(weight|bias)")
+_WITH_NORM = {
+    "self_attention.linear_qkv.layer_norm_weight": "first norm",
+    "mlp.linear_fc1.layer_norm_weight": "second norm",
+}
+_ENDS = {
+    "embedding.word_embeddings.weight": "table",
+    "final_layernorm.weight": "last norm",
+    "final_norm.weight": "last norm",
+    "output_layer.weight": "head",
+}
+
+Parts = Mapping[str, Sequence[Stored]]
+"""What a matrix is in the words above -> its part on each rank of tensor parallelism."""
+
+
+def find(folder: Path) -> Path | None:
+    """The folder of one iteration: this one, or the newest that is named; None: no such folder."""
+    if any(_RANK.fullmatch(path.name) for path in folder.glob("mp_rank_*")):
+        return folder
+    named = folder / LATEST
+    word = named.read_text(errors="replace").strip() if named.is_file() else ""
+    below = folder / f"iter_{int(word):07d}" if word.isdecimal() and len(word) < 12 else None
+    return below if below is not None and any(below.glob("mp_rank_*")) else None
+
+
+def read(folder: Path, like: Like) -> Checkpoint:
+    """What the folder holds, under Hugging Face's names.
+
+    Raises:
+        CheckpointError: It is damaged, incomplete, or of another model.
+        RequestError: The model is of a kind whose layout is not known.
+        OSError: A file cannot be read.
+    """
+    shape = _known_shape(like)
+    ranks = _ranks(folder)
+    tensor_ranks = sorted({rank for rank, _ in ranks})
+    stages = sorted({stage for _, stage in ranks})
+    first: dict[str, Any] = {}
+    tensors: dict[str, Stored] = {}
+    blocks_before = 0
+    for stage in stages:
+        contents = [_content(ranks, rank, stage, folder) for rank in tensor_ranks]
+        first = first or contents[0]
+        split = [_words_of(content, folder) for content in contents]
+        blocks = 1 + max((number for number, _ in split[0] if number is not None), default=-1)
+        for number in (None, *range(blocks)):
+            parts = {
+                word: [each[number, word] for each in split]
+                for place, word in split[0]
+                if place == number
+            }
+            place = None if number is None else number + blocks_before
+            tensors |= _whole(parts, place, shape)
+        blocks_before += blocks
+    iteration = first.get("iteration")
+    return Checkpoint(
+        format=f"Megatron, {len(tensor_ranks)} x {len(stages)} (tensor x pipeline)",
+        path=folder,
+        tensors=tensors,
+        step=iteration if type(iteration) is int else None,
+        beside=tuple(
+            key for key in ("optimizer", "opt_param_scheduler", "rng_state") if key in first
+        ),
+        remarks=("put together by Megatron's documented layout: compare a few outputs with yours",),
+    )
+
+
+def _known_shape(like: Like) -> ModelShape:
+    shape = like.shape
+    if shape is None or not shape.is_gated or not shape.is_causal or shape.num_experts:
+        raise RequestError(
+            f"Megatron's layout is known here for decoders with a gate and without experts, and "
+            f"{like.folder} is of model type {like.config.get('model_type')!r}. Convert it with "
+            "Megatron's own tools, and use the folder that they write."
+        )
+    return shape
+
+
+def _ranks(folder: Path) -> dict[tuple[int, int], Path]:
+    """Rank of tensor parallelism and stage -> file; none may be missing."""
+    found = {}
+    for path in folder.glob("mp_rank_*"):
+        matched = _RANK.fullmatch(path.name)
+        file = next((path / name for name in _FILES if (path / name).is_file()), None)
+        if matched and file is not None:
+            found[int(matched[1]), int(matched[2] or 0)] = file
+    across = 1 + max((rank for rank, _ in found), default=-1)
+    along = 1 + max((stage for _, stage in found), default=-1)
+    missing = {(rank, stage) for rank in range(across) for stage in range(along)} - set(found)
+    if missing or not found:
+        named = ", ".join(f"mp_rank_{rank:02d}_{stage:03d}" for rank, stage in sorted(missing)[:5])
+        raise CheckpointError(
+            f"{folder} lacks {named or 'its files'}. Copy the folders of all ranks; a checkpoint "
+            "of Megatron's dist_checkpointing has none, and is converted by its own tools first."
+        )
+    return found
+
+
+def _content(
+    ranks: Mapping[tuple[int, int], Path], rank: int, stage: int, folder: Path
+) -> dict[str, Any]:
+    content = load(ranks[rank, stage])
+    if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
+        raise CheckpointError(
+            f"{ranks[rank, stage]} holds no `model`: interleaved stages (model0, model1) are not "
+            "read. Save with --num-layers-per-virtual-pipeline-stage left out."
+        )
+    args = content.get("args")
+    if isinstance(args, Record) and args.get("rotary_interleaved"):
+        raise CheckpointError(
+            f"{folder} turns neighbouring elements of a head together (rotary_interleaved), which "
+            "Hugging Face's models do not. Convert it with Megatron's own tools."
+        )
+    return content
+
+
+def _words_of(content: Mapping[str, Any], folder: Path) -> dict[tuple[int | None, str], Stored]:
+    """Number of the block in its stage, None outside of one, and what it is -> its part."""
+    found: dict[tuple[int | None, str], Stored] = {}
+    for name, value in leaves_of(content["model"]):
+        if not isinstance(value, Stored):
+            continue
+        place, word = _word(name)
+        if word is None:
+            if name.endswith((".inv_freq", "_extra_state")):
+                continue
+            raise CheckpointError(
+                f"{folder}: {name} has no place in the layout that is known here."
+            )
+        found[place, word] = value
+    return found
+
+
+def _word(name: str) -> tuple[int | None, str | None]:
+    end = next((word for ending, word in _ENDS.items() if name.endswith(ending)), None)
+    layer = _LAYER.fullmatch(name)
+    if layer is not None and layer[2] in _OF_BLOCK:
+        word = _OF_BLOCK[layer[2]]
+        return int(layer[1]), word if layer[3] == "weight" else f"{word} bias"
+    beside = re.fullmatch(r"(?:.*\.)?layers\.(\d+)\.(.+)", name)
+    if beside is not None and beside[2] in _WITH_NORM:
+        return int(beside[1]), _WITH_NORM[beside[2]]
+    return None, end
+
+
+def _whole(parts: Parts, block: int | None, shape: ModelShape) -> dict[str, Stored]:
+    """Tensors of a block, or of what is in none, under Hugging Face's names."""
+    found: dict[str, Stored] = {}
+    for word, split in parts.items():
+        if block is None:
+            found |= dict(_of_ends(word, split, shape))
+        else:
+            before = f"model.layers.{block}."
+            found |= {before + name: each for name, each in _of_block(word, split, shape)}
+    return found
+
+
+def _of_ends(word: str, split: Sequence[Stored], shape: ModelShape) -> Iterator[tuple[str, Stored]]:
+    if word == "last norm":
+        yield "model.norm.weight", split[0]
+        return
+    name = {"table": "model.embed_tokens.weight", "head": "lm_head.weight"}[word]
+    left, kept = shape.vocab_size, []
+    for part in split:
+        kept.append(part.rows(0, min(left, part.shape[0])))
+        left -= kept[-1].shape[0]
+    yield name, joined([part for part in kept if part.elements])
+
+
+def _of_block(
+    word: str, split: Sequence[Stored], shape: ModelShape
+) -> Iterator[tuple[str, Stored]]:
+    kind = word.removesuffix(" bias")
+    end = "weight" if kind == word else "bias"
+    if kind == "qkv":
+        yield from _queries_keys_values(split, shape, end)
+    elif kind == "gate_up":
+        halves = [part.shape[0] // 2 for part in split]
+        both = list(zip(split, halves, strict=True))
+        yield f"mlp.gate_proj.{end}", joined([part.rows(0, half) for part, half in both])
+        yield f"mlp.up_proj.{end}", joined([part.rows(half, 2 * half) for part, half in both])
+    elif kind in ("o", "down"):
+        name = {"o": "self_attn.o_proj", "down": "mlp.down_proj"}[kind]
+        yield f"{name}.{end}", joined(split, dim=1) if end == "weight" else split[0]
+    else:
+        name = {"first norm": "input_layernorm", "second norm": "post_attention_layernorm"}[kind]
+        yield f"{name}.{end}", split[0]
+
+
+def _queries_keys_values(
+    split: Sequence[Stored], shape: ModelShape, end: str
+) -> Iterator[tuple[str, Stored]]:
+    head = shape.head_width
+    queries = head * (shape.num_attention_heads // shape.num_key_value_heads)
+    group = queries + 2 * head
+    if any(part.shape[0] % group for part in split):
+        raise CheckpointError(
+            f"query_key_value has {split[0].shape[0]} rows on a rank, no multiple of the {group} "
+            "of a group of heads: the model of --like has other heads, or ranks cut groups."
+        )
+    starts = [(part, first) for part in split for first in range(0, part.shape[0], group)]
+    for name, begin, size in (("q", 0, queries), ("k", queries, head), ("v", queries + head, head)):
+        rows = [part.rows(first + begin, first + begin + size) for part, first in starts]
+        yield f"self_attn.{name}_proj.{end}", joined(rows)

@@ -1,0 +1,369 @@
+"""Files of ``torch.save``, read without torch and without running what is in them.
+
+A pickle names functions and classes that its reader shall call. Here a name becomes one of our own
+inert things or is refused: tensors, numbers, strings, lists and dicts come out, and records of
+classes that are known to stand in checkpoints, which hold what was in them and do nothing.
+
+Source: ``torch/serialization.py`` and ``torch/_utils.py`` of torch 2.13: a zip file without
+compression, ``data.pkl`` and one entry a storage.
+"""
+
+import io
+import math
+import pickle
+import pickletools
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from shardyard.errors import CheckpointError
+from shardyard.importers.checkpoints.stored import Piece, Stored
+from shardyard.safetensors_header import ITEM_BYTES
+
+MAX_PICKLE_BYTES = 2**30
+"""Of what describes tensors; the largest that is known has a tenth of it."""
+
+_STORAGES = {
+    "BoolStorage": "BOOL", "ByteStorage": "U8", "CharStorage": "I8", "ShortStorage": "I16",
+    "IntStorage": "I32", "LongStorage": "I64", "HalfStorage": "F16", "BFloat16Storage": "BF16",
+    "FloatStorage": "F32", "DoubleStorage": "F64", "UntypedStorage": "U8",
+}  # fmt: skip
+_DTYPES = {
+    "bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
+    "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+}  # fmt: skip
+
+_INERT_MODULES = ("deepspeed.", "megatron.", "torch.distributed.checkpoint.")
+"""Their classes stand in checkpoints beside tensors; none of them is imported or called."""
+_INERT = {
+    ("torch", "Tensor"), ("torch", "device"), ("torch.nn.parameter", "Parameter"),
+    ("torch.serialization", "_get_layout"), ("pathlib", "PosixPath"), ("argparse", "Namespace"),
+    ("types", "SimpleNamespace"), ("_io", "BytesIO"),
+    ("numpy", "ndarray"), ("numpy", "dtype"), ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy.core.multiarray", "scalar"), ("numpy._core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "scalar"),
+    ("torch.torch_version", "TorchVersion"), ("torch.optim.lr_scheduler", "LambdaLR"),
+}  # fmt: skip
+_LOCAL = "torch.distributed._shard"
+
+
+class Record:
+    """What stands for an object of a class that is not imported: what it was made of."""
+
+    name: ClassVar[str] = ""
+    args: tuple[Any, ...]
+    state: Any
+
+    def __new__(cls, *args: Any, **_: Any) -> "Record":
+        made = super().__new__(cls)
+        made.args, made.state = args, None
+        return made
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """What it is given was kept already."""
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def get(self, field: str) -> Any:
+        """A field of its state; None where there is none."""
+        return self.state.get(field) if isinstance(self.state, dict) else None
+
+
+class _Dict(dict[Any, Any]):
+    """A dict whose attributes, such as versions of modules, are let go of."""
+
+    def __setstate__(self, state: Any) -> None:
+        """Nothing of it is kept."""
+
+
+@dataclass(frozen=True)
+class _Storage:
+    dtype: str
+    first_byte: int
+    bytes: int
+
+
+class _Function:
+    """One of ours that a pickle may call; nothing can be put into it."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.call = call
+
+    def __call__(self, *args: Any) -> Any:
+        return self.call(*args)
+
+    def __setstate__(self, state: Any) -> None:
+        raise CheckpointError("it sets the state of a function")
+
+
+def load(path: Path, *, first_byte: int = 0, length: int | None = None) -> Any:
+    """What a file of ``torch.save``, or a stretch of one, holds; no tensor's bytes are read.
+
+    Raises:
+        CheckpointError: It is no such file, is damaged, or asks for what is not in a checkpoint.
+        OSError: It cannot be read.
+    """
+    with path.open("rb") as file:
+        size = path.stat().st_size - first_byte if length is None else length
+        stretch = _Stretch(file, first_byte, size)
+        try:
+            with zipfile.ZipFile(stretch) as archive:
+                return _load(path, archive, stretch)
+        except zipfile.BadZipFile as error:
+            raise CheckpointError(
+                f"{path} is no file of torch.save as it has been since torch 1.6 ({error}). If it "
+                "is older, save it anew with a newer torch; if it was cut off, bring it anew."
+            ) from error
+
+
+def loads(data: bytes, what: str) -> Any:
+    """What a pickle without tensors holds.
+
+    Raises:
+        CheckpointError: It is damaged, or asks for what is not in a checkpoint.
+    """
+    return _unpickled(data, what, lambda *_: _refuse_storage(what))
+
+
+def _refuse_storage(what: str) -> Any:
+    raise CheckpointError(f"{what} speaks of a tensor's bytes, which it does not hold.")
+
+
+def _load(path: Path, archive: zipfile.ZipFile, stretch: "_Stretch") -> Any:
+    entries = {info.filename.partition("/")[2]: info for info in archive.infolist()}
+    described = entries.get("data.pkl")
+    if described is None:
+        raise CheckpointError(f"{path} is a zip file, but none of torch.save: data.pkl is missing.")
+    if described.file_size > MAX_PICKLE_BYTES or described.compress_type != zipfile.ZIP_STORED:
+        raise CheckpointError(
+            f"{path}: data.pkl has {described.file_size:,} bytes, or is compressed; torch writes "
+            "it neither so large nor so. It was not read."
+        )
+    order = entries.get("byteorder")
+    if order is not None and archive.read(order) != b"little":
+        raise CheckpointError(f"{path} has the order of bytes of another machine: save it on x86.")
+
+    def storage(dtype: str, key: str, elements: int) -> _Storage:
+        info = entries.get(f"data/{key}")
+        size = elements * ITEM_BYTES[dtype]
+        if info is None or info.compress_type != zipfile.ZIP_STORED or info.file_size < size:
+            raise CheckpointError(f"{path} has no {size:,} bytes of data/{key}: it is damaged.")
+        begin = stretch.data_begin(info)
+        if begin + size > stretch.end:
+            raise CheckpointError(f"{path} ends within data/{key}: it was cut off.")
+        return _Storage(dtype, begin, size)
+
+    return _unpickled(archive.read(described), str(path), storage, path)
+
+
+def _unpickled(
+    data: bytes, what: str, storage: Callable[[str, str, int], _Storage], file: Path | None = None
+) -> Any:
+    reader = _Reader(data, storage, file)
+    try:
+        return reader.load()
+    except _RefusedError as error:
+        raise CheckpointError(f"{what}: {error.why}{_hint(data)}") from error
+    except CheckpointError as error:
+        text = str(error)
+        raise CheckpointError(text if text.startswith(what) else f"{what}: {text}") from error
+    except Exception as error:  # a pickle may raise anything
+        raise CheckpointError(
+            f"{what} is damaged, or no checkpoint ({type(error).__name__}: {error}). Bring it anew."
+        ) from error
+
+
+def _hint(data: bytes) -> str:
+    """What to do, by what else the pickle names."""
+    names = {
+        str(argument)
+        for operation, argument, _ in pickletools.genops(data)
+        if operation.name in ("GLOBAL", "SHORT_BINUNICODE", "BINUNICODE")
+    }
+    if any(name.startswith(_LOCAL) for name in names):
+        return (
+            " It holds shards as FSDP1 keeps them (LOCAL_STATE_DICT or SHARDED_STATE_DICT with "
+            "torch.save), which only FSDP1 can put together: save with FULL_STATE_DICT, or with "
+            "torch.distributed.checkpoint."
+        )
+    return (
+        " Only tensors, numbers, strings, lists and dicts are taken from a checkpoint; nothing of "
+        "it was run. If you trust the file, save its state dict alone, by torch.save."
+    )
+
+
+class _RefusedError(Exception):
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+
+class _Reader(pickle.Unpickler):
+    """Gives each name that a pickle asks for one of our own things."""
+
+    def __init__(
+        self, data: bytes, storage: Callable[[str, str, int], _Storage], file: Path | None
+    ) -> None:
+        super().__init__(io.BytesIO(data))
+        self._storage, self._file = storage, file
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module in ("torch", "torch.storage") and name in _STORAGES:
+            return _STORAGES[name]
+        if module == "torch" and name in _DTYPES:
+            return _DTYPES[name]
+        made = self._made.get((module, name))
+        if made is not None:
+            return _Function(partial_of(self, made))
+        if (module, name) in _INERT or f"{module}.".startswith(_INERT_MODULES):
+            return type("Record", (Record,), {"name": f"{module}.{name}"})
+        raise _RefusedError(f"it asks for {module}.{name}.")
+
+    def persistent_load(self, identity: Any) -> _Storage:
+        kind, dtype, key, _, elements = identity
+        if (
+            kind != "storage"
+            or dtype not in ITEM_BYTES
+            or type(elements) is not int
+            or elements < 0
+        ):
+            raise _RefusedError("it asks for something that is no tensor's bytes.")
+        return self._storage(dtype, str(key), elements)
+
+    def _tensor(
+        self, storage: _Storage, first: int, shape: Any, stride: Any, *_: Any, dtype: str = ""
+    ) -> Stored:
+        dtype = dtype or storage.dtype
+        item = ITEM_BYTES[dtype]
+        sizes, steps = _sizes(shape), _sizes(stride)
+        if len(sizes) != len(steps) or type(first) is not int or first < 0:
+            raise CheckpointError("a tensor whose sizes and strides do not fit")
+        elements = math.prod(sizes)
+        reach = 1 + sum((size - 1) * step for size, step in zip(sizes, steps, strict=True))
+        if elements and (first + reach) * item > storage.bytes:
+            raise CheckpointError(f"a tensor of {sizes} reaches beyond its bytes")
+        assert self._file is not None, "without a file there is no storage"
+        piece = Piece(
+            file=self._file,
+            first_byte=storage.first_byte + first * item,
+            shape=sizes,
+            at=(0,) * len(sizes),
+            stride=None if _is_row_by_row(sizes, steps) else steps,
+        )
+        return Stored(dtype=dtype, shape=sizes, pieces=(piece,))
+
+    def _tensor_of_bytes(
+        self, storage: _Storage, first: int, shape: Any, stride: Any, _grad: Any, _hooks: Any,
+        dtype: Any, *_: Any,
+    ) -> Stored:  # fmt: skip
+        if dtype not in ITEM_BYTES:
+            raise CheckpointError(f"a tensor of dtype {dtype!r}")
+        return self._tensor(storage, first, shape, stride, dtype=dtype)
+
+    def _parameter(self, data: Any, *_: Any) -> Any:
+        return data
+
+    def _of_type(self, made: Any, _type: Any, args: Any, _state: Any) -> Any:
+        if not isinstance(made, _Function):
+            raise CheckpointError("a tensor that is made by something else")
+        return made(*args)
+
+    def _dict(self, *args: Any) -> dict[Any, Any]:
+        return _Dict(*args)
+
+    def _emptied(self, *_: Any) -> dict[Any, Any]:
+        return _Dict()
+
+    def _size(self, sizes: Any) -> tuple[int, ...]:
+        return _sizes(sizes)
+
+    def _set(self, items: Any = ()) -> list[Any]:
+        return list(items)
+
+    def _encoded(self, text: Any, encoding: Any = "latin1") -> bytes:
+        if not isinstance(text, str) or encoding != "latin1":
+            raise CheckpointError("bytes in an encoding that torch does not write")
+        return text.encode("latin1")
+
+    _made: ClassVar[dict[tuple[str, str], Callable[..., Any]]] = {
+        ("torch._utils", "_rebuild_tensor_v2"): _tensor,
+        ("torch._utils", "_rebuild_tensor_v3"): _tensor_of_bytes,
+        ("torch._utils", "_rebuild_parameter"): _parameter,
+        ("torch._utils", "_rebuild_parameter_with_state"): _parameter,
+        ("torch._tensor", "_rebuild_from_type_v2"): _of_type,
+        ("torch", "Size"): _size,
+        ("collections", "OrderedDict"): _dict,
+        ("collections", "defaultdict"): _emptied,
+        ("builtins", "set"): _set,
+        ("__builtin__", "set"): _set,
+        ("_codecs", "encode"): _encoded,
+    }
+
+
+def partial_of(reader: _Reader, made: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of the reader, bound."""
+    return lambda *args: made(reader, *args)
+
+
+def _sizes(values: Any) -> tuple[int, ...]:
+    if not isinstance(values, list | tuple) or any(
+        type(value) is not int or value < 0 for value in values
+    ):
+        raise CheckpointError("sizes that are no whole numbers")
+    return tuple(values)
+
+
+def _is_row_by_row(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    step = 1
+    for size, own in zip(reversed(shape), reversed(stride), strict=True):
+        if size != 1 and own != step:
+            return math.prod(shape) == 0
+        step *= size
+    return True
+
+
+class _Stretch(io.RawIOBase):
+    """A stretch of a file as a file."""
+
+    def __init__(self, file: Any, first_byte: int, length: int) -> None:
+        self._file, self._first, self._length = file, first_byte, length
+        self._at = 0
+
+    @property
+    def end(self) -> int:
+        """In the whole file."""
+        return self._first + self._length
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._length}[whence]
+        self._at = max(0, start + offset)
+        return self._at
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = max(0, self._length - self._at)
+        count = left if size is None or size < 0 else min(size, left)
+        self._file.seek(self._first + self._at)
+        data: bytes = self._file.read(count)
+        self._at += len(data)
+        return data
+
+    def data_begin(self, info: zipfile.ZipInfo) -> int:
+        """Where an entry's bytes begin, in the whole file: behind its own header."""
+        self.seek(info.header_offset)
+        local = self.read(30)
+        name, extra = int.from_bytes(local[26:28], "little"), int.from_bytes(local[28:30], "little")
+        return self._first + info.header_offset + 30 + name + extra
