@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.fsdp import (
     FullStateDictConfig,
     FullyShardedDataParallel,
@@ -58,7 +58,7 @@ def save_all(folder: Path) -> None:
         ShardedOptimStateDictConfig(),
     )  # fmt: skip
     states = {"model": first.state_dict(), "optimizer": fsdp.optim_state_dict(first, optimizer)}
-    dcp.save({**states, "step": 7}, checkpoint_id=folder / "sharded")
+    save({**states, "step": 7}, checkpoint_id=folder / "sharded")
     fsdp.set_state_dict_type(first, StateDictType.LOCAL_STATE_DICT, LocalStateDictConfig())
     own = first.state_dict()
     if rank == 0:
@@ -70,4 +70,4 @@ def save_all(folder: Path) -> None:
     fully_shard(second)
     weights, states_of_optimizer = get_state_dict(second, _stepped(second))
     content = {"model": weights, "optimizer": states_of_optimizer, "step": torch.tensor(7)}
-    dcp.save(content, checkpoint_id=folder / "fsdp2")
+    save(content, checkpoint_id=folder / "fsdp2")

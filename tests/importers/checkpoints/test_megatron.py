@@ -1,4 +1,4 @@
-"""A model cut as Megatron's documents describe comes out whole. Megatron itself wrote none of it."""
+"""A model cut as Megatron's documents describe comes out whole; Megatron itself wrote none."""
 
 from argparse import Namespace
 from pathlib import Path
@@ -11,6 +11,8 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 from shardyard.errors import CheckpointError, RequestError
 from shardyard.importers.checkpoints.importing import plan_import, run_import
 from tests.importers.checkpoints.made import TOKENS, model
+
+pytestmark = pytest.mark.heavy
 
 PADDED = 48
 """Rows of the table of tokens, of which 37 are tokens."""
@@ -109,7 +111,7 @@ def test_a_missing_rank_is_named(like: Path, tmp_path: Path) -> None:
 
 def test_angles_of_neighbours_are_refused(like: Path, tmp_path: Path) -> None:
     path = cut(tmp_path / "cut", ranks=1, stages=1, rotary_interleaved=True)
-    with pytest.raises(CheckpointError, match="rotary_interleaved.*own tools"):
+    with pytest.raises(CheckpointError, match=r"rotary_interleaved.*own tools"):
         plan_import(path, like)
 
 
@@ -128,7 +130,7 @@ def test_a_name_without_a_place_is_refused(like: Path, tmp_path: Path) -> None:
     content = torch.load(file, weights_only=False)
     content["model"]["decoder.layers.0.mlp.router.weight"] = torch.ones(2, 2)
     torch.save(content, file)
-    with pytest.raises(CheckpointError, match="router.weight has no place"):
+    with pytest.raises(CheckpointError, match=r"router\.weight has no place"):
         plan_import(path, like)
 
 

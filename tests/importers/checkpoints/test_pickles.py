@@ -5,6 +5,7 @@ import os
 import pickle
 import zipfile
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,7 @@ def test_a_pickle_without_a_file_may_speak_of_no_bytes() -> None:
         loads(TENSOR % (2, b"I0\n(I2\nt(I1\ntI00\nN"), "metadata")
 
 
-VIEWS = {
+VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "rows": lambda x: x,
     "a slice": lambda x: x[2:5],
     "transposed": lambda x: x.t(),
@@ -138,7 +139,7 @@ VIEWS = {
     "expanded": lambda x: x[:1].expand(4, -1),
     "of no dimension": lambda x: x[1, 1],
     "empty": lambda x: x[:0],
-    "a parameter": torch.nn.Parameter,
+    "a parameter": lambda x: torch.nn.Parameter(x),
 }
 
 

@@ -1,16 +1,17 @@
 """The weights as a Hugging Face folder, which is there whole or not at all."""
 
+import errno
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from shardyard.errors import RequestError, StorageError
 from shardyard.files import flush_folder
 from shardyard.importers.checkpoints.like import CONFIG, INDEX, Like
-from shardyard.importers.checkpoints.stored import Stored, blocks
+from shardyard.importers.checkpoints.stored import Stored, blocks, can_be_copied, copy
 from shardyard.safetensors_header import ITEM_BYTES, header
 
 MAX_SHARD_BYTES = 5 * 10**9
@@ -18,6 +19,9 @@ MAX_SHARD_BYTES = 5 * 10**9
 
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 """As config.json says it -> as safetensors does."""
+
+_NOT_COPIED = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)
+"""A kernel says so of file systems between which it does not copy."""
 
 ORIGIN = "imported.json"
 """Where the weights came from, and what of the checkpoint is not in the folder."""
@@ -106,11 +110,26 @@ def _write_weights(
     with path.open("wb", buffering=0) as file:
         file.write(header({name: written[name] for name in order}, {"format": "pt"}))
         for name in order:
-            for block in blocks(tensors[name], written[name][0]):
-                left = block
-                while left:
-                    left = left[file.write(left) :]
-                told(len(block))
+            for count in _written(file, tensors[name], written[name][0]):
+                told(count)
+
+
+def _written(file: Any, tensor: Stored, dtype: str) -> Iterator[int]:
+    """Write a tensor; how many bytes, again and again."""
+    begin = file.tell()
+    if can_be_copied(tensor, dtype):
+        try:
+            yield from copy(tensor, file.fileno())
+        except OSError as error:
+            if error.errno not in _NOT_COPIED or file.tell() != begin:
+                raise
+        else:
+            return
+    for block in blocks(tensor, dtype):
+        left = block
+        while left:
+            left = left[file.write(left) :]
+        yield len(block)
 
 
 def _index(

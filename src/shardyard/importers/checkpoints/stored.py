@@ -1,6 +1,7 @@
 """Tensors as they lie in files: where their bytes are, and how they are read some at a time."""
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -153,6 +154,39 @@ def _overlap(pieces: Sequence[Piece]) -> bool:
     return False
 
 
+def lies_in_order(tensor: Stored) -> bool:
+    """Whether its pieces follow each other as its rows do."""
+    return all(piece.shape[1:] == tensor.laid[1:] for piece in tensor.pieces)
+
+
+def copy(tensor: Stored, into: int) -> Iterator[int]:
+    """Write its bytes as they are, which then never leave the kernel; how many, again and again.
+
+    Args:
+        into: An open file, where it stands.
+
+    Raises:
+        OSError: A file cannot be read, or the kernel does not copy between these two.
+        CheckpointError: A file is shorter than it said.
+    """
+    for piece in tensor.pieces:
+        left, at = piece.elements * ITEM_BYTES[tensor.dtype], piece.first_byte
+        with piece.file.open("rb", buffering=0) as file:
+            while left:
+                count = os.copy_file_range(file.fileno(), into, min(left, BLOCK_BYTES), at)
+                if not count:
+                    raise _cut_off(piece.file)
+                left -= count
+                at += count
+                yield count
+
+
+def can_be_copied(tensor: Stored, dtype: str) -> bool:
+    """Whether its bytes are written as they lie."""
+    is_row_by_row = all(piece.stride is None for piece in tensor.pieces)
+    return tensor.dtype == dtype and is_row_by_row and lies_in_order(tensor)
+
+
 def blocks(tensor: Stored, dtype: str) -> Iterator[Any]:
     """Its bytes, row by row, in another dtype or its own.
 
@@ -163,7 +197,7 @@ def blocks(tensor: Stored, dtype: str) -> Iterator[Any]:
         OSError: A file cannot be read.
         CheckpointError: A file is shorter than it said.
     """
-    if all(piece.shape[1:] == tensor.laid[1:] for piece in tensor.pieces):
+    if lies_in_order(tensor):
         for piece in tensor.pieces:
             for block in _elements(piece, tensor.dtype):
                 yield converted(block, tensor.dtype, dtype).view(np.uint8).data
@@ -203,12 +237,16 @@ def _read(file: Any, elements: int, item: Any) -> Any:
     while into:
         count = file.readinto(into)
         if not count:
-            raise CheckpointError(
-                f"{file.name} ends within a tensor. It was cut off when it was written or copied: "
-                "bring it anew, or import an earlier checkpoint."
-            )
+            raise _cut_off(file.name)
         into = into[count:]
     return block
+
+
+def _cut_off(file: Path | str) -> CheckpointError:
+    return CheckpointError(
+        f"{file} ends within a tensor. It was cut off when it was written or copied: bring it "
+        "anew, or import an earlier checkpoint."
+    )
 
 
 def converted(block: Any, source: str, target: str) -> Any:
