@@ -1,6 +1,10 @@
 """Wrong situations of `shardyard import`, all told before a recipe is written."""
 
 import json
+import pickle
+import shutil
+import zipfile
+from pathlib import Path
 from typing import Any
 
 from tests.launchers.wrong_situations import Desk, Situations
@@ -11,8 +15,21 @@ row = SITUATIONS.row
 _SAID = ("model.preset=llama-tiny", "data.source=./text")
 
 
+_LIKE = Path(__file__).parents[1] / "importers" / "checkpoints" / "deepspeed"
+
+
 class ImportDesk(Desk):
     """Somebody with files of another tool."""
+
+    def checkpoint(self, *words: str) -> int:
+        """Import a checkpoint of a model that is like one that is there."""
+        return self.shardyard("import", *words, "--like", str(_LIKE / "like"), "--to", "weights")
+
+    def pickled(self, content: bytes) -> str:
+        """A file of torch.save with a pickle of somebody's own."""
+        with zipfile.ZipFile(self.folder / "a.pt", "w") as archive:
+            archive.writestr("a/data.pkl", content)
+        return "a.pt"
 
     def take(self, *words: str, said: tuple[str, ...] = _SAID) -> int:
         """Import files that were written, with model and data."""
@@ -40,7 +57,7 @@ def _(desk: ImportDesk) -> int:
     return desk.take("notes.txt")
 
 
-@row("a folder", 2, says="'.' is a directory", do="--help")
+@row("a folder and settings", 2, says="A checkpoint is imported alone", do="as model.path")
 def _(desk: ImportDesk) -> int:
     return desk.take(".")
 
@@ -241,3 +258,95 @@ def _(desk: ImportDesk) -> int:
 def _(desk: ImportDesk) -> int:
     line = "node=(python -m shardyard.node /elsewhere/launch/recipe.yaml --place slurm)"
     return desk.take(desk.script("#SBATCH --comment=shardyard-run=first", line))
+
+
+@row(
+    "a checkpoint that would run something",
+    1,
+    says="a.pt: it asks for builtins.eval. Only tensors, numbers, strings, lists and dicts are",
+    do="save its state dict alone",
+)
+def _(desk: ImportDesk) -> int:
+    return desk.checkpoint(desk.pickled(b"cbuiltins\neval\n(V1\ntR."))
+
+
+@row("a checkpoint without tensors", 1, says="a.pt holds no tensors", do="no checkpoint of a model")
+def _(desk: ImportDesk) -> int:
+    return desk.checkpoint(desk.pickled(pickle.dumps({"step": 3})))
+
+
+@row(
+    "a checkpoint that was cut off",
+    1,
+    says="a.pt is no file of torch.save as it has been since torch 1.6",
+    do="if it was cut off, bring it anew",
+)
+def _(desk: ImportDesk) -> int:
+    name = desk.pickled(pickle.dumps({"step": 3}))
+    path = desk.folder / name
+    path.write_bytes(path.read_bytes()[:-40])
+    return desk.checkpoint(name)
+
+
+@row(
+    "a checkpoint without the folder that it is like",
+    2,
+    says="--like is missing: a Hugging Face folder of the same model",
+    do="such as the one that training began with",
+)
+def _(desk: ImportDesk) -> int:
+    return desk.shardyard("import", str(_LIKE / "zero-1"), "--to", "weights")
+
+
+@row("a checkpoint without a place", 2, says="--to is missing: the folder to write", do="--dry-run")
+def _(desk: ImportDesk) -> int:
+    return desk.shardyard("import", str(_LIKE / "zero-1"), "--like", str(_LIKE / "like"))
+
+
+@row(
+    "a folder that is no checkpoint",
+    2,
+    says="notes is no checkpoint that is known here",
+    do="Known are: a file of torch.save (.pt, .bin), a folder of torch.distributed.checkpoint",
+)
+def _(desk: ImportDesk) -> int:
+    (desk.folder / "notes").mkdir()
+    return desk.checkpoint("notes")
+
+
+@row(
+    "a checkpoint of which a rank's file is missing",
+    1,
+    says="has no file of rank 0, but of 1",
+    do="Copy the files of all nodes into one folder",
+)
+def _(desk: ImportDesk) -> int:
+    shutil.copytree(_LIKE / "zero-1", desk.folder / "half")
+    for path in (desk.folder / "half").glob("*/bf16_zero_pp_rank_0_*"):
+        path.unlink()
+    return desk.checkpoint("half")
+
+
+@row(
+    "a checkpoint of another model than the folder's",
+    1,
+    says="holds 236 parameters, and the model of",
+    do="Give the folder of this model as --like",
+)
+def _(desk: ImportDesk) -> int:
+    like = json.loads((_LIKE / "like" / "config.json").read_text())
+    (desk.folder / "like").mkdir()
+    text = json.dumps({**like, "num_hidden_layers": 2})
+    (desk.folder / "like" / "config.json").write_text(text)
+    words = ("--like", "like", "--to", "weights")
+    return desk.shardyard("import", str(_LIKE / "zero-1"), *words)
+
+
+@row(
+    "settings of a checkpoint beside a configuration",
+    2,
+    says="--dtype is of a checkpoint, and ds.json is a configuration",
+    do="--help",
+)
+def _(desk: ImportDesk) -> int:
+    return desk.take(desk.deepspeed(), "--dtype", "float32")
