@@ -90,6 +90,7 @@ def _conduct(
     # before the fork server, which passes on where they are
     slots = {label: AgentMemory.create(label) for label in snapshot_labels(resolved.recipe)}
     notes = AgentMemory.create(NOTES)
+    forkserver.let_memory_grow(resolved.recipe, os.environ)
     forkserver.start(forkserver.preload_of(resolved.recipe) if preload is None else preload)
     try:
         # Imported now: the fork server imports the same modules at the same time.
