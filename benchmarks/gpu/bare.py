@@ -26,6 +26,7 @@ def train(job: Job, device: torch.device, pace: Pace) -> list[float]:
         compute=torch.bfloat16,
         recompute=job.cell.recompute == "full",
         compiles=job.cell.compile,
+        gathers_once=True,
     )
     loop = BareLoop(
         model,
@@ -36,6 +37,7 @@ def train(job: Job, device: torch.device, pace: Pace) -> list[float]:
         seq_len=job.cell.load.seq_len,
         lr=LR,
         seed=dist.get_rank(),
+        gathers_once=True,
     )
     losses = []
     pace.start()
