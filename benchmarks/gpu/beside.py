@@ -62,12 +62,14 @@ def shares(
     again = 4 / 3 if recompute == "full" else 1.0
     return {
         "GEMM": _share(
-            products * again * tokens, causes["GEMM"], ceilings and ceilings.product_flops_per_s
+            products * again * tokens,
+            causes["GEMM"],
+            ceilings.product_flops_per_s if ceilings else None,
         ),
         "attention": _share(
             pairs * (_EXECUTED + (1 / 3 if recompute == "full" else 0)) * tokens,
             causes["attention"],
-            ceilings and ceilings.attention_both_flops_per_s,
+            ceilings.attention_both_flops_per_s if ceilings else None,
         ),
     }
 

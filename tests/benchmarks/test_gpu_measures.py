@@ -74,7 +74,7 @@ def test_a_share_is_the_arithmetic_by_its_time_over_the_ceiling() -> None:
     assert found["GEMM"] == pytest.approx(36e9 * 1000 / 0.1 / 500e12)
     assert found["attention"] == pytest.approx(7e9 * 1000 / 0.14 / 100e12)
     again = shares(causes, flops, 1000, recompute="full", ceilings=ceilings)
-    assert again["GEMM"] == pytest.approx(found["GEMM"] * 4 / 3)
+    assert again["GEMM"] == pytest.approx(36e9 * 4 / 3 * 1000 / 0.1 / 500e12)
     nobody = shares(causes, flops, 1000, recompute="none", ceilings=None)
     assert nobody == {"GEMM": None, "attention": None}
 
