@@ -20,6 +20,7 @@ def train(job: Job, device: torch.device, pace: Pace) -> list[float]:
     """Train the job; losses are this rank's."""
     resolved = read_resolved(RunDir(Path(job.run_dir)).resolved(0))
     shards = TokenShards(Path(resolved.data.dir), "train")
+    torch.manual_seed(0)  # compiled or not, the same weights
     model = sharded_llama(
         hf_config(known_shape(resolved.shape)),
         device=device,
