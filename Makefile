@@ -4,6 +4,7 @@
 # make test-system   launchers, schedulers, containers, whole runs, and more layouts
 # make test-all   every test but those that need an accelerator
 # make test-versions   the tests closest to torch, with each minor version of it (5 GB each)
+# make test-oldest   the same with the oldest torch, and the oldest of all else, that is accepted
 # make system-packages   Debian's packages that tests need, as root: Slurm, podman, Docker and others
 # make site   the documentation as pages that open from disk, every link checked
 # make bench   the slow proofs; their results are in benchmarks/results/
@@ -11,7 +12,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-fast test-system test-all test-versions system-packages durations lint types bench docs site clean
+.PHONY: demo test test-fast test-system test-all test-versions test-oldest system-packages durations lint types bench docs site clean
 
 demo: .venv/installed
 	$(BIN)/shardyard train examples/quickstart.yaml
@@ -50,6 +51,9 @@ durations:
 # Not part of CI: each brings 5 GB of parts for accelerators with it. TORCH=2.11.0 tries that alone.
 test-versions: .venv/installed-dev
 	$(BIN)/python -m benchmarks.torch_versions $(TORCH)
+
+test-oldest: .venv/installed-dev
+	$(BIN)/python -m benchmarks.torch_versions 2.11.0
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 
@@ -27,6 +27,7 @@ class BareLoop:
         model: Sharded, with its weights: ``sharded_llama`` or ``sharded_module``.
         logits: From the model and token ids (B, L) to logits (B, L, V).
         micro_batches: Forward and backward passes of this rank in one step.
+        gathers_once: Whether parameters stay whole from one micro-batch to the next.
     """
 
     def __init__(
@@ -41,9 +42,11 @@ class BareLoop:
         lr: float,
         seed: int,
         logits: Callable[[nn.Module, Tensor], Tensor] | None = None,
+        gathers_once: bool = False,
     ) -> None:
         self.model = model
         self._logits = logits or _of_transformers
+        self._gathers_once = gathers_once
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.1, fused=True
         )
@@ -56,7 +59,10 @@ class BareLoop:
     def step(self) -> Tensor:
         """One optimizer step; returns its mean loss on this rank, still on the device."""
         total = torch.zeros((), device=self._device)
-        for _ in range(self._micro_batches):
+        for later in reversed(range(self._micro_batches)):
+            if isinstance(self.model, FSDPModule):
+                self.model.set_requires_gradient_sync(later == 0)  # one reduction a step
+                self.model.set_reshard_after_backward(later == 0 or not self._gathers_once)
             tokens_BL, targets_BL = (
                 ids_BL.to(self._device, non_blocking=True) for ids_BL in next(self._batches)
             )
@@ -98,6 +104,7 @@ def sharded_llama(
     compute: torch.dtype,
     recompute: bool,
     compiles: bool = False,
+    gathers_once: bool = False,
 ) -> Any:
     """A model of the Llama family with random weights: fp32 shards, ``compute`` while whole.
 
@@ -105,6 +112,7 @@ def sharded_llama(
         config: transformers'.
         recompute: Whether every block is computed again in the backward pass.
         compiles: Whether torch.compile compiles every block.
+        gathers_once: Whether parameters stay whole from their first use to the step: more memory.
     """
     from transformers import AutoModelForCausalLM
 
@@ -115,17 +123,18 @@ def sharded_llama(
     if recompute:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
+    reshards = False if gathers_once else None  # None: torch's own choice
     is_tied = model.lm_head.weight is model.model.embed_tokens.weight
     if not is_tied:
-        fully_shard(model.model.embed_tokens, mp_policy=policy)
+        fully_shard(model.model.embed_tokens, mp_policy=policy, reshard_after_forward=reshards)
     for block in model.model.layers:
         if compiles:
             block.compile()
-        fully_shard(block, mp_policy=policy)
+        fully_shard(block, mp_policy=policy, reshard_after_forward=reshards)
     if not is_tied:
         last: list[nn.Module] = [model.model.norm, model.lm_head]
         fully_shard(last, mp_policy=policy, reshard_after_forward=False)
-    fully_shard(model, mp_policy=policy)
+    fully_shard(model, mp_policy=policy, reshard_after_forward=reshards)
     model.to_empty(device=device)
     model.init_weights()
     model.tie_weights()

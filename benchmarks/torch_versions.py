@@ -32,7 +32,8 @@ ROOT = Path(__file__).parents[1]
 CLOSEST = (
     "models", "parallel", "distributed", "elastic/test_agent.py", "elastic/test_rendezvous.py",
     "train/test_optim.py", "train/test_dry_run.py", "train/test_own_module.py",
-    "checkpoint/test_save.py", "test_torch_private.py", "config/test_compatibility.py",
+    "checkpoint/test_save.py", "checkpoint/test_host_chunks.py", "planner/test_device_ceilings.py",
+    "benchmarks/test_gpu_measures.py", "test_torch_private.py", "config/test_compatibility.py",
 )  # fmt: skip
 SELECTIONS = (
     ("not system and not slow and not gpu", CLOSEST),

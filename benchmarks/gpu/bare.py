@@ -20,12 +20,14 @@ def train(job: Job, device: torch.device, pace: Pace) -> list[float]:
     """Train the job; losses are this rank's."""
     resolved = read_resolved(RunDir(Path(job.run_dir)).resolved(0))
     shards = TokenShards(Path(resolved.data.dir), "train")
+    torch.manual_seed(0)  # compiled or not, the same weights
     model = sharded_llama(
         hf_config(known_shape(resolved.shape)),
         device=device,
         compute=torch.bfloat16,
         recompute=job.cell.recompute == "full",
         compiles=job.cell.compile,
+        gathers_once=True,
     )
     loop = BareLoop(
         model,
@@ -36,6 +38,7 @@ def train(job: Job, device: torch.device, pace: Pace) -> list[float]:
         seq_len=job.cell.load.seq_len,
         lr=LR,
         seed=dist.get_rank(),
+        gathers_once=True,
     )
     losses = []
     pace.start()

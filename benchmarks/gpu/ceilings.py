@@ -4,7 +4,8 @@
 
 Matrix products in the shapes of a model (forward, gradient of the input, gradient of the weight),
 long enough for clocks to settle under the power limit; the same in fp8; a copy and a sum in device
-memory; attention by each of torch's kernels. The file is written anew after each line.
+memory; attention by each of torch's kernels. The file is written anew after each line;
+``shardyard plan --calibrate`` takes it.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from shardyard.families.shape import ModelShape
 from shardyard.files import write_json
 from shardyard.hardware.probe import probe
 from shardyard.parallel.device import available_device, select_device, synchronize
+from shardyard.planner.device_ceilings import KIND
 
 Work = Callable[[], Any]
 _WINDOW_S = 0.5
@@ -43,7 +45,8 @@ def main() -> int:
     path = result_file(f"ceilings-{time.strftime('%H%M%S', time.gmtime())}", machine, args.out)
     path.parent.mkdir(parents=True, exist_ok=True)
     content: dict[str, Any] = {
-        **about(machine), "is_rehearsal": args.rehearse, "tokens": tokens, "lines": [],
+        "kind": KIND, **about(machine), "is_rehearsal": args.rehearse, "tokens": tokens,
+        "lines": [],
     }  # fmt: skip
     for line in measure(shape, tokens, device=device, seconds=seconds):
         content["lines"].append(line)

@@ -59,6 +59,8 @@ class Cell:
     variant: str = ""
     settings: Sequence[str] = ()
     """Overrides of the recipe."""
+    halves: bool = True
+    """Whether it is tried again with half the micro-batch where it is out of memory."""
 
     def with_half_micro_batch(self) -> "Cell":
         """The same work in twice as many pieces."""
@@ -140,6 +142,14 @@ def recipe(cell: Cell, place: Place) -> Recipe:
     return Recipe.model_validate(sections)
 
 
+def reference(cell: Cell) -> Cell:
+    """The same work without compilation, for its losses: full recompute, which fits before all."""
+    return replace(cell, compile=False, recompute="full", variant=REFERENCE)
+
+
+REFERENCE = "reference"
+"""Variant of cells that are measured for their losses alone, in as few steps as those need."""
+
 LR = 1e-4
 """Peak learning rate of all contenders."""
 
@@ -150,12 +160,13 @@ def _fitted(cell: Cell, place: Place) -> Cell:
     Counted without what the allocator wastes: too large a beginning costs one try, too small a one
     costs the measurement. All contenders keep the same: fp32 states and a copy in bf16.
     """
-    while cell.micro_batch > 1 and _tensor_bytes(cell, place) > place.memory_bytes:
+    while cell.micro_batch > 1 and tensor_bytes(cell, place) > place.memory_bytes:
         cell = cell.with_half_micro_batch()
     return cell
 
 
-def _tensor_bytes(cell: Cell, place: Place) -> int:
+def tensor_bytes(cell: Cell, place: Place) -> int:
+    """What its tensors take by the plan, without what the allocator wastes."""
     asked, shape = recipe(cell, place), cell.load.shape_of(PRESETS[cell.load.preset].shape)
     if not shape.vocab_size:
         shape = replace(shape, vocab_size=place.vocab_size)

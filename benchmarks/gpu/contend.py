@@ -72,7 +72,7 @@ def _measure(job: Job, device: torch.device, started: float) -> dict[str, Any]:
         "process_s": time.monotonic() - started,
         "peak": pace.peak,
         "losses": losses,
-        **({"kernels": pace.kernels} if pace.kernels else {}),
+        **pace.profile,
     }
 
 

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 from benchmarks.gpu.cells import LR
+from benchmarks.gpu.equal_losses import FIRST
 from benchmarks.gpu.job import Job
 from benchmarks.gpu.pace import Pace
 from shardyard.config.own_module import known_shape
@@ -44,17 +45,24 @@ class _Clock(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
+        self.losses: list[float] = []
+        """Of the first steps: each more would make the device wait once more."""
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         self._pace.start()
 
-    def on_step_end(self, _args: Any, _state: Any, control: Any, **_: Any) -> None:
+    def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
         self._pace.mark()
         control.should_training_stop = self._pace.is_done
+        control.should_log = state.global_step <= FIRST
+
+    def on_log(self, *_: Any, logs: dict[str, float], **__: Any) -> None:
+        if "loss" in logs:
+            self.losses.append(float(logs["loss"]))
 
 
 def train(job: Job, device: torch.device, pace: Pace) -> list[float]:
-    """Train the job; returns the mean loss of all steps, the only one it keeps."""
+    """Train the job; returns the losses of the first steps."""
     several = int(os.environ["WORLD_SIZE"]) > 1
     if not several:
         _forget_launcher()
@@ -64,13 +72,15 @@ def train(job: Job, device: torch.device, pace: Pace) -> list[float]:
             hf_config(known_shape(resolved.shape)), dtype=torch.float32, attn_implementation="sdpa"
         )
     model.config.use_cache = False
+    clock = _Clock(pace)
     trainer = Trainer(
         model=model,
         args=_arguments(job, device, several=several),
         train_dataset=Windows(TokenShards(Path(resolved.data.dir), "train"), job.cell.load.seq_len),
-        callbacks=[_Clock(pace)],
+        callbacks=[clock],
     )
-    return [float(trainer.train().training_loss)]
+    trainer.train()
+    return clock.losses
 
 
 def _forget_launcher() -> None:

@@ -8,7 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.cells import Cell, Place, recipe
+from benchmarks.gpu.beside import over_predicted, predicted, shares
+from benchmarks.gpu.cells import REFERENCE, Cell, Place, recipe
+from benchmarks.gpu.equal_losses import FIRST
 from benchmarks.gpu.job import Job
 from benchmarks.gpu.processes import run_job
 from shardyard.config.model_source import read_shape
@@ -19,6 +21,7 @@ from shardyard.errors import ShardyardError
 from shardyard.files import write_json
 from shardyard.hardware.catalogue import accelerator_named
 from shardyard.hardware.machine import Machine
+from shardyard.planner.device_ceilings import DeviceCeilings
 from shardyard.planner.flops import flops_per_token
 from shardyard.planner.phases import plan
 from shardyard.rundir.layout import RunDir
@@ -61,6 +64,8 @@ class Session:
     compiled: Path | None = None
     """Folder of compiled code that processes share."""
     profile: bool = False
+    ceilings: DeviceCeilings | None = None
+    """What this device reached on the pieces of a step."""
     run: Callable[[Job, int], dict[str, Any]] = run_job
     _tries: int = field(default=0, init=False)
 
@@ -76,7 +81,7 @@ class Session:
                 return
             line = self._try(cell, until)
             yield line
-            if line["status"] != "out of memory" or cell.micro_batch == 1:
+            if line["status"] != "out of memory" or cell.micro_batch == 1 or not cell.halves:
                 return
             cell = cell.with_half_micro_batch()
 
@@ -84,19 +89,22 @@ class Session:
         self._tries += 1
         run_dir = RunDir(self.scratch / f"try-{self._tries}")
         try:
-            resolved = self._write_run(cell, run_dir)
+            resolved, said = self._write_run(cell, run_dir)
         except ShardyardError as error:  # this device cannot do it; the next cell may be able to
             return {**self._head(cell), "status": "failed", "message": str(error)}
+        is_reference = cell.variant == REFERENCE
+        steps = max(1, FIRST - self.warm_up) if is_reference else self.steps
         job = Job(
-            cell=cell, run_dir=str(run_dir.path), device=self.place.device, steps=self.steps,
-            warm_up=self.warm_up, stop_at=until, profile=self.profile,
+            cell=cell, run_dir=str(run_dir.path), device=self.place.device, steps=steps,
+            warm_up=self.warm_up, stop_at=until, profile=self.profile and not is_reference,
             compiled=None if self.compiled is None else str(self.compiled),
         )  # fmt: skip
         answer = self.run(job, self.place.devices)
-        head = self._head(cell)
+        head = {**self._head(cell), "predicted": said}
         if answer["status"] != "ok":
             return {**head, **answer}
-        return {**head, **answer, **self._rates(cell, resolved, answer)}
+        line = {**head, **answer, **self._rates(cell, resolved, answer)}
+        return {**line, "over_predicted": over_predicted(line)}
 
     def _head(self, cell: Cell) -> dict[str, Any]:
         return {
@@ -126,10 +134,22 @@ class Session:
             "tflops_per_device_full": rate * flops["full"] / 1e12,
             "mfu_full": rate * flops["full"] / peak if peak else None,
             "mfu_causal": rate * flops["causal"] / peak if peak else None,
+            **self._shares(cell, flops, answer),
             "peak_gib": max(rank["allocated_bytes"] for rank in answer["peak"]) / GIB,
         }
 
-    def _write_run(self, cell: Cell, run_dir: RunDir) -> Resolved:
+    def _shares(
+        self, cell: Cell, flops: dict[str, float], answer: dict[str, Any]
+    ) -> dict[str, Any]:
+        if "causes" not in answer:
+            return {}
+        tokens = cell.load.sequences * cell.load.seq_len
+        found = shares(
+            answer["causes"], flops, tokens, recompute=cell.recompute, ceilings=self.ceilings
+        )
+        return {"share_of_ceiling": found}
+
+    def _write_run(self, cell: Cell, run_dir: RunDir) -> tuple[Resolved, dict[str, Any]]:
         asked = recipe(cell, self.place)
         shape = cell.load.shape_of(read_shape(asked.model, None, self.data.vocab_size))
         resolved = resolve(asked, shape=shape, machine=self.machine, data=self.data)
@@ -140,6 +160,7 @@ class Session:
             machine=self.machine,
         )
         run_dir.attempt(0).mkdir(parents=True)
-        write_json(run_dir.plan(0), prediction.to_json())
+        content = prediction.to_json()
+        write_json(run_dir.plan(0), content)
         write_resolved(run_dir.resolved(0), resolved)
-        return resolved
+        return resolved, predicted(content)

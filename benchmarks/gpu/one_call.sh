@@ -10,7 +10,8 @@
 #   PYTHON=python3  has torch with its CUDA parts       REHEARSE=1       tiny, on a CPU
 #
 # Parts: ceilings (what products, copies and attention reach here), ours, trainer, bare (llama2-7b,
-# 16 sequences a step, compiled; the last two as they come as well), fp8 (llama3-8b).
+# 16 sequences a step, compiled; the last two as they come as well), fp8 (llama3-8b), limit (what
+# fits, what is tight, and what is out of memory on purpose, beside the plan).
 # Exit code: 0, or 1 where the tiny run failed: mend it here, and give the machine back meanwhile.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -23,8 +24,8 @@ carried=$(realpath -m "${CARRIED:-carried}")
 out=$(realpath -m "${OUT:-out}")
 until=$((SECONDS + minutes * 60 - 10)) # the last seconds bring the files back
 for part in $parts; do
-  case $part in ceilings | ours | trainer | bare | fp8) ;; *)
-    echo "$part is no part. There are: ceilings, ours, trainer, bare, fp8." >&2
+  case $part in ceilings | ours | trainer | bare | fp8 | limit) ;; *)
+    echo "$part is no part. There are: ceilings, ours, trainer, bare, fp8, limit." >&2
     exit 2
     ;;
   esac
@@ -92,18 +93,25 @@ for part in $parts; do
       tee -a "$out/log.txt" || echo "ceilings failed" >&2
     ;;
   ours) # without recompute; what is out of memory goes on with selective
-    measure ours 270 "${seven[@]}" --contenders shardyard --compile yes \
+    measure ours 350 "${seven[@]}" --contenders shardyard --compile yes --reference \
       --recompute none selective --first-that-fits --profile
     ;;
   trainer | bare)
-    measure "$part" 280 "${seven[@]}" --contenders "$part" --compile yes no \
+    measure "$part" 280 "${seven[@]}" --contenders "$part" --compile no yes \
       --recompute none full --first-that-fits
+    ;;
+  limit)
+    if [ -n "${REHEARSE:-}" ]; then
+      echo "limit: left out, a CPU has none" | tee -a "$out/log.txt" >&2
+    else
+      measure limit 200 --limit --steps 3 --warm-up 2
+    fi
     ;;
   fp8) # all blocks, moments in bf16: fp32 states and a copy in bf16 would fill 139 GB alone
     fp8=(--models llama3-8b --sequences 16 --steps 8 --warm-up 3)
     format=fp8
     [ -z "${REHEARSE:-}" ] || { fp8=("${seven[@]}") && format=bf16; } # no CPU multiplies fp8
-    measure fp8 270 "${fp8[@]}" --contenders shardyard --compile yes --recompute selective \
+    measure fp8 350 "${fp8[@]}" --contenders shardyard --compile yes --recompute selective --reference \
       --settings "precision.compute=$format" precision.optimizer_states=bf16
     ;;
   esac

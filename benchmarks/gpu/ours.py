@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu.job import Job
-from benchmarks.gpu.kernels import kernel_table
+from benchmarks.gpu.kernels import kernel_profile
 from benchmarks.gpu.pace import Pace
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_steps
@@ -25,6 +25,6 @@ def train(job: Job, device: torch.device, pace: Pace) -> list[float]:
         loop.step()
         pace.mark()
     if job.profile:
-        pace.kernels = kernel_table(loop.step, device)
+        pace.profile = kernel_profile(loop.step, device)
     training.close()
     return [line["loss"] for line in read_steps(run_dir.metrics)] if training.rank == 0 else []

@@ -30,8 +30,8 @@ class Pace:
         """Bytes, once the last step is over."""
         self.wall_s = 0.0
         """From the end of the warm-up to the end of the last step."""
-        self.kernels: list[dict[str, Any]] = []
-        """Where the time of one more step went, if anybody asked."""
+        self.profile: dict[str, Any] = {}
+        """Where the time of one more step went, if anybody asked: ``kernels.kernel_profile``."""
         self._device = device
         self._wanted = steps
         self._warm_up = max(2, warm_up)

@@ -14,7 +14,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,9 @@ def _measure_all(
     args: argparse.Namespace, scratch: Path, started: float
 ) -> tuple[dict[str, Any], Path]:
     # here and not above: without the needed packages these imports fail with a traceback
+    from benchmarks.gpu.beside import newest_ceilings
+    from benchmarks.gpu.clocks import Clocks
+    from benchmarks.gpu.equal_losses import checked
     from benchmarks.gpu.measure import Session, conventions, prepare_data
     from benchmarks.record import about, result_file
     from shardyard.data.shards import read_facts
@@ -97,39 +100,46 @@ def _measure_all(
     session = Session(
         machine=machine, place=place, scratch=scratch, steps=args.steps, warm_up=args.warm_up,
         data=read_facts(args.data) if args.data else prepare_data(planned[0], place),
-        compiled=args.compiled, profile=args.profile,
+        compiled=args.compiled, profile=args.profile, ceilings=newest_ceilings(args.out),
     )  # fmt: skip
     until = started + (args.seconds or 60 * args.minutes - 15)
-    fits: set[tuple[str, str, bool]] = set()
+    fits: set[tuple[str, str, bool, str]] = set()
     for done, cell in enumerate(planned):
         if args.first_that_fits and _kind(cell) in fits:
             continue
         left_s = until - time.time()
         kinds = {_kind(later) for later in planned[done:]} if args.first_that_fits else ()
         share_s = max(args.least_seconds + 1, left_s / (len(kinds) or len(planned) - done))
-        for line in session.measure(cell, seconds=min(left_s, share_s), least_s=args.least_seconds):
-            content["cells"].append(line)
-            if line["status"] == "ok":
-                fits.add(_kind(cell))
-            content["seconds"] = round(time.time() - started, 1)
-            write_json(path, content)
-            print(_one_line(line), file=sys.stderr, flush=True)
+        with Clocks(0 if args.rehearse else place.devices) as clocks:
+            for found in session.measure(
+                cell, seconds=min(left_s, share_s), least_s=args.least_seconds
+            ):
+                line = checked(found, content["cells"])
+                content["cells"].append({**line, "clocks": clocks.take()})
+                if line["status"] == "ok":
+                    fits.add(_kind(cell))
+                content["seconds"] = round(time.time() - started, 1)
+                write_json(path, content)
+                print(_one_line(line), file=sys.stderr, flush=True)
     return content, path
 
 
-def _kind(cell: Any) -> tuple[str, str, bool]:
+def _kind(cell: Any) -> tuple[str, str, bool, str]:
     """What cells have in common that differ in what is recomputed."""
-    return cell.load.preset, cell.contender, cell.compile
+    return cell.load.preset, cell.contender, cell.compile, cell.variant
 
 
 def _planned(args: argparse.Namespace, place: Any) -> list[Any]:
     """The cells to measure, in their order."""
     from dataclasses import replace
 
-    from benchmarks.gpu.cells import LOADS, REHEARSAL, cells
+    from benchmarks.gpu.cells import LOADS, REHEARSAL, cells, reference
+    from benchmarks.gpu.limit import limit_cells
     from benchmarks.gpu.variants import LOADS as VARIED
     from benchmarks.gpu.variants import VARIANTS, variant_cells
 
+    if args.limit:
+        return list(limit_cells(place))
     known = LOADS if args.variants is None else VARIED
     is_tiny = args.rehearse or args.tiny
     chosen = REHEARSAL if is_tiny else {name: known[name] for name in args.models or known}
@@ -140,10 +150,20 @@ def _planned(args: argparse.Namespace, place: Any) -> list[Any]:
     if args.variants is not None:
         return list(variant_cells(loads, args.variants or list(VARIANTS)))
     compiles = [word == "yes" for word in args.compile]
-    found = cells(
-        loads, args.recompute, args.contenders, place, compiles=compiles, settings=args.settings
+    found = list(
+        cells(
+            loads, args.recompute, args.contenders, place, compiles=compiles, settings=args.settings
+        )
     )
-    return list(found)
+    return [*_once(map(reference, found)), *found] if args.reference else found
+
+
+def _once(found: Iterable[Any]) -> list[Any]:
+    """The first of each kind; a larger micro-batch than the first tells the same losses."""
+    firsts: dict[Any, Any] = {}
+    for cell in found:
+        firsts.setdefault(_kind(cell), cell)
+    return list(firsts.values())
 
 
 def _place(args: argparse.Namespace, machine: Any) -> tuple[Any, Any]:
@@ -217,6 +237,8 @@ def _arguments() -> argparse.Namespace:
     add("--compile", nargs="+", choices=("yes", "no"), default=["no"], help="for all contenders")
     add("--settings", nargs="+", default=[], help="section.key=value, for our own contender")
     add("--sequences", type=int, help="a step and device, instead of what the model's cells have")
+    add("--reference", action="store_true", help="first the losses of each without compilation")
+    add("--limit", action="store_true", help="what fits, tight, and out of memory on purpose")
     add("--first-that-fits", action="store_true", help="of --recompute only as many as it takes")
     add("--profile", action="store_true", help="take one more step of ours apart by kernels")
     add("--compiled", type=Path, help="a folder of compiled code, to read and to add to")
@@ -228,6 +250,8 @@ def _arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if args.settings and args.contenders != ["shardyard"]:
         parser.error("--settings are ours alone: add --contenders shardyard")
+    if args.limit and args.rehearse:
+        parser.error("--limit needs a device: a CPU's allocator has no such limit to meet")
     if args.variants is not None and (args.settings or args.compile != ["no"]):
         parser.error("variants have settings of their own: leave out --settings and --compile")
     return args

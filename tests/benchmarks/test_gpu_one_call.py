@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.gpu.ceilings import measure
-from benchmarks.gpu.kernels import kernel_table
+from benchmarks.gpu.kernels import kernel_profile
 from benchmarks.gpu.pack import too_large
 from shardyard.families.presets import PRESETS
 
@@ -40,9 +40,12 @@ def test_a_products_rate_is_its_flop_by_its_time() -> None:
 
 def test_the_kernel_table_names_what_took_most_of_a_step_first() -> None:
     left_II = torch.randn(256, 256)
-    rows = kernel_table(lambda: left_II @ left_II, torch.device("cpu"))
+    found = kernel_profile(lambda: left_II @ left_II, torch.device("cpu"))
+    rows = found["kernels"]
     assert rows[0]["name"] == "aten::mm" and rows[0]["calls"] == 1
     assert rows == sorted(rows, key=lambda row: -row["ms"])
+    assert found["causes"]["GEMM"] >= rows[0]["ms"] > 0.0
+    assert 0.0 <= found["causes"]["gaps"] <= found["step_ms"]
 
 
 def test_a_folder_that_is_too_large_is_refused_with_what_makes_it_large(tmp_path: Path) -> None:
@@ -59,7 +62,9 @@ def test_a_folder_that_is_too_large_is_refused_with_what_makes_it_large(tmp_path
 def test_a_part_that_does_not_exist_is_refused_before_anything_is_begun(tmp_path: Path) -> None:
     done = run_script(tmp_path, "9", "ceiling")
     assert done.returncode == 2
-    assert "ceiling is no part. There are: ceilings, ours, trainer, bare, fp8." in done.stderr
+    assert (
+        "ceiling is no part. There are: ceilings, ours, trainer, bare, fp8, limit." in done.stderr
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -85,10 +90,18 @@ def test_a_rehearsal_of_the_one_call_writes_a_file_for_each_part(tmp_path: Path)
     assert done.returncode == 0, done.stderr
     files = {file.name.split("-")[0]: file for file in (tmp_path / "out").glob("*/*.json")}
     assert set(files) == {"tiny", "ceilings", "ours", "bare", "fp8"}, done.stderr
-    (ours,) = json.loads(files["ours"].read_text())["cells"]
+    plain, ours = json.loads(files["ours"].read_text())["cells"]
+    assert (plain["variant"], plain["compile"], len(plain["losses"]) >= 8) == (
+        "reference",
+        False,
+        True,
+    )
     assert ours["status"] == "ok" and ours["compile"] and ours["kernels"]
+    assert ours["losses_apart"] <= 0.01
+    assert ours["causes"]["GEMM"] > 0.0 and ours["share_of_ceiling"]["GEMM"] is None
+    assert ours["predicted"]["memory_bytes"] > 0 and ours["clocks"] is None
     bare = json.loads(files["bare"].read_text())["cells"]
-    assert [(line["status"], line["compile"]) for line in bare] == [("ok", True), ("ok", False)]
+    assert [(line["status"], line["compile"]) for line in bare] == [("ok", False), ("ok", True)]
     # what was prepared before was taken as it is: nothing else was prepared
     assert ours["losses"][0] == pytest.approx(6.2, abs=0.2)  # ln 512 = 6.24
 

@@ -1,6 +1,7 @@
 """Copies of this rank's shards in host memory, in buffers that are kept from save to save.
 
-Allocating pinned memory costs more than the copy itself, so it happens at the first save only.
+Allocating pinned memory costs more than the copy itself, so it happens at the first save only, and
+in pieces that waste none of it (``host_chunks.py``).
 """
 
 import mmap
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from shardyard.checkpoint.host_chunks import host_buffers
 from shardyard.parallel.device import synchronize_stream
 
 _NICE = 10
@@ -71,17 +73,17 @@ class HostCopy:
             Contiguous CPU tensors, valid until the next call.
         """
         shards = {name: local_shard(tensor) for name, tensor in tensors.items()}
-        self._buffers = {name: self._buffer(name, shard) for name, shard in shards.items()}
+        if _forms(self._buffers) != _forms(shards):
+            self._buffers = {}  # first: both at once may be more than the host has
+            # only pinned memory is copied to without waiting for each tensor
+            pin = any(shard.device.type != "cpu" for shard in shards.values())
+            self._buffers = host_buffers(shards, pin=pin)
         copy_shards(tensors, self._buffers)
         return self._buffers
 
-    def _buffer(self, name: str, shard: Tensor) -> Tensor:
-        kept = self._buffers.get(name)
-        if kept is not None and kept.shape == shard.shape and kept.dtype == shard.dtype:
-            return kept
-        # only pinned memory is copied to without waiting for each tensor
-        pin = shard.device.type != "cpu"
-        return torch.empty(shard.shape, dtype=shard.dtype, pin_memory=pin)
+
+def _forms(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
 
 
 def copy_shards(tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:

@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import (
@@ -32,7 +32,10 @@ from shardyard.terminal import tell_exactly
 VARIABLE = "_SHARDYARD_COMPLETE"
 """Environment variable with what is asked: bash_source, bash_complete; zsh and fish likewise."""
 
-Item = CompletionItem[str]
+if TYPE_CHECKING:
+    Item = CompletionItem[str]
+else:
+    Item = CompletionItem  # that of click 8.4 takes no parameter
 Completer = Callable[[str, Mapping[str, Any]], Iterable[Item]]
 """The word so far and the options before it, by name -> what it may become, whole words."""
 
@@ -354,7 +357,7 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
         words = split_arg_string(f"{os.environ['COMP_LINE']}x")
         return words[1:-1], words[-1][:-1]
 
-    def format_completion(self, item: CompletionItem[Any]) -> str:
+    def format_completion(self, item: "CompletionItem[Any]") -> str:
         _, whole = self.get_completion_args()
         line, word = os.environ["COMP_LINE"], os.environ["COMP_WORD"]
         kept = whole.removesuffix(word)

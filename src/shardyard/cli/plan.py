@@ -73,7 +73,7 @@ class _AboveZero(click.ParamType[float]):
     "--calibrate",
     multiple=True,
     type=LocalPath(path_type=Path),
-    help="A measured table of collectives, a step profile or a run's folder; several may be given.",
+    help="A measured table, a step profile, ceilings or a run's folder; may be repeated.",
 )
 @click.option("--dry-run-model", is_flag=True, help="Build and step the real model on no device.")
 @click.option("--offers", "wants_offers", is_flag=True, help="Compare all instance types.")

@@ -1,12 +1,13 @@
 """What was measured, in place of what a catalogue says: links, rates of a device, a step's time.
 
-Three kinds of measurement are read: a table of all-reduces gives a link
-(``planner/collective_table.py``); a short profile of one step gives what matrix products and memory
-reach; the folder of a run gives one factor, its measured step over the step its plan predicted.
+Four kinds of measurement are read: a table of all-reduces gives a link
+(``planner/collective_table.py``); a short profile of one step, or a file of ceilings
+(``planner/device_ceilings.py``), gives what matrix products and memory reach, the latter attention
+as well; the folder of a run gives one factor, its measured step over the step its plan predicted.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,6 +24,7 @@ from shardyard.planner.collective_table import (
     read_object,
     refuse,
 )
+from shardyard.planner.device_ceilings import KIND, DeviceCeilings
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_steps
 
@@ -67,7 +69,7 @@ class StepProfile:
         ]
         if content.get("kind") != "step_profile":
             kind = content.get("kind")
-            problems.append(f"kind={kind!r} is neither 'step_profile' nor 'collectives'")
+            problems.append(f"kind={kind!r} is neither 'step_profile', '{KIND}' nor 'collectives'")
         rates = {
             key: number(content[key])
             for key in ("matmul_flops_per_s", "bandwidth_bytes_per_s", "kernel_s")
@@ -101,6 +103,8 @@ class Calibration:
     """Of the datasheet's peak, what large matrix products reach."""
     bandwidth_share: float | None = None
     """Of the datasheet's memory bandwidth, what element-wise kernels reach."""
+    attention_flops_per_s: float | None = None
+    """Of attention's forward pass."""
     kernel_s: float | None = None
     """Start and drain of one kernel."""
     step_scale: float | None = None
@@ -120,7 +124,7 @@ def combined(parts: Sequence[Calibration]) -> Calibration:
 
 
 def read_calibration(path: Path, *, cluster: Cluster) -> Calibration:
-    """Read what was measured: a table of collectives, a profile of a step, or the folder of a run.
+    """Read what was measured: a table, a profile of a step, a device's ceilings, a run's folder.
 
     Args:
         cluster: The planned one; its devices and nodes are like the measured ones.
@@ -133,9 +137,13 @@ def read_calibration(path: Path, *, cluster: Cluster) -> Calibration:
     if not path.is_file():
         raise RequestError(
             f"{path} does not exist. A calibration is a table of collectives (a log of nccl-tests, "
-            ".csv or .json), a profile of a step (.json) or the folder of a run. Check the path."
+            ".csv or .json), a profile of a step or ceilings of a device (.json), or the folder of "
+            "a run. Check the path."
         )
-    if path.suffix == ".json" and read_object(path).get("kind") != "collectives":
+    kind = read_object(path).get("kind") if path.suffix == ".json" else "collectives"
+    if kind == KIND:
+        return _from_ceilings(DeviceCeilings.read(path), cluster.accelerator)
+    if kind != "collectives":
         return _from_profile(StepProfile.read(path), cluster.accelerator)
     return _from_table(CollectiveTable.read(path), cluster)
 
@@ -171,6 +179,19 @@ def _from_profile(profile: StepProfile, accelerator: Accelerator) -> Calibration
         kernel_s=profile.kernel_s,
         sources=(f"rates of {accelerator.name}: measured, {profile.source}",),
     )
+
+
+def _from_ceilings(found: DeviceCeilings, accelerator: Accelerator) -> Calibration:
+    rates = StepProfile(
+        source=found.source,
+        device=found.device,
+        number_format="bf16",
+        matmul_flops_per_s=found.product_flops_per_s,
+        bandwidth_bytes_per_s=found.bandwidth_bytes_per_s,
+        kernel_s=None,
+    )
+    attention = found.attention_flops_per_s
+    return replace(_from_profile(rates, accelerator), attention_flops_per_s=attention)
 
 
 def _share(reached: float | None, peak: float | None) -> float | None:

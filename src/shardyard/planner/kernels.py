@@ -127,10 +127,13 @@ def rates(accelerator: Accelerator, compute: str, calibration: Calibration | Non
     if measured.matmul_share is not None:
         sustained = peak * measured.matmul_share
     flash = min(FLASH_SHARE * half, FLASH_LIMIT_FLOPS_PER_S) * power
+    fused = max(flash, FUSED_SHARE * half * power)
+    if measured.attention_flops_per_s is not None:
+        flash = fused = measured.attention_flops_per_s  # of the fastest kernel that is there
     return Rates(
         flops_per_s=sustained,
         flash_flops_per_s=flash,
-        fused_flops_per_s=max(flash, FUSED_SHARE * half * power),
+        fused_flops_per_s=fused,
         bytes_per_s=bandwidth * (measured.bandwidth_share or BANDWIDTH),
         processors=accelerator.processors or PROCESSORS,
         kernel_s=measured.kernel_s or KERNEL_S,
