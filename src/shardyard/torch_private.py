@@ -101,6 +101,15 @@ def storage_key(of: Tensor | torch.UntypedStorage) -> int:
     return int(storage._cdata)
 
 
+def change_count(tensor: Tensor) -> int:
+    """How often a tensor, or a view of it, was changed in place; fused optimizers count nothing.
+
+    ``_version`` is what autograd compares before a backward pass (torch 2.11 to 2.13).
+    """
+    count: int = tensor._version
+    return count
+
+
 def in_backward() -> bool:
     """Whether autograd runs a backward pass in this thread. torch's own checkpointing asks the
     same way. In all versions."""

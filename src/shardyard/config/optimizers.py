@@ -26,6 +26,16 @@ class Average:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OnePass:
+    """An update that reads and writes all that a parameter has once, its copy too."""
+
+    update: str
+    """``module:class``, as of ``Optimizer``; made of shards, settings and copies."""
+    moved_bytes: int
+    """What it, and the norm before it, read and write of a parameter, beside its averages."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Optimizer:
     """What is known of one optimizer."""
 
@@ -50,6 +60,8 @@ class Optimizer:
     """``module:class``, a ``train.optimizers.Update``."""
     elsewhere: Mapping[Elsewhere, tuple[str, ...]]
     """What others call the same update, in small letters."""
+    one_pass: OnePass | None = None
+    """Where one rank computes with copies of its weights; None: those are cast after the update."""
 
 
 _ONE_PASS_BYTES = 24
@@ -82,6 +94,11 @@ OPTIMIZERS: dict[OptimizerName, Optimizer] = {
             ),
             "torchtitan": ("adamw",),
         },
+        one_pass=OnePass(
+            update="shardyard.train.optimizers.one_pass:AdamW",
+            # the gradient for its norm, and for the update; the weight, and its 16-bit copy
+            moved_bytes=4 + 4 + 4 + 4 + 2,
+        ),
     ),
     "sgd": Optimizer(
         averages=(Average(name="momentum_buffer", factor="momentum"),),

@@ -23,6 +23,12 @@ from shardyard.models.parts import blocks_of, dropout_places, part_of
 from shardyard.models.router_loss import RouterLoss, RouterTotals
 from shardyard.models.stage import keep_blocks, stage_of
 from shardyard.parallel.chunked_loss import compute_in_chunks
+from shardyard.parallel.compute_copies import (
+    ComputeCopies,
+    can_hold_copies,
+    compute_copies_of,
+    return_in,
+)
 from shardyard.parallel.context import context_attention, context_share
 from shardyard.parallel.data import Groups, shard_groups
 from shardyard.parallel.expert import shard_experts, sparse_blocks
@@ -41,11 +47,21 @@ from shardyard.parallel.vocab_loss import VocabLoss
 
 
 def parallelize(
-    model: PreTrainedModel, mesh: Mesh, *, recipe: Recipe, shape: ModelShape, family: Family
+    model: PreTrainedModel,
+    mesh: Mesh,
+    *,
+    recipe: Recipe,
+    shape: ModelShape,
+    family: Family,
+    may_copy: bool = False,
 ) -> ParallelModel:
     """Change a model in place as a resolved recipe says; weights that it has stay.
 
     Of a pipeline only this rank's stages stay of the model.
+
+    Args:
+        may_copy: One rank may compute with copies of the weights (``parallel/compute_copies.py``),
+            as whoever changes weights will say so.
 
     Returns:
         The model with all that a task needs to feed it and to make a loss of what it returns.
@@ -71,7 +87,10 @@ def parallelize(
             is_first=number == 0, logit_softcap=shape.final_logit_softcapping,
             around=None if offload is None else offload.around,
         )  # fmt: skip
-    # 2. what modules compute, before all that wraps them; fp8 first: tensors ask how to multiply
+    # 2. what modules compute, before all that wraps them; copies are of modules as they were built
+    if may_copy and can_hold_copies(model, mesh, recipe):
+        ComputeCopies(model, recipe)
+    # fp8 first: tensors ask how to multiply
     if recipe.precision.compute == "fp8":
         _multiply_in_fp8(model, mesh, recipe=recipe, family=family)
     scale = LossScale()
@@ -182,6 +201,9 @@ def _wrap(
     # 6. shard last: groups are formed from the parameters as they now are
     precision = mixed_precision(recipe.precision)
     for root, groups in roots:
+        if compute_copies_of(root) is not None:
+            return_in(root, groups.output_dtype)
+            continue
         if stays_whole(root, mesh, recipe):
             hold_whole(root, mesh)
             continue

@@ -47,6 +47,7 @@ from shardyard.models.lora import adapter_parameters, add_adapters
 from shardyard.observe.metrics import MetricLines, read_flop_budget
 from shardyard.observe.sinks import open_sinks
 from shardyard.parallel.apply import parallelize
+from shardyard.parallel.compute_copies import compute_copies_of
 from shardyard.parallel.device import compute_the_same_always, peak_memory_bytes, select_device
 from shardyard.parallel.exact_gradients import ExactGradients
 from shardyard.parallel.mesh import Mesh, build_mesh, names_on_all_stages
@@ -370,9 +371,18 @@ def _build(
 
 
 def build_sharded(
-    recipe: Recipe, shape: ModelShape, mesh: Mesh, *, device: torch.device
+    recipe: Recipe,
+    shape: ModelShape,
+    mesh: Mesh,
+    *,
+    device: torch.device,
+    may_copy: bool = True,
 ) -> Computation[MicroBatch]:
-    """What computes the task, its model in parallel form on the meta device: without storage."""
+    """What computes the task, its model in parallel form on the meta device: without storage.
+
+    Args:
+        may_copy: One rank may compute with copies of its weights; else it is sharded, to compare.
+    """
     model, held_in = build_on_meta(shape), DTYPES[recipe.precision.compute]
     if recipe.model.lora.rank is None:
         freeze(model, recipe.model.frozen, held_in=held_in)
@@ -380,7 +390,9 @@ def build_sharded(
         freeze_base(model, held_in=held_in)
         add_adapters(model, shape, recipe.model.lora)
     family = family_of(shape.model_type)
-    parts = parallelize(model, mesh, recipe=recipe, shape=shape, family=family)
+    parts = parallelize(
+        model, mesh, recipe=recipe, shape=shape, family=family, may_copy=may_copy
+    )
     return task_class(recipe.task.name).compute(parts, mesh, device=device)
 
 
@@ -405,6 +417,7 @@ def build_optimizer(
         names=names_on_all_stages((name for name, _ in model.named_parameters()), mesh),
         on_host=_on_host(recipe, device),
         given_as=WholeVectors if recipe.precision.reduce == "exact" else None,
+        copies=compute_copies_of(model),
     )
 
 

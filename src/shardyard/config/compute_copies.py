@@ -1,0 +1,26 @@
+"""Where one rank trains without sharding, in a copy of its weights: one rule for all who ask.
+
+The training half does it (``parallel/compute_copies.py``), the planner predicts it.
+"""
+
+from shardyard.config.layout import Layout
+from shardyard.config.schema import Recipe
+
+
+def holds_compute_copies(recipe: Recipe, layout: Layout) -> bool:
+    """Whether a resolved recipe is trained so; a model must also be one that can be.
+
+    Everything else is sharded over its one rank as it would be over more: fp16, fp8, gradients that
+    are summed in another format than fp32, adapters, frozen weights, a compiled model, and what is
+    moved to the host.
+    """
+    precision, model = recipe.precision, recipe.model
+    return (
+        layout.world_size == 1
+        and precision.compute == "bf16"
+        and precision.reduce == "fp32"
+        and recipe.memory.offload == "none"
+        and not model.compile
+        and model.lora.rank is None
+        and not model.frozen
+    )
