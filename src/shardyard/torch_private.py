@@ -116,6 +116,16 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
+def parameter_named(module: nn.Module, name: str) -> nn.Parameter:
+    """A module's own parameter, also where its class has a property of that name.
+
+    ``_parameters`` is where every ``nn.Module`` keeps them (torch 2.11 to 2.13).
+    """
+    found = module._parameters[name]
+    assert found is not None, name
+    return found
+
+
 def names_not_saved(module: nn.Module) -> set[str]:
     """Names of a module's own buffers that it leaves out of its state dict. In all versions."""
     return set(module._non_persistent_buffers_set)

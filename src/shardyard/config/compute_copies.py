@@ -11,8 +11,7 @@ def holds_compute_copies(recipe: Recipe, layout: Layout) -> bool:
     """Whether a resolved recipe is trained so; a model must also be one that can be.
 
     Everything else is sharded over its one rank as it would be over more: fp16, fp8, gradients that
-    are summed in another format than fp32, adapters, frozen weights, a compiled model, and what is
-    moved to the host.
+    are summed in another format than fp32, adapters, frozen weights, and what is moved to the host.
     """
     precision, model = recipe.precision, recipe.model
     return (
@@ -20,7 +19,6 @@ def holds_compute_copies(recipe: Recipe, layout: Layout) -> bool:
         and precision.compute == "bf16"
         and precision.reduce == "fp32"
         and recipe.memory.offload == "none"
-        and not model.compile
         and model.lora.rank is None
         and not model.frozen
     )

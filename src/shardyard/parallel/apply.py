@@ -89,7 +89,8 @@ def parallelize(
         )  # fmt: skip
     # 2. what modules compute, before all that wraps them; copies are of modules as they were built
     if may_copy and can_hold_copies(model, mesh, recipe):
-        ComputeCopies(model, recipe)
+        compiled = blocks_of(model, family).values() if recipe.model.compile else ()
+        ComputeCopies(model, recipe, compiled=compiled)
     # fp8 first: tensors ask how to multiply
     if recipe.precision.compute == "fp8":
         _multiply_in_fp8(model, mesh, recipe=recipe, family=family)

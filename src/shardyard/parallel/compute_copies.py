@@ -9,7 +9,7 @@ outside of products. What has one dimension (norms, biases) is cast whenever it 
 Shape suffixes: N = tokens, I and O = features in and out, D = width.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -22,11 +22,7 @@ from shardyard.config.schema import Recipe
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.precision import DTYPES
 from shardyard.parallel.product import is_plain
-from shardyard.torch_private import change_count, tree_map
-
-_KINDS = (nn.Linear, nn.Embedding)
-"""What may hold a matrix."""
-
+from shardyard.torch_private import change_count, parameter_named, tree_map
 
 def can_hold_copies(model: nn.Module, mesh: Mesh, recipe: Recipe) -> bool:
     """Whether a module, in which nothing has been replaced yet, is trained with copies.
@@ -35,29 +31,35 @@ def can_hold_copies(model: nn.Module, mesh: Mesh, recipe: Recipe) -> bool:
     """
     if not holds_compute_copies(recipe, mesh.layout):
         return False
-    params = list(model.parameters())
-    in_reach = {
-        id(module.weight)
-        for module in model.modules()
-        if any(is_plain(module, kind) for kind in _KINDS) and _is_usual(module)
-    }
     return all(
-        param.requires_grad and param.dtype == torch.float32 and param.is_contiguous()
-        for param in params
-    ) and all(param.dim() == 1 or id(param) in in_reach for param in params)
+        param.requires_grad
+        and param.dtype == torch.float32
+        and param.is_contiguous()
+        and (param.dim() < 2 or _is_usual(module))
+        for module in model.modules()
+        for param in module.parameters(recurse=False)
+    )
 
 
 def _is_usual(module: nn.Module) -> bool:
-    if not isinstance(module, nn.Embedding):
-        return True
-    return module.max_norm is None and not (module.scale_grad_by_freq or module.sparse)
+    """Whether a module that has a matrix multiplies by it, or reads rows of it, and no more."""
+    if isinstance(module, nn.Embedding):
+        limits = module.max_norm is not None or module.scale_grad_by_freq or module.sparse
+        return is_plain(module, nn.Embedding) and not limits
+    return is_plain(module, nn.Linear)
 
 
 class ComputeCopies:
     """The copies of a model's matrices, and whether they are those of its weights."""
 
-    def __init__(self, model: nn.Module, recipe: Recipe) -> None:
-        """Let a model compute with copies, in place. It may have no storage yet."""
+    def __init__(
+        self, model: nn.Module, recipe: Recipe, *, compiled: Iterable[nn.Module] = ()
+    ) -> None:
+        """Let a model compute with copies, in place. It may have no storage yet.
+
+        Args:
+            compiled: Its modules that are compiled, each with all that is in it.
+        """
         self._model = model
         self._dtype = DTYPES[recipe.precision.compute]
         self._copies: dict[str, Tensor] = {}
@@ -66,13 +68,18 @@ class ComputeCopies:
         self._places: dict[str, list[nn.Module]] = {}
         """Modules that multiply by, or read, a matrix: several where it is tied."""
         names = {id(param): name for name, param in model.named_parameters()}
+        in_graphs = {id(part) for module in compiled for part in module.modules()}
+        self._in_graphs: list[nn.Linear] = []
         for module in model.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 self._places.setdefault(names[id(module.weight)], []).append(module)
                 compute = _multiply if isinstance(module, nn.Linear) else _read
+                if isinstance(module, nn.Linear) and id(module) in in_graphs:
+                    compute = _multiply_in_graph
+                    self._in_graphs.append(module)
                 module.forward = partial(compute, module, self._dtype)
             elif any(True for _ in module.parameters(recurse=False)):
-                module.forward = _OnCasts(module, self._dtype)
+                _cast_when_used(module, self._dtype)
         model.register_forward_pre_hook(self._before)
         model.compute_copies = self  # type: ignore[assignment]
 
@@ -80,6 +87,9 @@ class ComputeCopies:
         """Parameter -> its copy. Allocated when first asked for, where the model has storage."""
         if not self._copies:
             weights = dict(self._model.named_parameters())
+            for module in self._in_graphs:  # a graph is given its sum: it cannot make it
+                module.gradient_sum = torch.empty_like(module.weight.detach())
+                module.has_sum = torch.zeros((), dtype=torch.bool)
             for name, modules in self._places.items():
                 copy = torch.empty_like(weights[name].detach(), dtype=self._dtype)
                 self._copies[name] = copy
@@ -105,6 +115,12 @@ class ComputeCopies:
             if self._seen.get(name) != changes:
                 copy.copy_(weights[name])
                 self._seen[name] = changes
+        if not self._model.training:
+            return
+        for module in self._in_graphs:
+            if module.weight.grad is None:  # the first micro-batch of a step
+                module.has_sum.zero_()
+                module.weight.grad = module.gradient_sum
 
 
 def compute_copies_of(model: nn.Module) -> ComputeCopies | None:
@@ -135,13 +151,23 @@ def add_product(total: Tensor | None, grad_NO: Tensor, x_NI: Tensor) -> Tensor:
     On CUDA a product of 16-bit matrices adds to fp32. Elsewhere both are made fp32 first, which is
     the same sum in another order, and moves more.
     """
-    if grad_NO.device.type != "cuda":
-        wide_ON, wide_NI = grad_NO.T.float(), x_NI.float()
-        return wide_ON @ wide_NI if total is None else total.addmm_(wide_ON, wide_NI)
     if total is None:
-        made: Tensor = torch.ops.aten.mm.dtype(grad_NO.T, x_NI, torch.float32)
-        return made
-    torch.ops.aten.addmm.dtype_out(total, grad_NO.T, x_NI, torch.float32, out=total)
+        shape = (grad_NO.shape[1], x_NI.shape[1])
+        total = torch.empty(shape, dtype=torch.float32, device=x_NI.device)
+        return write_product(total, grad_NO, x_NI)
+    if grad_NO.device.type == "cuda":
+        torch.ops.aten.addmm.dtype_out(total, grad_NO.T, x_NI, torch.float32, out=total)
+    else:
+        total.addmm_(grad_NO.T.float(), x_NI.float())
+    return total
+
+
+def write_product(total: Tensor, grad_NO: Tensor, x_NI: Tensor) -> Tensor:
+    """The same where there is no sum yet: what ``total`` holds is overwritten unread."""
+    if grad_NO.device.type == "cuda":
+        torch.ops.aten.mm.dtype_out(grad_NO.T, x_NI, torch.float32, out=total)
+    else:
+        torch.mm(grad_NO.T.float(), x_NI.float(), out=total)
     return total
 
 
@@ -151,29 +177,50 @@ def _multiply(module: nn.Linear, dtype: torch.dtype, x: Tensor) -> Tensor:
     return y
 
 
+def _multiply_in_graph(module: nn.Linear, dtype: torch.dtype, x: Tensor) -> Tensor:
+    bias = None if module.bias is None else module.bias.to(dtype)
+    y: Tensor = _ProductInGraph.apply(  # type: ignore[no-untyped-call]
+        x, module.weight, matrix_of(module), bias, module.gradient_sum, module.has_sum
+    )
+    return y
+
+
+@torch.library.custom_op("shardyard::add_product", mutates_args=("total", "has_sum"))
+def _add_in_graph(total: Tensor, has_sum: Tensor, grad_NO: Tensor, x_NI: Tensor) -> None:
+    """As ``add_product``, for a compiler: it sees what changes, and not how.
+
+    Args:
+        has_sum: In host memory: whether ``total`` is a sum already; else it is overwritten.
+    """
+    if has_sum.item():
+        add_product(total, grad_NO, x_NI)
+        return
+    write_product(total, grad_NO, x_NI)
+    has_sum.fill_(1)
+
+
+@_add_in_graph.register_fake
+def _(total: Tensor, has_sum: Tensor, grad_NO: Tensor, x_NI: Tensor) -> None:
+    pass
+
+
 def _read(module: nn.Embedding, _dtype: torch.dtype, ids: Tensor) -> Tensor:
     x: Tensor = _Rows.apply(ids, module.weight, matrix_of(module), module.padding_idx)  # type: ignore[no-untyped-call]
     return x
 
 
-class _OnCasts:
-    """A forward method during which the module's own parameters are cast."""
+def _cast_when_used(module: nn.Module, dtype: torch.dtype) -> None:
+    """Let a module's own parameters, when it asks for them, be cast; under their names they stay.
 
-    def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
-        self._module = module
-        self._forward = module.forward
-        self._dtype = dtype
+    A property of the class is found before a parameter, and a compiler can follow it.
+    """
+    kind = type(module)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # attributes of the instance are found before parameters, whose names stay
-        seen = self._module.__dict__
-        casts = {n: p.to(self._dtype) for n, p in self._module.named_parameters(recurse=False)}
-        seen.update(casts)
-        try:
-            return self._forward(*args, **kwargs)
-        finally:
-            for name in casts:
-                del seen[name]
+    def cast(name: str) -> property:
+        return property(lambda self: parameter_named(self, name).to(dtype))
+
+    casts = {name: cast(name) for name, _ in module.named_parameters(recurse=False)}
+    module.__class__ = type(kind.__name__, (kind,), casts)
 
 
 class _Product(torch.autograd.Function):
@@ -196,6 +243,35 @@ class _Product(torch.autograd.Function):
         weight.grad = add_product(weight.grad, grad_NO, x.flatten(0, -2))
         of_x = grad @ copy_OI if ctx.needs_input_grad[0] else None
         return of_x, None, None, grad_NO.sum(dim=0) if ctx.has_bias else None
+
+
+class _ProductInGraph(torch.autograd.Function):
+    """As ``_Product``, where a compiler reads it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight_OI: Tensor,
+        copy_OI: Tensor,
+        bias_O: Tensor | None,
+        total_OI: Tensor,
+        has_sum: Tensor,
+    ) -> Tensor:
+        del weight_OI  # with it autograd asks for a backward pass where x needs none
+        ctx.save_for_backward(x, copy_OI, total_OI, has_sum)
+        ctx.has_bias = bias_O is not None
+        return F.linear(x, copy_OI, bias_O)
+
+    @staticmethod
+    def backward(
+        ctx: Any, *grads: Tensor
+    ) -> tuple[Tensor | None, None, None, Tensor | None, None, None]:
+        x, copy_OI, total_OI, has_sum = ctx.saved_tensors
+        grad_NO = grads[0].flatten(0, -2)
+        torch.ops.shardyard.add_product(total_OI, has_sum, grad_NO, x.flatten(0, -2))
+        of_bias = grad_NO.sum(dim=0) if ctx.has_bias else None
+        return grads[0] @ copy_OI, None, None, of_bias, None, None
 
 
 class _Rows(torch.autograd.Function):
