@@ -26,7 +26,10 @@ class _Trained:
 
     def __init__(self, *, in_one_pass: bool) -> None:
         torch.manual_seed(0)
-        self.shards = {"matrix": nn.Parameter(torch.randn(7, 300)), "norm": nn.Parameter(torch.ones(5))}
+        self.shards = {
+            "matrix": nn.Parameter(torch.randn(7, 300)),
+            "norm": nn.Parameter(torch.ones(5)),
+        }
         self.copies = {"matrix": self.shards["matrix"].detach().bfloat16()}
         self.states: dict[str, State] = {
             name: {

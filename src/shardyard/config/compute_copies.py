@@ -13,10 +13,14 @@ def holds_compute_copies(recipe: Recipe, layout: Layout) -> bool:
     Everything else is sharded over its one rank as it would be over more: fp16, fp8, gradients that
     are summed in another format than fp32, adapters, frozen weights, and what is moved to the host.
     """
+    return layout.world_size == 1 and allows_compute_copies(recipe)
+
+
+def allows_compute_copies(recipe: Recipe) -> bool:
+    """The same of a recipe, whatever its layout."""
     precision, model = recipe.precision, recipe.model
     return (
-        layout.world_size == 1
-        and precision.compute == "bf16"
+        precision.compute == "bf16"
         and precision.reduce == "fp32"
         and recipe.memory.offload == "none"
         and model.lora.rank is None

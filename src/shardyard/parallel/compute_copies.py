@@ -24,6 +24,7 @@ from shardyard.parallel.precision import DTYPES
 from shardyard.parallel.product import is_plain
 from shardyard.torch_private import change_count, parameter_named, tree_map
 
+
 def can_hold_copies(model: nn.Module, mesh: Mesh, recipe: Recipe) -> bool:
     """Whether a module, in which nothing has been replaced yet, is trained with copies.
 

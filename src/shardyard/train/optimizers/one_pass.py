@@ -68,9 +68,9 @@ class AdamW:
         first, second = self._betas
         taken_N = torch.stack(steps).double()
         decays = [self._decay if self._shards[name].dim() >= 2 else 0.0 for name in names]
-        kept_N = torch.tensor(
-            [1.0 - self._lr * decay for decay in decays], dtype=torch.float64
-        ).to(taken_N.device, non_blocking=True)
+        kept_N = torch.tensor([1.0 - self._lr * decay for decay in decays], dtype=torch.float64).to(
+            taken_N.device, non_blocking=True
+        )
         columns = (
             self._lr / (1.0 - first**taken_N),
             (1.0 - second**taken_N).sqrt(),
