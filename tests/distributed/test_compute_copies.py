@@ -55,7 +55,7 @@ def _train(
     task = build_sharded(recipe, SHAPE, mesh, device=device, may_copy=may_copy)
     assert (compute_copies_of(task.model) is not None) == may_copy
     optimizer = build_optimizer(recipe, task, mesh, device=device)
-    fill_weights(task.model, folder=None, seed=0)  # type: ignore[arg-type]
+    fill_weights(task.model, folder=None, seed=0)
     stepper = Stepper(task, optimizer, mesh, device=device, grad_clip=1.0)
     found = []
     for step in range(steps):

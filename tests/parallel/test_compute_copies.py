@@ -106,7 +106,7 @@ def test_in_bf16_twenty_steps_are_those_of_a_plain_loop() -> None:
     found = _train(ours, recipe)
     weights = dict(_model().named_parameters())
     computing = _model().bfloat16()
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": [w for w in weights.values() if w.dim() > 1]},
         {"params": [w for w in weights.values() if w.dim() < 2], "weight_decay": 0.0},
     ]
@@ -170,7 +170,8 @@ class _Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _moved(run: Callable[[], object]) -> dict[str, int]:
     with _Traffic() as traffic:
         run()
-    return traffic.moved
+    found: dict[str, int] = traffic.moved
+    return found
 
 
 def test_a_micro_batch_moves_nothing_as_large_as_a_matrix_outside_of_products() -> None:
@@ -243,7 +244,8 @@ ONE = Layout(dp_replicate=1, dp_shard=1, zero=3)
     ],
 )
 def test_all_else_is_sharded_as_before(sections: dict[str, Any], *, held: bool) -> None:
-    recipe = _recipe(**{name: dict(each) for name, each in sections.items()})
+    given: dict[str, Any] = {name: dict(each) for name, each in sections.items()}
+    recipe = _recipe("bf16", **given)
     mesh: Any = SimpleNamespace(layout=ONE)
     assert can_hold_copies(_model(), mesh, recipe) == held
     two: Any = SimpleNamespace(layout=Layout(dp_replicate=2, dp_shard=1, zero=3))

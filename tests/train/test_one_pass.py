@@ -130,8 +130,10 @@ def test_the_kernel_does_what_plain_torch_does(
 
     (plain, scalars), (given, _) = (_given(copy_dtype, skip) for _ in range(2))
     before, _ = _given(copy_dtype, skip)
-    update_plainly(*plain, scalars, betas=(0.9, 0.95), eps=1e-8)
-    adamw_kernel.update(*given, scalars, betas=(0.9, 0.95), eps=1e-8)
+    g, w, m, v, copy = plain
+    update_plainly(g, w, m, v, copy, scalars, betas=(0.9, 0.95), eps=1e-8)
+    g, w, m, v, copy = given
+    adamw_kernel.update(g, w, m, v, copy, scalars, betas=(0.9, 0.95), eps=1e-8)
     for found, expected, first in zip(given, plain, before, strict=True):
         if found is None:
             continue

@@ -47,14 +47,9 @@ from shardyard.parallel.vocab_loss import VocabLoss
 
 
 def parallelize(
-    model: PreTrainedModel,
-    mesh: Mesh,
-    *,
-    recipe: Recipe,
-    shape: ModelShape,
-    family: Family,
+    model: PreTrainedModel, mesh: Mesh, *, recipe: Recipe, shape: ModelShape, family: Family,
     may_copy: bool = False,
-) -> ParallelModel:
+) -> ParallelModel:  # fmt: skip
     """Change a model in place as a resolved recipe says; weights that it has stay.
 
     Of a pipeline only this rank's stages stay of the model.
@@ -88,9 +83,8 @@ def parallelize(
             around=None if offload is None else offload.around,
         )  # fmt: skip
     # 2. what modules compute, before all that wraps them; copies are of modules as they were built
-    if may_copy and can_hold_copies(model, mesh, recipe):
-        compiled = blocks_of(model, family).values() if recipe.model.compile else ()
-        ComputeCopies(model, recipe, compiled=compiled)
+    if may_copy:
+        _hold_copies(model, mesh, recipe=recipe, family=family)
     # fp8 first: tensors ask how to multiply
     if recipe.precision.compute == "fp8":
         _multiply_in_fp8(model, mesh, recipe=recipe, family=family)
@@ -135,6 +129,13 @@ def parallelize(
         tokens_l=keys.computed_l,
         pipeline=pipeline,
     )
+
+
+def _hold_copies(model: PreTrainedModel, mesh: Mesh, *, recipe: Recipe, family: Family) -> None:
+    """Where one rank can compute in copies of its weights, let it."""
+    if can_hold_copies(model, mesh, recipe):
+        compiled = blocks_of(model, family).values() if recipe.model.compile else ()
+        ComputeCopies(model, recipe, compiled=compiled)
 
 
 def _drop(model: PreTrainedModel, recipe: Recipe, family: Family, keys: SampleKeys) -> None:

@@ -9,7 +9,7 @@ outside of products. What has one dimension (norms, biases) is cast whenever it 
 Shape suffixes: N = tokens, I and O = features in and out, D = width.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from shardyard.config.compute_copies import holds_compute_copies
 from shardyard.config.schema import Recipe
+from shardyard.parallel.device import adds_to_fp32
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.precision import DTYPES
 from shardyard.parallel.product import is_plain
@@ -70,15 +71,17 @@ class ComputeCopies:
         """Modules that multiply by, or read, a matrix: several where it is tied."""
         names = {id(param): name for name, param in model.named_parameters()}
         in_graphs = {id(part) for module in compiled for part in module.modules()}
-        self._in_graphs: list[nn.Linear] = []
+        self._in_graphs: list[Any] = []
         for module in model.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 self._places.setdefault(names[id(module.weight)], []).append(module)
-                compute = _multiply if isinstance(module, nn.Linear) else _read
+                compute: Callable[..., Tensor] = _read
+                if isinstance(module, nn.Linear):
+                    compute = _multiply
                 if isinstance(module, nn.Linear) and id(module) in in_graphs:
                     compute = _multiply_in_graph
                     self._in_graphs.append(module)
-                module.forward = partial(compute, module, self._dtype)
+                module.forward = partial(compute, module, self._dtype)  # type: ignore[method-assign]
             elif any(True for _ in module.parameters(recurse=False)):
                 _cast_when_used(module, self._dtype)
         model.register_forward_pre_hook(self._before)
@@ -88,9 +91,9 @@ class ComputeCopies:
         """Parameter -> its copy. Allocated when first asked for, where the model has storage."""
         if not self._copies:
             weights = dict(self._model.named_parameters())
-            for module in self._in_graphs:  # a graph is given its sum: it cannot make it
-                module.gradient_sum = torch.empty_like(module.weight.detach())
-                module.has_sum = torch.zeros((), dtype=torch.bool)
+            for matrix in self._in_graphs:  # a graph is given its sum: it cannot make it
+                matrix.gradient_sum = torch.empty_like(matrix.weight.detach())
+                matrix.has_sum = torch.zeros((), dtype=torch.bool)
             for name, modules in self._places.items():
                 copy = torch.empty_like(weights[name].detach(), dtype=self._dtype)
                 self._copies[name] = copy
@@ -142,8 +145,9 @@ def return_in(model: nn.Module, dtype: torch.dtype | None) -> None:
 
 def matrix_of(module: nn.Module) -> Tensor:
     """What a linear module multiplies by: its copy, or its weight."""
-    found: Tensor = getattr(module, "compute_copy", module.weight)
-    return found
+    found: Any = getattr(module, "compute_copy", module.weight)
+    matrix: Tensor = found
+    return matrix
 
 
 def add_product(total: Tensor | None, grad_NO: Tensor, x_NI: Tensor) -> Tensor:
@@ -156,7 +160,7 @@ def add_product(total: Tensor | None, grad_NO: Tensor, x_NI: Tensor) -> Tensor:
         shape = (grad_NO.shape[1], x_NI.shape[1])
         total = torch.empty(shape, dtype=torch.float32, device=x_NI.device)
         return write_product(total, grad_NO, x_NI)
-    if grad_NO.device.type == "cuda":
+    if adds_to_fp32(grad_NO.device):
         torch.ops.aten.addmm.dtype_out(total, grad_NO.T, x_NI, torch.float32, out=total)
     else:
         total.addmm_(grad_NO.T.float(), x_NI.float())
@@ -165,7 +169,7 @@ def add_product(total: Tensor | None, grad_NO: Tensor, x_NI: Tensor) -> Tensor:
 
 def write_product(total: Tensor, grad_NO: Tensor, x_NI: Tensor) -> Tensor:
     """The same where there is no sum yet: what ``total`` holds is overwritten unread."""
-    if grad_NO.device.type == "cuda":
+    if adds_to_fp32(grad_NO.device):
         torch.ops.aten.mm.dtype_out(grad_NO.T, x_NI, torch.float32, out=total)
     else:
         torch.mm(grad_NO.T.float(), x_NI.float(), out=total)

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -20,7 +19,7 @@ MOVED_BYTES = {
 """Pointer -> bytes of an element that the kernel reads, and writes."""
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _adamw(  # type: ignore[no-untyped-def]
     grad, weight, average, square, copy, scalars, elements,
     new_share, square_kept, square_share, eps, HAS_COPY: tl.constexpr, BLOCK: tl.constexpr,
@@ -57,11 +56,10 @@ def update(
     betas: tuple[float, float],
     eps: float,
 ) -> None:
-    """As ``update_plainly``; all are contiguous."""
+    """As ``update_plainly``; all are contiguous, and on the device of this process."""
     elements = weight.numel()
     given = weight if copy is None else copy  # never read where there is none
-    with torch.cuda.device_of(weight):
-        _launch[(triton.cdiv(elements, BLOCK),)](
-            grad, weight, average, square, given, scalars, elements,
-            1.0 - betas[0], betas[1], 1.0 - betas[1], eps, HAS_COPY=copy is not None, BLOCK=BLOCK,
-        )  # fmt: skip
+    _launch[(triton.cdiv(elements, BLOCK),)](
+        grad, weight, average, square, given, scalars, elements,
+        1.0 - betas[0], betas[1], 1.0 - betas[1], eps, HAS_COPY=copy is not None, BLOCK=BLOCK,
+    )  # fmt: skip

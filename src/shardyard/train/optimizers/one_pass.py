@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from shardyard.config.schema import Optim
+from shardyard.parallel.device import has_triton
 from shardyard.torch_private import foreach_add_
 from shardyard.train.optimizers import State
 
@@ -55,7 +56,7 @@ class AdamW:
         for name, row in zip(moving, rows, strict=True):
             shard, state = self._shards[name], states[name]
             assert shard.grad is not None
-            take = _on_cuda if shard.device.type == "cuda" else update_plainly
+            take = _by_kernel if has_triton(shard.device) else update_plainly
             take(
                 shard.grad, shard.data, state["exp_avg"], state["exp_avg_sq"],
                 self._copies.get(name), row, betas=self._betas, eps=self._eps,
@@ -110,7 +111,7 @@ def update_plainly(
         copy.copy_(weight)
 
 
-def _on_cuda(
+def _by_kernel(
     grad: Tensor,
     weight: Tensor,
     average: Tensor,
