@@ -115,12 +115,7 @@ def parallelize(
     )
     pipeline = None
     if mesh.layout.pp > 1:
-        dtype = DTYPES[recipe.precision.compute]
-        tied = family.embedding.module if shape.tie_word_embeddings else None
-        pipeline = Pipeline(
-            stages, mesh, plan, width=shape.hidden_size, dtype=dtype, tied=tied,
-            outputs=2 if shape.judges_pairs else 1,
-        )  # fmt: skip
+        pipeline = _pipeline(stages, mesh, plan, recipe=recipe, shape=shape, family=family)
     return ParallelModel(
         model=model,
         token_losses=token_losses,
@@ -129,6 +124,17 @@ def parallelize(
         tokens_l=keys.computed_l,
         pipeline=pipeline,
     )
+
+
+def _pipeline(
+    stages: Mapping[int, nn.Module], mesh: Mesh, plan: StagePlan, *,
+    recipe: Recipe, shape: ModelShape, family: Family,
+) -> Pipeline:  # fmt: skip
+    tied = family.embedding.module if shape.tie_word_embeddings else None
+    return Pipeline(
+        stages, mesh, plan, width=shape.hidden_size, dtype=DTYPES[recipe.precision.compute],
+        tied=tied, outputs=2 if shape.judges_pairs else 1,
+    )  # fmt: skip
 
 
 def _hold_copies(model: PreTrainedModel, mesh: Mesh, *, recipe: Recipe, family: Family) -> None:
