@@ -127,7 +127,7 @@ def parallelize(
 
 
 def _pipeline(
-    stages: Mapping[int, nn.Module], mesh: Mesh, plan: StagePlan, *,
+    stages: dict[int, nn.Module], mesh: Mesh, plan: StagePlan, *,
     recipe: Recipe, shape: ModelShape, family: Family,
 ) -> Pipeline:  # fmt: skip
     tied = family.embedding.module if shape.tie_word_embeddings else None
