@@ -7,6 +7,7 @@ import torch
 from benchmarks.gpu.job import Job
 from benchmarks.gpu.kernels import kernel_profile
 from benchmarks.gpu.pace import Pace
+from benchmarks.gpu.variants import COPIES
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_steps
 from shardyard.train.hooks import Hooks
@@ -18,7 +19,8 @@ def train(job: Job, device: torch.device, pace: Pace) -> list[float]:
     """Train the job; the losses are those of the metric lines written so far."""
     run_dir = RunDir(Path(job.run_dir))
     hooks = Hooks(generation=0, drain_requested=lambda: False, events=None)
-    training = set_up(run_dir, 0, hooks, local_rank=device.index or 0)
+    may_copy = True if job.cell.variant in COPIES else None
+    training = set_up(run_dir, 0, hooks, local_rank=device.index or 0, may_copy=may_copy)
     loop = Loop(training)
     pace.start()
     while not pace.is_done:

@@ -15,6 +15,7 @@ _OFFLOAD = "memory.offload=activations"
 VARIANTS: dict[str, tuple[str, ...]] = {
     "bf16": (),
     "compile": (_COMPILE,),
+    "copies-compile": (_COMPILE,),
     "fp8-compile": (_FP8, _COMPILE),
     "fp8-rows-compile": (_FP8, _ROWS, _COMPILE),
     "offload": (_OFFLOAD,),
@@ -26,8 +27,13 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "fp8": (_FP8,),
     "fp8-rows": (_FP8, _ROWS),
     "bf16-states": ("precision.optimizer_states=bf16",),
+    "copies": (),
 }
 """Name -> overrides of the recipe; the most telling first, as time may run out."""
+
+COPIES = ("copies", "copies-compile")
+"""Variants in which one device computes in copies of its weights and does not shard over itself:
+what that is worth, beside those of the same settings (``parallel/compute_copies.py``)."""
 
 LOADS = {
     "llama3-8b": Load(preset="llama3-8b", blocks=8, seq_len=4096, sequences=2),

@@ -101,10 +101,29 @@ def storage_key(of: Tensor | torch.UntypedStorage) -> int:
     return int(storage._cdata)
 
 
+def change_count(tensor: Tensor) -> int:
+    """How often a tensor, or a view of it, was changed in place; fused optimizers count nothing.
+
+    ``_version`` is what autograd compares before a backward pass (torch 2.11 to 2.13).
+    """
+    count: int = tensor._version
+    return count
+
+
 def in_backward() -> bool:
     """Whether autograd runs a backward pass in this thread. torch's own checkpointing asks the
     same way. In all versions."""
     return bool(torch._C._current_graph_task_id() != -1)
+
+
+def parameter_named(module: nn.Module, name: str) -> nn.Parameter:
+    """A module's own parameter, also where its class has a property of that name.
+
+    ``_parameters`` is where every ``nn.Module`` keeps them (torch 2.11 to 2.13).
+    """
+    found = module._parameters[name]
+    assert found is not None, name
+    return found
 
 
 def names_not_saved(module: nn.Module) -> set[str]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from shardyard.config.layout import Layout
 from shardyard.families.presets import PRESETS
 from shardyard.families.shape import ModelShape
 from shardyard.models.build import hf_config
@@ -23,7 +24,8 @@ from shardyard.planner.memory import (
     reserved_of,
 )
 from shardyard.planner.stages import block_elements, in_flight, stage_blocks
-from shardyard.planner.workload import Techniques, Workload
+from shardyard.planner.workload import Techniques, Workload, workload_of
+from tests.planner.recipes import resolved_recipe
 from tests.planner.workloads import EAGER, MEGATRON_2022, OURS, ZERO_PAPER, layout, workload
 
 GIB = 2**30
@@ -471,3 +473,24 @@ def test_more_splitting_never_needs_more(recompute: Any, passes: int) -> None:
         sizes("seq_len", (8192, 4096, 2048), dp_shard=8),
     ):
         assert found == sorted(found, reverse=True)
+
+
+def test_one_rank_in_bf16_holds_a_copy_and_sends_nothing() -> None:
+    recipe = resolved_recipe(
+        model={"preset": "llama-tiny"},
+        data={"seq_len": 64},
+        optim={"lr": 1e-3, "weight_decay": 0.1, "global_batch": 4, "micro_batch": 2},
+        precision={"compute": "bf16", "reduce": "fp32"},
+    )
+    shape = PRESETS["llama-tiny"].shape
+    one = Layout(dp_replicate=1, dp_shard=1, zero=3)
+    for need in needs(workload_of(recipe, shape, one), 0):
+        assert need.parameters == 4 * shape.parameters
+        assert need.optimizer == 8 * shape.parameters
+        assert need.gathered >= 2 * shape.parameters
+    assert needs(workload_of(recipe, shape, one), 0)[1].unreduced == 0
+    two = workload_of(recipe, shape, Layout(dp_replicate=2, dp_shard=1, zero=3))
+    assert needs(two, 0)[1].unreduced > 0  # they cast block by block, and sum each
+    update = workload_of(recipe, shape, one).formats
+    # read: gradient twice (its norm), weight, averages; written: weight, averages, copy
+    assert update.one_pass_bytes == 4 + 4 + 4 + 8 + 4 + 8 + 2

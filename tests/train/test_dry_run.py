@@ -141,7 +141,8 @@ def test_states_are_twelve_bytes_a_parameter_and_four_more_with_gradients() -> N
 
 
 def test_the_loss_holds_one_fp32_number_a_logit_beside_the_logits() -> None:
-    answer = dry_run(tiny(passes=1), SHAPE, ONE_RANK)
+    # of several ranks: one makes both factors of the head's gradient fp32, on a CPU
+    answer = dry_run(tiny(passes=1, layout=FOUR_RANKS), SHAPE, FOUR_RANKS)
     # probabilities, which become their gradient; and that in the format of the logits
     assert terms_of(answer, "backward")["logits and loss"] == (4 + 2) * 2 * SEQ_LEN * 2000
 

@@ -22,6 +22,16 @@ class Average:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OnePass:
+    """An update that reads and writes all that a parameter has once, its copy too."""
+
+    update: str
+    """``module:class``, as of ``Optimizer``; made of shards, settings and copies."""
+    moved_bytes: int
+    """What it, and the norm before it, read and write of a parameter, beside its averages."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Optimizer:
     """What is known of one optimizer."""
 
@@ -44,6 +54,8 @@ class Optimizer:
     """What an update reads and writes of a parameter, beside its averages."""
     update: str
     """``module:class``, a ``train.optimizers.Update``."""
+    one_pass: OnePass | None = None
+    """Where one rank computes with copies of its weights; None: those are cast after the update."""
 
 
 _ONE_PASS_BYTES = 24
@@ -65,6 +77,11 @@ OPTIMIZERS: dict[OptimizerName, Optimizer] = {
         needs_all=False,
         moved_bytes=_ONE_PASS_BYTES,
         update="shardyard.train.optimizers.fused:AdamW",
+        one_pass=OnePass(
+            update="shardyard.train.optimizers.one_pass:AdamW",
+            # the gradient for its norm, and for the update; the weight, and its 16-bit copy
+            moved_bytes=4 + 4 + 4 + 4 + 2,
+        ),
     ),
     "sgd": Optimizer(
         averages=(Average(name="momentum_buffer", factor="momentum"),),

@@ -27,6 +27,7 @@ from shardyard.models.local_shard import parameter_of
 from shardyard.models.moe import SparseMLP
 from shardyard.models.parts import blocks_of
 from shardyard.models.unfused import plain_embedding, split_fused
+from shardyard.torch_private import parameter_named
 
 
 def hf_config(shape: ModelShape) -> Any:
@@ -155,7 +156,7 @@ def give_storage(
         root.to_empty(device="cpu" if on_host else device)
     for (first, first_name), *others in ties:  # to_empty gives each module a tensor of its own
         for module, name in others:
-            setattr(module, name, getattr(first, first_name))
+            setattr(module, name, parameter_named(first, first_name))
     for module in model.modules():
         buffers = dict(module.named_buffers(recurse=False))
         for name, buffer in buffers.items():

@@ -23,6 +23,12 @@ from shardyard.models.parts import blocks_of, dropout_places, part_of
 from shardyard.models.router_loss import RouterLoss, RouterTotals
 from shardyard.models.stage import keep_blocks, stage_of
 from shardyard.parallel.chunked_loss import compute_in_chunks
+from shardyard.parallel.compute_copies import (
+    ComputeCopies,
+    can_hold_copies,
+    compute_copies_of,
+    return_in,
+)
 from shardyard.parallel.context import context_attention, context_share
 from shardyard.parallel.data import Groups, shard_groups
 from shardyard.parallel.expert import shard_experts, sparse_blocks
@@ -41,11 +47,16 @@ from shardyard.parallel.vocab_loss import VocabLoss
 
 
 def parallelize(
-    model: PreTrainedModel, mesh: Mesh, *, recipe: Recipe, shape: ModelShape, family: Family
-) -> ParallelModel:
+    model: PreTrainedModel, mesh: Mesh, *, recipe: Recipe, shape: ModelShape, family: Family,
+    may_copy: bool | None = False,
+) -> ParallelModel:  # fmt: skip
     """Change a model in place as a resolved recipe says; weights that it has stay.
 
     Of a pipeline only this rank's stages stay of the model.
+
+    Args:
+        may_copy: One rank may compute with copies of the weights (``parallel/compute_copies.py``),
+            as whoever changes weights will say so.
 
     Returns:
         The model with all that a task needs to feed it and to make a loss of what it returns.
@@ -71,7 +82,11 @@ def parallelize(
             is_first=number == 0, logit_softcap=shape.final_logit_softcapping,
             around=None if offload is None else offload.around,
         )  # fmt: skip
-    # 2. what modules compute, before all that wraps them; fp8 first: tensors ask how to multiply
+    # 2. what modules compute, before all that wraps them; copies are of modules as they were built
+    if may_copy is not False and can_hold_copies(model, mesh, recipe, anywhere=may_copy is True):
+        compiled = blocks_of(model, family).values() if recipe.model.compile else ()
+        ComputeCopies(model, recipe, compiled=compiled)
+    # fp8 first: tensors ask how to multiply
     if recipe.precision.compute == "fp8":
         _multiply_in_fp8(model, mesh, recipe=recipe, family=family)
     scale = LossScale()
@@ -101,12 +116,7 @@ def parallelize(
     )
     pipeline = None
     if mesh.layout.pp > 1:
-        dtype = DTYPES[recipe.precision.compute]
-        tied = family.embedding.module if shape.tie_word_embeddings else None
-        pipeline = Pipeline(
-            stages, mesh, plan, width=shape.hidden_size, dtype=dtype, tied=tied,
-            outputs=2 if shape.judges_pairs else 1,
-        )  # fmt: skip
+        pipeline = _pipeline(stages, mesh, plan, recipe=recipe, shape=shape, family=family)
     return ParallelModel(
         model=model,
         token_losses=token_losses,
@@ -115,6 +125,17 @@ def parallelize(
         tokens_l=keys.computed_l,
         pipeline=pipeline,
     )
+
+
+def _pipeline(
+    stages: dict[int, nn.Module], mesh: Mesh, plan: StagePlan, *,
+    recipe: Recipe, shape: ModelShape, family: Family,
+) -> Pipeline:  # fmt: skip
+    tied = family.embedding.module if shape.tie_word_embeddings else None
+    return Pipeline(
+        stages, mesh, plan, width=shape.hidden_size, dtype=DTYPES[recipe.precision.compute],
+        tied=tied, outputs=2 if shape.judges_pairs else 1,
+    )  # fmt: skip
 
 
 def _drop(model: PreTrainedModel, recipe: Recipe, family: Family, keys: SampleKeys) -> None:
@@ -182,6 +203,9 @@ def _wrap(
     # 6. shard last: groups are formed from the parameters as they now are
     precision = mixed_precision(recipe.precision)
     for root, groups in roots:
+        if compute_copies_of(root) is not None:
+            return_in(root, groups.output_dtype)
+            continue
         if stays_whole(root, mesh, recipe):
             hold_whole(root, mesh)
             continue

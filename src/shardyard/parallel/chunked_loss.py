@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shardyard.parallel.compute_copies import add_product, matrix_of
 from shardyard.parallel.tensor import OnShares
 from shardyard.parallel.vocab_loss import VocabLoss
 
@@ -36,8 +37,9 @@ def compute_in_chunks(
 
     def of_shares(x: Tensor, targets: Tensor) -> Tensor:
         return loss_in_chunks(
-            x, head.weight, head.bias, targets, losses=losses, tokens=tokens, softcap=softcap
-        )
+            x, head.weight, head.bias, targets, losses=losses, tokens=tokens, softcap=softcap,
+            matrix_vD=matrix_of(head),
+        )  # fmt: skip
 
     loss_sum = OnShares(head, of_shares)
 
@@ -57,6 +59,7 @@ def loss_in_chunks(
     losses: VocabLoss,
     tokens: int,
     softcap: float | None = None,
+    matrix_vD: Tensor | None = None,
 ) -> Tensor:
     """Sum of the losses of ``x W^T + b`` in nats, fp32; gradients are made where they are wanted.
 
@@ -64,22 +67,25 @@ def loss_in_chunks(
         x: Hidden state (..., D).
         targets: Token ids (...) or ``IGNORED``.
         tokens: Of one chunk.
+        matrix_vD: What stands for the weight in products; None: itself.
     """
     x_ND, targets_N = x.flatten(0, -2), targets.flatten()
-    made = _Gradients(x_ND, weight_vD, bias_v, several=len(x_ND) > tokens)
+    matrix_vD = (weight_vD if matrix_vD is None else matrix_vD).detach()
+    made = _Gradients(x_ND, weight_vD, bias_v, matrix_vD=matrix_vD, several=len(x_ND) > tokens)
+    cast_v = None if bias_v is None else bias_v.to(matrix_vD.dtype)
     with torch.no_grad():
         loss = torch.zeros((), dtype=torch.float32, device=x.device)
         for first in range(0, len(x_ND), tokens):
             x_CD, targets_C = x_ND[first : first + tokens], targets_N[first : first + tokens]
             if not made.wanted:
-                loss += losses(_capped(F.linear(x_CD, weight_vD, bias_v), softcap), targets_C)
+                loss += losses(_capped(F.linear(x_CD, matrix_vD, cast_v), softcap), targets_C)
                 continue
             if softcap is None:
                 # handed on without a name: let go as soon as they have become probabilities
-                of_chunk = losses.with_gradient(F.linear(x_CD, weight_vD, bias_v), targets_C)
+                of_chunk = losses.with_gradient(F.linear(x_CD, matrix_vD, cast_v), targets_C)
             else:
                 of_chunk = _with_capped_gradient(
-                    F.linear(x_CD, weight_vD, bias_v), softcap, losses, targets_C
+                    F.linear(x_CD, matrix_vD, cast_v), softcap, losses, targets_C
                 )
             loss += of_chunk[0]
             grad_Cv = of_chunk[1]
@@ -108,7 +114,13 @@ class _Gradients:
     """Of a hidden state, a head and its bias, chunk by chunk; None: not wanted."""
 
     def __init__(
-        self, x_ND: Tensor, weight_vD: Tensor, bias_v: Tensor | None, *, several: bool
+        self,
+        x_ND: Tensor,
+        weight_vD: Tensor,
+        bias_v: Tensor | None,
+        *,
+        matrix_vD: Tensor,
+        several: bool,
     ) -> None:
         records = torch.is_grad_enabled()
         self._x, self._weight, self._bias = (
@@ -116,7 +128,7 @@ class _Gradients:
             for tensor in (x_ND, weight_vD, bias_v)
         )
         self.wanted = not (self._x is self._weight is self._bias is None)
-        self._matrix_vD = weight_vD.detach()
+        self._matrix_vD = matrix_vD
         self._grad_ND = None if self._x is None else torch.empty_like(x_ND)
         self._sum_format = torch.float32 if several else weight_vD.dtype
         self._sum_vD: Tensor | None = None
@@ -127,7 +139,9 @@ class _Gradients:
         if self._grad_ND is not None:
             torch.mm(grad_Cv, self._matrix_vD, out=self._grad_ND[first : first + len(x_CD)])
         if self._weight is not None:
-            if self._sum_vD is None:
+            if self._weight.dtype != grad_Cv.dtype:  # an fp32 weight that computes by a copy
+                self._sum_vD = add_product(self._sum_vD, grad_Cv, x_CD)
+            elif self._sum_vD is None:
                 self._sum_vD = (grad_Cv.T @ x_CD).to(self._sum_format)
             elif self._sum_vD.dtype == grad_Cv.dtype:
                 self._sum_vD.addmm_(grad_Cv.T, x_CD)  # without a product of its own

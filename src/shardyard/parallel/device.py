@@ -263,3 +263,14 @@ def _host_memory_bytes() -> int:
 
 if __name__ == "__main__":
     print(json.dumps(_describe()))
+
+
+def adds_to_fp32(device: torch.device) -> bool:
+    """Whether a product of 16-bit matrices can be added to an fp32 one: ``aten::addmm.dtype_out``
+    is CUDA's alone, also under ROCm (torch 2.11 to 2.13)."""
+    return device.type == "cuda"
+
+
+def has_triton(device: torch.device) -> bool:
+    """Whether torch brings Triton for such devices."""
+    return device.type == "cuda"

@@ -56,6 +56,11 @@ def shards(w: Sharded) -> int:
     return w.layout.dp_shard * w.layout.cp
 
 
+def holds_copy(w: Sharded) -> bool:
+    """Whether one rank keeps a copy of all that computes, and shards nothing."""
+    return w.formats.keeping.copies_on_one_rank and w.layout.world_size == 1
+
+
 def splits_weights(w: Sharded) -> bool:
     """Whether a rank holds its part alone of the weights between steps."""
     return w.layout.zero >= w.formats.keeping.splits_weights_from
@@ -89,6 +94,8 @@ def gathers(w: Sharded) -> bool:
     """Whether blocks are made whole, or into the computing format, one by one and freed again."""
     if w.techniques.offload == "params":
         return True
+    if holds_copy(w):
+        return False
     is_other_format = w.formats.compute_bytes != w.formats.weight_bytes
     return w.layout.zero == 3 and (shards(w) > 1 or is_other_format)
 
@@ -113,7 +120,9 @@ def gathered_ahead_bytes(w: Sharded, held: Parameters) -> float:
 
 def is_first_pass(w: Sharded) -> bool:
     """Whether the pass at its peak finds no memory of gradients."""
-    return w.micro_batches == 1 and not w.formats.keeping.has_gradient_buffers
+    keeping = w.formats.keeping
+    has_buffers = keeping.has_gradient_buffers and (not keeping.copies_on_one_rank or holds_copy(w))
+    return w.micro_batches == 1 and not has_buffers
 
 
 def earlier_passes(w: Sharded) -> float:
@@ -129,6 +138,8 @@ def sums_at_end(w: Sharded) -> bool:
 
 def sums_blocks(w: Sharded) -> bool:
     """Whether a block's gradient is made whole, sent and freed before the next block's."""
+    if holds_copy(w):
+        return False
     return gathers(w) or (w.formats.keeping.sums_each_block and not sums_at_end(w))
 
 

@@ -264,7 +264,11 @@ class StepModel:
     def _optimizer_s(self, layout: Layout, layers: float) -> float:
         shards = layout.dp_shard * layout.cp
         held = stage_parameters(self.times.shape, layout, layers) / shards
-        moved = self._trained_share * held * self.times.formats.update_bytes
+        formats = self.times.formats
+        each = formats.update_bytes
+        if layout.world_size == 1 and formats.one_pass_bytes is not None:
+            each = formats.one_pass_bytes
+        moved = self._trained_share * held * each
         return moved / self.times.rates.bytes_per_s + OPTIMIZER_START_S
 
     def _offload_s(

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from shardyard.config.batch import step_samples
+from shardyard.config.compute_copies import allows_compute_copies
 from shardyard.config.layout import Layout
 from shardyard.config.loss_chunk import logits_of, waits_for_logits
-from shardyard.config.optimizers import averages_of, moved_bytes
+from shardyard.config.optimizers import averages_of, moved_bytes, optimizer_of
 from shardyard.config.schema import Recipe
 from shardyard.config.snapshots import copies
 from shardyard.families.shape import ModelShape
@@ -44,6 +45,9 @@ class Keeping:
     sums_zero_1_at_end: bool = True
     """At zero 1 gradients of all passes are added up whole, in the format of the wire, and summed
     over ranks in the last one."""
+    copies_on_one_rank: bool = False
+    """One rank alone shards nothing: it keeps a copy of all in the computing format, and products
+    add to the gradients themselves (``parallel/compute_copies.py``)."""
     sums_each_block: bool = True
     """Each block's gradient is made whole, sent and freed; else only where blocks are gathered."""
 
@@ -63,6 +67,8 @@ class Formats:
     """The gradient on the wire."""
     update_bytes: float = 40
     """What the optimizer reads and writes in its update; 40 are AdamW's with two fp32 moments."""
+    one_pass_bytes: float | None = None
+    """The same where one rank keeps copies, which the update writes; None: as it always is."""
     compute_bytes: float = 2
     """A gathered parameter and an activation."""
     keeping: Keeping = Keeping()
@@ -202,7 +208,7 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
         micro_batch=micro_batch,
         global_batch=step_samples(recipe.optim, devices=layout.world_size),
         batch_per_device=recipe.optim.batch_per_device,
-        formats=formats_of(recipe),
+        formats=_with_copies(formats_of(recipe), recipe, shape),
         recompute="none" if isinstance(recompute, tuple) else recompute,
         techniques=Techniques(
             attention="flash" if shape.attn_logit_softcapping is None else "unfused",
@@ -243,6 +249,25 @@ def formats_of(recipe: Recipe) -> Formats:
         update_bytes=moved_bytes(recipe.optim) + 3 * _average_bytes(recipe),
         reduce_bytes=REDUCE_BYTES[recipe.precision.reduce],
         compute_bytes=FORMAT_BYTES[compute],
+    )
+
+
+def _with_copies(formats: Formats, recipe: Recipe, shape: ModelShape) -> Formats:
+    """With what one rank keeps, where the model can be trained in copies of its matrices."""
+    if not allows_compute_copies(recipe) or shape.num_experts:
+        return formats
+    one_pass = optimizer_of(recipe.optim).one_pass
+    averages = moved_bytes(recipe.optim) - optimizer_of(recipe.optim).moved_bytes
+    moved = None if one_pass is None else one_pass.moved_bytes + averages
+    return replace(
+        formats,
+        one_pass_bytes=None if moved is None else moved + 3 * _average_bytes(recipe),
+        keeping=replace(
+            formats.keeping,
+            copies_on_one_rank=True,
+            # only a compiled block's are: a graph is given them
+            has_gradient_buffers=recipe.model.compile is True,
+        ),
     )
 
 

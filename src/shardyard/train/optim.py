@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from shardyard.config.optimizers import averages_of, optimizer_of
 from shardyard.config.schema import Optim
 from shardyard.models.local_shard import parameter_of
+from shardyard.parallel.compute_copies import ComputeCopies
 from shardyard.parallel.gradients import local_part, placed_like, square_sum
 from shardyard.parallel.precision import DTYPES
 from shardyard.parallel.whole_norms import WholeNorms
 from shardyard.torch_private import foreach_copy_
-from shardyard.train.optimizers import MakeUpdate, State, Update, make_update
+from shardyard.train.optimizers import MakeUpdate, State, Update, make_one_pass, make_update
 from shardyard.train.states_on_host import GRADIENT, MOVED_ELEMENTS, WEIGHT, StatesOnHost
 
 _WIDENED_ELEMENTS = 2**26
@@ -42,6 +43,7 @@ class ShardOptimizer:
         on_host: StatesOnHost | None = None,
         moved_elements: int = MOVED_ELEMENTS,
         given_as: Callable[[Mapping[str, nn.Parameter], MakeUpdate], Update] | None = None,
+        copies: ComputeCopies | None = None,
     ) -> None:
         """Take a model that has its storage. Matrices decay, norms and biases do not; what is
         frozen has no state.
@@ -56,6 +58,7 @@ class ShardOptimizer:
             moved_elements: Most parameters whose state moves together.
             given_as: From shards, and what makes an update of such, to an update of the shards: in
                 what pieces the optimizer gets them; None: as they are.
+            copies: What one rank computes with; None: it computes with its weights.
         """
         self._held_twice = frozenset(held_twice)
         self._params = dict(model.named_parameters())
@@ -66,7 +69,15 @@ class ShardOptimizer:
         }
         norms = WholeNorms(self._params, names=names, held_twice=self._held_twice)
         make = partial(make_update, optim=optim, norms=norms)
-        self._update = make(self._shards) if given_as is None else given_as(self._shards, make)
+        self._copies = copies
+        one_pass = None
+        if copies is not None:
+            one_pass = make_one_pass(self._shards, optim, copies.tensors())
+        self._writes_copies = one_pass is not None
+        if one_pass is not None:
+            self._update = one_pass
+        else:
+            self._update = make(self._shards) if given_as is None else given_as(self._shards, make)
         dtype = DTYPES[states]
         self._on_host = on_host
         self._states = {
@@ -107,6 +118,8 @@ class ShardOptimizer:
             for part, states in self._on_host.in_turn(self._parts, held):
                 self._update_part(part, states)
         self._update.finish()
+        if self._copies is not None:
+            self._copies.mark(current=self._writes_copies)
 
     def settle(self) -> None:
         """Wait until state in host memory is that of the last step: before it is read there."""

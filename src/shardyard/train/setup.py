@@ -7,7 +7,7 @@ optimizer after sharding (it must see the shards), the checkpoint last (it overw
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, assert_never
@@ -47,6 +47,7 @@ from shardyard.models.lora import adapter_parameters, add_adapters
 from shardyard.observe.metrics import MetricLines, read_flop_budget
 from shardyard.observe.sinks import open_sinks
 from shardyard.parallel.apply import parallelize
+from shardyard.parallel.compute_copies import compute_copies_of
 from shardyard.parallel.device import compute_the_same_always, peak_memory_bytes, select_device
 from shardyard.parallel.exact_gradients import ExactGradients
 from shardyard.parallel.mesh import Mesh, build_mesh, names_on_all_stages
@@ -88,6 +89,8 @@ class Place:
     control: dist.ProcessGroup
     saving: dist.ProcessGroup
     """For writing checkpoints, while training goes on."""
+    may_copy: bool | None = None
+    """As of ``build_sharded``."""
 
 
 def take_place(run_dir: RunDir, attempt: int, *, local_rank: int) -> Place:
@@ -109,11 +112,16 @@ def take_place(run_dir: RunDir, attempt: int, *, local_rank: int) -> Place:
     )  # fmt: skip
 
 
-def set_up(run_dir: RunDir, attempt: int, hooks: Hooks, *, local_rank: int) -> Training:
-    """Take this process's place, and set up what is to be trained next."""
-    return set_up_phase(
-        run_dir, attempt, hooks, take_place(run_dir, attempt, local_rank=local_rank)
-    )
+def set_up(
+    run_dir: RunDir, attempt: int, hooks: Hooks, *, local_rank: int, may_copy: bool | None = None
+) -> Training:
+    """Take this process's place, and set up what is to be trained next.
+
+    Args:
+        may_copy: As of ``build_sharded``.
+    """
+    place = take_place(run_dir, attempt, local_rank=local_rank)
+    return set_up_phase(run_dir, attempt, hooks, replace(place, may_copy=may_copy))
 
 
 def set_up_phase(
@@ -143,7 +151,7 @@ def set_up_phase(
     data_s = time.monotonic() - opening
     refuse_inexact(resolved)
     compute_the_same_always(device, on=recipe.precision.reduce == "exact")
-    task = kind(_build(resolved, mesh, device=device, control=control))
+    task = kind(_build(resolved, place))
     stepper, averages = _open_stepper(recipe, task, mesh, device=device)
     held = {**stepper.held(), **buffers_of(task.model)}
     tensors = _saved_of(held, recipe)
@@ -354,13 +362,12 @@ def _with_open_degrees(resolved: Resolved) -> Parallel:
     return resolved.recipe.parallel.model_copy(update=dict.fromkeys(names, "auto"))
 
 
-def _build(
-    resolved: Resolved, mesh: Mesh, *, device: torch.device, control: dist.ProcessGroup
-) -> Computation[MicroBatch]:
+def _build(resolved: Resolved, place: Place) -> Computation[MicroBatch]:
     """The model in parallel form, and how it computes the task."""
     recipe, shape, network = resolved.recipe, resolved.shape, resolved.network
+    mesh, device, control = place.mesh, place.device, place.control
     if shape is not None:
-        return build_sharded(recipe, shape, mesh, device=device)
+        return build_sharded(recipe, shape, mesh, device=device, may_copy=place.may_copy)
     if network is not None:
         return build_image_network(resolved, mesh, device=device, control=control)
     return build_own(
@@ -370,9 +377,18 @@ def _build(
 
 
 def build_sharded(
-    recipe: Recipe, shape: ModelShape, mesh: Mesh, *, device: torch.device
+    recipe: Recipe,
+    shape: ModelShape,
+    mesh: Mesh,
+    *,
+    device: torch.device,
+    may_copy: bool | None = None,
 ) -> Computation[MicroBatch]:
-    """What computes the task, its model in parallel form on the meta device: without storage."""
+    """What computes the task, its model in parallel form on the meta device: without storage.
+
+    Args:
+        may_copy: One rank may compute with copies of its weights; None: where that has been tried.
+    """
     model, held_in = build_on_meta(shape), DTYPES[recipe.precision.compute]
     if recipe.model.lora.rank is None:
         freeze(model, recipe.model.frozen, held_in=held_in)
@@ -380,7 +396,7 @@ def build_sharded(
         freeze_base(model, held_in=held_in)
         add_adapters(model, shape, recipe.model.lora)
     family = family_of(shape.model_type)
-    parts = parallelize(model, mesh, recipe=recipe, shape=shape, family=family)
+    parts = parallelize(model, mesh, recipe=recipe, shape=shape, family=family, may_copy=may_copy)
     return task_class(recipe.task.name).compute(parts, mesh, device=device)
 
 
@@ -405,6 +421,7 @@ def build_optimizer(
         names=names_on_all_stages((name for name, _ in model.named_parameters()), mesh),
         on_host=_on_host(recipe, device),
         given_as=WholeVectors if recipe.precision.reduce == "exact" else None,
+        copies=compute_copies_of(model),
     )
 
 

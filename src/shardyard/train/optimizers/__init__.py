@@ -65,3 +65,15 @@ def make_update(shards: Mapping[str, nn.Parameter], optim: Optim, norms: WholeNo
     module, _, name = optimizer_of(optim).update.partition(":")
     made: Update = getattr(import_module(module), name)(shards, optim, norms)
     return made
+
+
+def make_one_pass(
+    shards: Mapping[str, nn.Parameter], optim: Optim, copies: Mapping[str, Tensor]
+) -> Update | None:
+    """The update that writes copies of weights in the same pass; None: this optimizer has none."""
+    row = optimizer_of(optim)
+    if row.one_pass is None:
+        return None
+    module, _, name = row.one_pass.update.partition(":")
+    made: Update = getattr(import_module(module), name)(shards, optim, copies)
+    return made
