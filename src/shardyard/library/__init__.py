@@ -4,6 +4,8 @@ from shardyard.library.checkpoint import Loaded, load_checkpoint, save_checkpoin
 from shardyard.library.mesh import build_mesh
 from shardyard.library.model import fill_weights, parallelize
 from shardyard.library.step import accumulate, clip_gradients, evaluate
+from shardyard.library.steps import steps
+from shardyard.library.wrap import wrap
 from shardyard.parallel.mesh import Mesh
 
 __all__ = [
@@ -17,4 +19,6 @@ __all__ = [
     "load_checkpoint",
     "parallelize",
     "save_checkpoint",
+    "steps",
+    "wrap",
 ]

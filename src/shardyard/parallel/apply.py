@@ -2,18 +2,22 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from shardyard.config.schema import Recipe
 from shardyard.config.stages import blocks_by_stage
 from shardyard.families.family import Family
+from shardyard.families.registry import family_of
 from shardyard.families.shape import ModelShape
 from shardyard.models.attention import Attention, sample_attention
 from shardyard.models.batch_norm import BatchNorms, batch_norms_in
+from shardyard.models.build import put_ours
 from shardyard.models.dropout import SampleKeys, add_dropout
 from shardyard.models.forward import ForwardPass
 from shardyard.models.local_shard import local_shard
@@ -24,7 +28,7 @@ from shardyard.models.router_loss import RouterLoss, RouterTotals
 from shardyard.models.stage import keep_blocks, stage_of
 from shardyard.parallel.chunked_loss import compute_in_chunks
 from shardyard.parallel.context import context_attention, context_share
-from shardyard.parallel.data import Groups, shard_groups
+from shardyard.parallel.data import Groups, average, reshard, shard_groups
 from shardyard.parallel.expert import shard_experts, sparse_blocks
 from shardyard.parallel.family_groups import groups_of
 from shardyard.parallel.mesh import Mesh
@@ -156,6 +160,41 @@ def parallelize_own(
     groups = Groups(blocks=list(blocks.values()), output_dtype=output_dtype)
     _wrap([(module, groups)], blocks, mesh, recipe=recipe, keys=keys, offload=None)
     return norms
+
+
+def shard_script(
+    model: nn.Module,
+    mesh: Mesh,
+    *,
+    blocks: Mapping[str, nn.Module],
+    shape: ModelShape | None,
+    precision: MixedPrecisionPolicy,
+) -> None:
+    """Change a model in place whose script calls it, and ``loss.backward()``, as before.
+
+    Each gradient is then the mean of the ranks' after every backward pass.
+
+    Args:
+        blocks: What is sharded one by one, by full name.
+        shape: Of a known family, whose experts are split; None: nothing but FSDP.
+    """
+    if shape is None:
+        groups = Groups(blocks=list(blocks.values()), output_dtype=None)
+    else:
+        assert isinstance(model, PreTrainedModel)
+        family = family_of(shape.model_type)
+        put_ours(model, shape)
+        shard_experts(model, mesh, family)
+        groups = groups_of(model, mesh, family, precision, loss_in_model=False)
+    shard_groups(model, mesh, groups, precision=precision, prefetch=1)
+    average(model, mesh.layout.world_size)
+    model.register_forward_hook(_let_go)
+
+
+def _let_go(model: nn.Module, _args: Any, _output: Any) -> None:
+    """Without a backward pass nobody else would: the script would see other parameters."""
+    if not torch.is_grad_enabled():
+        reshard([model])
 
 
 def _wrap(

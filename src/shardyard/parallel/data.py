@@ -175,6 +175,12 @@ def reshard(roots: Iterable[nn.Module]) -> None:
             module.reshard()
 
 
+def average(model: nn.Module, ranks: int) -> None:
+    """Let gradients be divided by a number of ranks when they are summed, as FSDP's own are."""
+    for group in _groups(model):
+        group.set_gradient_divide_factor(float(ranks))
+
+
 def _groups(model: nn.Module) -> list[FSDPModule]:
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 

@@ -1,0 +1,88 @@
+"""Scripts of two lines train as those with torch's own DDP and FSDP2, and their diff is that."""
+
+import contextlib
+import difflib
+import io
+import os
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+from torch.distributed import TCPStore
+
+from tests.distributed.ranks import run_forked
+
+ROOT = Path(__file__).parents[2]
+LIBRARY, SOURCES = ROOT / "examples/library", ROOT / "examples/sources"
+PAIRS = {
+    "ddp": (LIBRARY / "plain_ddp.py", LIBRARY / "two_lines_ddp.py"),
+    "fsdp": (LIBRARY / "plain_fsdp.py", LIBRARY / "two_lines_fsdp.py"),
+    "module": (LIBRARY / "plain_module.py", LIBRARY / "two_lines_module.py"),
+    "mixtral": (SOURCES / "s3_plain_fsdp.py", SOURCES / "s3_two_lines.py"),
+}
+
+Runs = dict[str, tuple[Path, str]]
+"""Name -> script and SHARDYARD_PARALLEL."""
+
+
+def _run(rank: int, world_size: int, port: int, scripts: Runs) -> dict[str, list[float]]:
+    os.environ |= {
+        "RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }  # fmt: skip
+    found = {}
+    for number, (name, (script, parallel)) in enumerate(scripts.items()):
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)  # keys of the store, apart
+        os.environ["SHARDYARD_PARALLEL"] = parallel
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            runpy.run_path(str(script), run_name="__main__")
+        found[name] = [float(x) for x in re.findall(r"^step \d+ loss (\S+)$", said.getvalue(), re.M)]
+    return found
+
+
+def losses(world_size: int, scripts: Runs) -> dict[str, list[float]]:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    found: dict[str, list[float]] = run_forked(_run, world_size, store.port, scripts)[0]
+    return found
+
+
+def _of_layouts(world_size: int) -> Runs:
+    scripts = {f"plain {name}": (plain, "") for name, (plain, _) in PAIRS.items()}
+    scripts |= {name: (ours, "") for name, (_, ours) in PAIRS.items()}
+    if world_size > 1:
+        scripts["mixtral ep"] = (PAIRS["mixtral"][1], "ep=2")
+        scripts["fsdp replicated"] = (PAIRS["fsdp"][1], f"dp_replicate=2,dp_shard={world_size // 2}")
+    return scripts
+
+
+@pytest.mark.parametrize(
+    "world_size",
+    [1, 2, pytest.param(4, marks=pytest.mark.slow)],
+)
+@pytest.mark.heavy
+def test_two_lines_train_as_the_plain_script(world_size: int) -> None:
+    scripts = _of_layouts(world_size)
+    found = losses(world_size, scripts)
+    for name in scripts:
+        if not name.startswith("plain"):
+            expected = found[f"plain {name.split()[0]}"]
+            assert len(expected) == 20 and expected[-1] < expected[0] - 1
+            assert found[name] == pytest.approx(expected, abs=1e-6), name
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_the_difference_is_two_lines(name: str) -> None:
+    before, after = (path.read_text().splitlines() for path in PAIRS[name])
+    diff = list(difflib.unified_diff(before, after, n=0, lineterm=""))[2:]
+    without_head = [line for line in diff if not line.startswith("@@") and "examples/" not in line]
+    added = [line[1:].strip() for line in without_head if line.startswith("+")]
+    removed = [line[1:].strip() for line in without_head if line.startswith("-")]
+    assert [line for line in added if line and not line.startswith('"""')] == [
+        "import shardyard",
+        "model, optimizer = shardyard.wrap(model, optimizer)",
+    ]
+    of_torch = r"fully_shard|DistributedDataParallel|^for block in [\w.]+:$|^\"\"\"Train"
+    assert all(re.search(of_torch, line) for line in removed), removed
