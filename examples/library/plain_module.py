@@ -37,6 +37,7 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(256, WIDTH)
+        nn.init.normal_(self.table.weight, std=0.1)
         self.blocks = nn.ModuleList([Block() for _ in range(3)])
         self.head = nn.Linear(WIDTH, 256, bias=False)
         self.head.weight = self.table.weight

@@ -6,6 +6,8 @@ import io
 import os
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,26 +28,35 @@ Runs = dict[str, tuple[Path, str]]
 """Name -> script and SHARDYARD_PARALLEL."""
 
 
-def _run(rank: int, world_size: int, port: int, scripts: Runs) -> dict[str, list[float]]:
+def _run(rank: int, world_size: int, ports: list[int], scripts: Runs) -> dict[str, list[float]]:
     os.environ |= {
         "RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1",
+        "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0", "GLOO_SOCKET_IFNAME": "lo",
     }  # fmt: skip
     found = {}
     for number, (name, (script, parallel)) in enumerate(scripts.items()):
-        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)  # keys of the store, apart
+        os.environ["MASTER_PORT"] = str(ports[number])
         os.environ["SHARDYARD_PARALLEL"] = parallel
         said = io.StringIO()
         with contextlib.redirect_stdout(said):
             runpy.run_path(str(script), run_name="__main__")
-        found[name] = [float(x) for x in re.findall(r"^step \d+ loss (\S+)$", said.getvalue(), re.M)]
+        found[name] = [
+            float(x) for x in re.findall(r"^step \d+ loss (\S+)$", said.getvalue(), re.M)
+        ]
     return found
 
 
 def losses(world_size: int, scripts: Runs) -> dict[str, list[float]]:
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    found: dict[str, list[float]] = run_forked(_run, world_size, store.port, scripts)[0]
+    # held here until all have ended; one a script, as each group of processes writes the same keys
+    stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in scripts]
+    found: dict[str, list[float]] = run_forked(
+        _run,
+        world_size,
+        [store.port for store in stores],
+        scripts,
+        timeout_s=float(os.environ.get("T", 240)),
+    )[0]
     return found
 
 
@@ -54,7 +65,10 @@ def _of_layouts(world_size: int) -> Runs:
     scripts |= {name: (ours, "") for name, (_, ours) in PAIRS.items()}
     if world_size > 1:
         scripts["mixtral ep"] = (PAIRS["mixtral"][1], "ep=2")
-        scripts["fsdp replicated"] = (PAIRS["fsdp"][1], f"dp_replicate=2,dp_shard={world_size // 2}")
+        scripts["fsdp replicated"] = (
+            PAIRS["fsdp"][1],
+            f"dp_replicate=2,dp_shard={world_size // 2}",
+        )
     return scripts
 
 
@@ -86,3 +100,39 @@ def test_the_difference_is_two_lines(name: str) -> None:
     ]
     of_torch = r"fully_shard|DistributedDataParallel|^for block in [\w.]+:$|^\"\"\"Train"
     assert all(re.search(of_torch, line) for line in removed), removed
+
+
+@pytest.mark.system
+def test_one_more_line_goes_on_after_a_rank_was_killed(tmp_path: Path) -> None:
+    script = (LIBRARY / "two_lines_module.py").read_text()
+    line = "for step in range(STEPS):"
+    folder = str(tmp_path / "kept")
+    kept = f"for step in shardyard.steps(STEPS, {folder!r}, model, optimizer, scheduler, every=4):"
+    lost = (
+        '\n        if step == 10 and rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":'
+        "\n            os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    assert line in script
+    plain, killed = tmp_path / "plain.py", tmp_path / "killed.py"
+    plain.write_text(script)
+    killed.write_text("import os\nimport signal\n" + script.replace(line, kept + lost))
+    undisturbed, interrupted = _torchrun(plain), _torchrun(killed)
+    steps = [step for step, _ in interrupted]
+    restart = steps.index(9, 9)  # steps 9 and 10 again, from the checkpoint of step 8
+    assert steps == [*range(1, 11), *range(9, 21)]
+    whole = [loss for _, loss in interrupted[:8] + interrupted[restart:]]
+    assert whole == pytest.approx([loss for _, loss in undisturbed], abs=1e-6)
+
+
+def _torchrun(script: Path) -> list[tuple[int, float]]:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=c10d"]
+    where = ["--rdzv-endpoint=localhost:0", "--nproc-per-node=2", "--max-restarts=1"]
+    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [*torchrun, *where, str(script)],
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True, text=True, check=False, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = re.findall(r"^step (\d+) loss (\S+)$", done.stdout, re.MULTILINE)
+    return [(int(step), float(loss)) for step, loss in found]
