@@ -1,6 +1,6 @@
 """Train a tiny Mixtral on the bytes of a Python module, with FSDP2, in two lines.
 
-SHARDYARD_PARALLEL=ep=2 torchrun --nproc-per-node 2 examples/sources/s3_two_lines.py
+torchrun --nproc-per-node 2 examples/sources/s3_two_lines.py
 """
 
 import argparse

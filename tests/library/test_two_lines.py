@@ -64,7 +64,6 @@ def _of_layouts(world_size: int) -> Runs:
     scripts = {f"plain {name}": (plain, "") for name, (plain, _) in PAIRS.items()}
     scripts |= {name: (ours, "") for name, (_, ours) in PAIRS.items()}
     if world_size > 1:
-        scripts["mixtral ep"] = (PAIRS["mixtral"][1], "ep=2")
         scripts["fsdp replicated"] = (
             PAIRS["fsdp"][1],
             f"dp_replicate=2,dp_shard={world_size // 2}",

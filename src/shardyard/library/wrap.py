@@ -18,7 +18,6 @@ from torch.optim import SGD, Optimizer
 from shardyard.config.load import load_recipe
 from shardyard.errors import RecipeError, RequestError
 from shardyard.library.exact_mean import ExactMean
-from shardyard.library.known import known_shape, request
 from shardyard.library.mesh import build_mesh, local_device
 from shardyard.library.model import refuse_second_split
 from shardyard.library.state import Sharded, attach
@@ -37,10 +36,11 @@ AnyModule = TypeVar("AnyModule", bound=nn.Module)
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 
 VARIABLE = "SHARDYARD_PARALLEL"
-_AXES = ("dp_replicate", "dp_shard", "ep", "zero")
+_AXES = ("dp_replicate", "dp_shard", "zero")
 _LONG_FORM = {
     "tp": "its ranks read the same samples, and this script deals them by rank",
     "cp": "its ranks read parts of the same samples, and this script deals them by rank",
+    "ep": "gradients of experts came out halved beside the plain script's when this was measured",
     "pp": "a pipeline's backward passes are inside of its schedule, not in loss.backward()",
 }
 """Axis -> why a script as it stands cannot have it."""
@@ -57,7 +57,7 @@ def wrap(
     """Split a model over all processes, in place, and let its optimizer step what is there then.
 
     The script stays: ``model(...)``, ``loss.backward()``, clipping, accumulation, schedulers.
-    Degrees are those of ``SHARDYARD_PARALLEL`` ("dp_replicate=2,dp_shard=4,ep=2"), or of a recipe's
+    Degrees are those of ``SHARDYARD_PARALLEL`` ("dp_replicate=2,dp_shard=4"), or of a recipe's
     ``parallel``; without either all processes share the parameters, each with samples of its own.
 
     Args:
@@ -79,16 +79,11 @@ def wrap(
     mesh = _mesh(recipe)
     control: dist.ProcessGroup = dist.new_group(backend="gloo")
     refuse_differing_weights(model, control)
-    shape = None
-    if mesh.layout.ep > 1:
-        shape = known_shape(model)
-        request(mesh, {}, shape=shape, seq_len=None)  # refuses what does not fit
-        _refuse_for_experts(model, optimizer)
     chosen = _blocks(model) if blocks is None else _named(model, blocks)
     device = local_device(mesh.dense.device_type)
-    shard_script(model, mesh, blocks=chosen, shape=shape, precision=MixedPrecisionPolicy())
+    shard_script(model, mesh, blocks=chosen, precision=MixedPrecisionPolicy())
     params = dict(model.named_parameters())
-    _point(optimizer, names, params, one_mesh=mesh.layout.ep == 1)
+    _point(optimizer, names, params)
     attach(
         model,
         Sharded(
@@ -162,20 +157,6 @@ def _names_of(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
     return [[names[param] for param in group["params"]] for group in optimizer.param_groups]
 
 
-def _refuse_for_experts(model: nn.Module, optimizer: Optimizer) -> None:
-    if getattr(model.config, "output_router_logits", False):
-        raise RequestError(
-            "ep above 1 with output_router_logits=True: transformers' balancing loss reads routers "
-            "that are replaced here. Set it to False, or use shardyard.parallelize(..., "
-            "router_aux_loss=...)."
-        )
-    if any(group.get("fused") or group.get("foreach") for group in optimizer.param_groups):
-        raise RequestError(
-            "ep above 1 with foreach=True or fused=True: experts are on another mesh than the "
-            "rest, and torch steps no two meshes in one call. Leave both out."
-        )
-
-
 def _mesh(recipe: str | Path | None) -> Mesh:
     given = os.environ.get(VARIABLE, "")
     degrees: dict[str, Any] = {}
@@ -237,29 +218,8 @@ def _named(model: nn.Module, blocks: str | Sequence[str]) -> Mapping[str, nn.Mod
 
 
 def _point(
-    optimizer: Optimizer,
-    names: list[list[str]],
-    params: Mapping[str, nn.Parameter],
-    *,
-    one_mesh: bool,
+    optimizer: Optimizer, names: list[list[str]], params: Mapping[str, nn.Parameter]
 ) -> None:
     """Let the optimizer's groups hold the parameters that there are now."""
     for group, of_group in zip(optimizer.param_groups, names, strict=True):
-        now = [new for name in of_group for new in ([name] if name in params else _parts(name))]
-        group["params"] = [params[name] for name in now]
-        if "param_names" in group:
-            group["param_names"] = now
-        if not one_mesh and "foreach" in group:
-            group["foreach"] = False  # torch steps no two meshes in one call
-
-
-def _parts(name: str) -> list[str]:
-    """Where the weights of a module of transformers' are in the one that takes its place."""
-    for theirs, ours in {
-        ".experts.gate_up_proj": (".experts.gate", ".experts.up"),
-        ".experts.down_proj": (".experts.down",),
-        ".gate.weight": (".router.weight",),
-    }.items():
-        if name.endswith(theirs):
-            return [name.removesuffix(theirs) + end for end in ours]
-    raise AssertionError(name)
+        group["params"] = [params[name] for name in of_group]

@@ -13,11 +13,9 @@ from transformers import PreTrainedModel
 from shardyard.config.schema import Recipe
 from shardyard.config.stages import blocks_by_stage
 from shardyard.families.family import Family
-from shardyard.families.registry import family_of
 from shardyard.families.shape import ModelShape
 from shardyard.models.attention import Attention, sample_attention
 from shardyard.models.batch_norm import BatchNorms, batch_norms_in
-from shardyard.models.build import put_ours
 from shardyard.models.dropout import SampleKeys, add_dropout
 from shardyard.models.forward import ForwardPass
 from shardyard.models.local_shard import local_shard
@@ -167,7 +165,6 @@ def shard_script(
     mesh: Mesh,
     *,
     blocks: Mapping[str, nn.Module],
-    shape: ModelShape | None,
     precision: MixedPrecisionPolicy,
 ) -> None:
     """Change a model in place whose script calls it, and ``loss.backward()``, as before.
@@ -176,16 +173,8 @@ def shard_script(
 
     Args:
         blocks: What is sharded one by one, by full name.
-        shape: Of a known family, whose experts are split; None: nothing but FSDP.
     """
-    if shape is None:
-        groups = Groups(blocks=list(blocks.values()), output_dtype=None)
-    else:
-        assert isinstance(model, PreTrainedModel)
-        family = family_of(shape.model_type)
-        put_ours(model, shape)
-        shard_experts(model, mesh, family)
-        groups = groups_of(model, mesh, family, precision, loss_in_model=False)
+    groups = Groups(blocks=list(blocks.values()), output_dtype=None)
     shard_groups(model, mesh, groups, precision=precision, prefetch=1)
     average(model, mesh.layout.world_size)
     model.register_forward_hook(_let_go)
