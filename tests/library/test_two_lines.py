@@ -32,7 +32,8 @@ def _run(rank: int, world_size: int, ports: list[int], scripts: Runs) -> dict[st
     os.environ |= {
         "RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank),
         "LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1",
-        "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0", "GLOO_SOCKET_IFNAME": "lo",
+        "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
+        "GLOO_SOCKET_IFNAME": "lo",
     }  # fmt: skip
     found = {}
     for number, (name, (script, parallel)) in enumerate(scripts.items()):
