@@ -56,7 +56,7 @@ def test_batch_normalisation_is_refused() -> None:
         shardyard.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
-@pytest.mark.parametrize("axis", ["tp", "cp", "ep", "pp"])
+@pytest.mark.parametrize("axis", ["dp_replicate", "tp", "cp", "ep", "pp"])
 def test_an_axis_of_the_long_form_is_refused(axis: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDYARD_PARALLEL", f"dp_shard=2,{axis}=2")
     model = _module()
@@ -76,7 +76,7 @@ def test_the_axes_of_a_recipe_are_read(tmp_path: Path) -> None:
 def test_a_word_that_is_no_degree_is_refused(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDYARD_PARALLEL", given)
     model = _module()
-    with pytest.raises(RequestError, match=r"is no degree of an axis.*dp_replicate=2,dp_shard=4"):
+    with pytest.raises(RequestError, match=r"is no degree of an axis.*dp_shard=8,zero=2"):
         shardyard.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 

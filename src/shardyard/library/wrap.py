@@ -36,10 +36,11 @@ AnyModule = TypeVar("AnyModule", bound=nn.Module)
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 
 VARIABLE = "SHARDYARD_PARALLEL"
-_AXES = ("dp_replicate", "dp_shard", "zero")
+_AXES = ("dp_shard", "zero")
 _LONG_FORM = {
     "tp": "its ranks read the same samples, and this script deals them by rank",
     "cp": "its ranks read parts of the same samples, and this script deals them by rank",
+    "dp_replicate": "gradients of replicas came out wrong beside the plain script's",
     "ep": "gradients of experts came out halved beside the plain script's when this was measured",
     "pp": "a pipeline's backward passes are inside of its schedule, not in loss.backward()",
 }
@@ -57,7 +58,7 @@ def wrap(
     """Split a model over all processes, in place, and let its optimizer step what is there then.
 
     The script stays: ``model(...)``, ``loss.backward()``, clipping, accumulation, schedulers.
-    Degrees are those of ``SHARDYARD_PARALLEL`` ("dp_replicate=2,dp_shard=4"), or of a recipe's
+    Degrees are those of ``SHARDYARD_PARALLEL`` ("dp_shard=8,zero=2"), or of a recipe's
     ``parallel``; without either all processes share the parameters, each with samples of its own.
 
     Args:
@@ -168,12 +169,12 @@ def _mesh(recipe: str | Path | None) -> Mesh:
         asked = load_recipe(recipe).parallel
         degrees = {axis: getattr(asked, axis) for axis in (*_AXES, *_LONG_FORM)}
     for axis, reason in _LONG_FORM.items():
-        if degrees.get(axis, 1) != 1:
+        if degrees.get(axis, 1) not in (1, "auto"):
             raise RequestError(
                 f"{source} asks for {axis}={degrees[axis]}, which a script as it stands cannot "
                 f"have: {reason}. Use the long form, shardyard.parallelize() with accumulate()."
             )
-    return build_mesh(**degrees)
+    return build_mesh(**{**degrees, "dp_replicate": 1})
 
 
 def _read(given: str) -> dict[str, Any]:
@@ -183,7 +184,7 @@ def _read(given: str) -> dict[str, Any]:
         if axis not in (*_AXES, *_LONG_FORM) or not degree.strip().isdecimal():
             raise RequestError(
                 f"{VARIABLE}={given!r}: {word.strip()!r} is no degree of an axis. Write, for "
-                f"instance, dp_replicate=2,dp_shard=4; axes are {', '.join(_AXES)}."
+                f"instance, dp_shard=8,zero=2; axes are {', '.join(_AXES)}."
             )
         found[axis] = int(degree)
     return found
