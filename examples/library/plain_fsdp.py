@@ -51,7 +51,7 @@ def main() -> None:
         loss = loss.detach() / ranks
         dist.all_reduce(loss)
         if dist.get_rank() == 0:
-            print(f"step {step + 1} loss {loss.item():.6f}", flush=True)
+            print(f"step {step + 1} loss {loss.item():.8f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         if dist.get_rank() == 0:
-            print(f"step {step + 1} loss {loss.item():.6f}", flush=True)
+            print(f"step {step + 1} loss {loss.item():.8f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
         load_checkpoint,
         parallelize,
         save_checkpoint,
+        steps,
+        wrap,
     )
 
 __version__ = "0.1.0"
@@ -45,6 +47,8 @@ __all__ = [
     "resolve",
     "runs",
     "save_checkpoint",
+    "steps",
+    "wrap",
 ]
 
 _CONTROL = {

@@ -73,7 +73,7 @@ def shard_known(
         RecipeError: Settings that are wrong, or do not fit the model or the mesh.
         RequestError: The model is of no known family, or has what is not built.
     """
-    shape = _shape(model)
+    shape = known_shape(model)
     assert isinstance(model, PreTrainedModel)
     recipe = request(mesh, options, shape=shape, seq_len=seq_len)
     on_meta = next(model.parameters()).is_meta
@@ -169,8 +169,12 @@ def _problems(
     return found
 
 
-def _shape(model: nn.Module) -> ModelShape:
-    """Sizes of a model of a known family."""
+def known_shape(model: nn.Module) -> ModelShape:
+    """Sizes of a model of a known family.
+
+    Raises:
+        RequestError: It is of none.
+    """
     name = type(model).__name__
     config = getattr(model, "config", None)
     model_type = getattr(config, "model_type", None)

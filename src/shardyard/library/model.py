@@ -65,11 +65,7 @@ def parallelize(
         RecipeError: Settings that are wrong, or do not fit the model; all of them.
         RequestError: The model cannot be split, or the ranks do not hold the same one.
     """
-    if is_sharded(model):
-        raise RequestError(
-            f"this {type(model).__name__} has been through parallelize() already; it would be "
-            "split twice. Call it once, on a model as it was built or loaded."
-        )
+    refuse_second_split(model)
     refuse_scalars(model)
     has_weights = _has_weights(model)
     device = local_device(mesh.dense.device_type)
@@ -97,6 +93,15 @@ def parallelize(
         ),
     )
     return model
+
+
+def refuse_second_split(model: nn.Module) -> None:
+    """It would be split twice."""
+    if is_sharded(model):
+        raise RequestError(
+            f"this {type(model).__name__} has been through parallelize() or wrap() already; it "
+            "would be split twice. Call it once, on a model as it was built or loaded."
+        )
 
 
 def fill_weights(model: nn.Module, folder: str | Path | None = None, *, seed: int = 0) -> None:

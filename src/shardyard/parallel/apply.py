@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
@@ -30,7 +32,7 @@ from shardyard.parallel.compute_copies import (
     return_in,
 )
 from shardyard.parallel.context import context_attention, context_share
-from shardyard.parallel.data import Groups, shard_groups
+from shardyard.parallel.data import Groups, reshard, shard_groups
 from shardyard.parallel.expert import shard_experts, sparse_blocks
 from shardyard.parallel.family_groups import groups_of
 from shardyard.parallel.mesh import Mesh
@@ -177,6 +179,31 @@ def parallelize_own(
     groups = Groups(blocks=list(blocks.values()), output_dtype=output_dtype)
     _wrap([(module, groups)], blocks, mesh, recipe=recipe, keys=keys, offload=None)
     return norms
+
+
+def shard_script(
+    model: nn.Module,
+    mesh: Mesh,
+    *,
+    blocks: Mapping[str, nn.Module],
+    precision: MixedPrecisionPolicy,
+) -> None:
+    """Change a model in place whose script calls it, and ``loss.backward()``, as before.
+
+    Each gradient is then the mean of the ranks' after every backward pass.
+
+    Args:
+        blocks: What is sharded one by one, by full name.
+    """
+    groups = Groups(blocks=list(blocks.values()), output_dtype=None)
+    shard_groups(model, mesh, groups, precision=precision, prefetch=1, averages=True)
+    model.register_forward_hook(_let_go)
+
+
+def _let_go(model: nn.Module, _args: Any, _output: Any) -> None:
+    """Without a backward pass nobody else would: the script would see other parameters."""
+    if not torch.is_grad_enabled():
+        reshard([model])
 
 
 def _wrap(

@@ -61,10 +61,13 @@ def shard_groups(
     precision: MixedPrecisionPolicy,
     prefetch: int,
     on_host: bool = False,
+    averages: bool = False,
 ) -> None:
     """Shard a module in place, group by group.
 
     Args:
+        averages: Whether gradients are averaged over ranks, as torch does it, and not summed. No
+            factor is given then: by one, torch divides twice where a group shards over one rank.
         on_host: Keep shards and their gradients in host memory; a group's shard comes to the device
             when the group is gathered, and its gradient leaves when it is summed.
     """
@@ -88,7 +91,8 @@ def shard_groups(
 
     if sharding.size() > 1:  # over one rank torch averages nothing, but would divide a copy
         for group in _groups(model):
-            group.set_gradient_divide_factor(1.0)
+            if not averages:
+                group.set_gradient_divide_factor(1.0)
             # without it gloo refuses the factor (it would need a pre-multiplied sum)
             group.set_force_sum_reduction_for_comms(True)
     # a tied model's head is in the root's group, and the root stays whole
