@@ -157,6 +157,8 @@ class Optim(Section):
     """Term against division by zero."""
     weight_decay: Annotated[float, Field(ge=0)] | Auto = "auto"
     """Weight decay, on matrices only (not on norms and biases): decoupled, but of lars coupled."""
+    decay_vectors: bool = False
+    """Norms and biases decay too, as by an optimizer that is given all parameters alike."""
     momentum: Averaging = 0.0
     """Averaging factor of the gradient."""
     nesterov: bool = False
@@ -185,6 +187,9 @@ class Optim(Section):
     """Warm-up in passes over the data, instead of optim.warmup_steps."""
     decay_steps: Annotated[int, Field(ge=1)] | Auto = "auto"
     """Step at which the decay ends; auto: the length of the run at its first attempt."""
+    schedule_from: Annotated[int, Field(ge=-1, le=1)] = 1
+    """The schedule's number of the first step. 0, as Trainer counts: the first step of a warm-up
+    has a rate of 0. -1, as DeepSpeed's schedulers count: so has the second."""
     min_lr_ratio: Fraction = 0.1
     """Learning rate at the end of the decay, as a share of the peak."""
     global_batch: Annotated[int, Field(ge=1)] | Auto = "auto"

@@ -206,7 +206,7 @@ def turn_bit(tensors: Iterable[Tensor]) -> None:
 
 
 def lr_at(step: float, optim: Optim, *, epoch: float = 0.0) -> float:
-    """Learning rate of a step (1 is the first): linear warm-up, then the schedule, then its end.
+    """Learning rate of a step, 1 being the first whatever schedule_from calls it: linear warm-up, then the schedule, then its end.
 
     Needs resolved settings. The warm-up reaches the peak at step ``warmup_steps``; the decay
     reaches ``min_lr_ratio`` of the peak at step ``decay_steps`` and stays there.
@@ -216,9 +216,10 @@ def lr_at(step: float, optim: Optim, *, epoch: float = 0.0) -> float:
             has changed with them.
         epoch: Passes over the data that were complete, and what share of the next, when it began.
     """
+    step = max(0.0, step - 1 + optim.schedule_from)
     peak, warmup, end = float(optim.lr), int(optim.warmup_steps), int(optim.decay_steps)
     if step <= warmup:
-        return peak * step / warmup
+        return peak * step / warmup if warmup else peak
     done = 1.0 if end <= warmup else min(1.0, (step - warmup) / (end - warmup))
     match optim.schedule:
         case "constant":

@@ -339,6 +339,8 @@ def implied(facts: Facts) -> dict[str, Any]:
     name = named_elsewhere("trainer", str(facts.get("optim", "adamw_torch")))
     if name is not None and "betas" in OPTIMIZERS[name].settings:
         found |= {"optim.betas": [0.9, 0.999], "optim.eps": 1e-8}
+    if str(facts.get("lr_scheduler_type")).lower() != "constant":
+        found["optim.schedule_from"] = 0  # its schedulers are asked before the first step
     if facts.get("lr_scheduler_type") is None:
         found |= {"optim.schedule": "linear", "optim.min_lr_ratio": 0.0}
     if not facts.get("fsdp") and not facts.get("deepspeed") and not facts.below("deepspeed"):
