@@ -12,7 +12,6 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data import Dataset, SequentialSampler
+from torch.utils.data import DataLoader, Dataset
 
 
 class Rows(Dataset[dict[str, Tensor]]):
@@ -103,14 +102,14 @@ def trainer(case: dict[str, Any], rows: Rows, losses: Losses, words: list[str]) 
     class Told(Trainer):
         def compute_loss(self, model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
             named.pop("return_outputs", None)
-            loss, outputs = super().compute_loss(
-                model, inputs, *rest, return_outputs=True, **named
-            )
+            loss, outputs = super().compute_loss(model, inputs, *rest, return_outputs=True, **named)
             losses.add(outputs.logits, inputs["input_ids"])
             return loss
 
-        def _get_train_sampler(self, *_: Any, **__: Any) -> Any:
-            return SequentialSampler(rows)
+        def get_train_dataloader(self) -> Any:
+            # dealt here: under DeepSpeed without accelerators accelerate counts one process
+            case_of = {**case, "micro_batch": arguments.per_device_train_batch_size}
+            return DataLoader(rows, batch_sampler=_places_of_rank(case_of, len(rows)))
 
     class Ends(TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, *_: Any, **__: Any) -> None:
@@ -175,11 +174,15 @@ def engine(case: dict[str, Any], rows: Rows, losses: Losses, words: list[str]) -
 
 
 def _of_rank(case: dict[str, Any], rows: Rows) -> Iterator[Tensor]:
+    for places in _places_of_rank(case, len(rows)):
+        yield torch.stack([rows[place]["input_ids"] for place in places])
+
+
+def _places_of_rank(case: dict[str, Any], count: int) -> list[list[int]]:
     """Micro-batches of this rank: consecutive samples, dealt in turn."""
     rank, world, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), case["micro_batch"]
-    starts = range(rank * size, len(rows), world * size)
-    for start in islice(starts, case["steps"] * case["accumulation"]):
-        yield torch.stack([rows[start + each]["input_ids"] for each in range(size)])
+    starts = range(rank * size, count, world * size)
+    return [list(range(start, start + size)) for start in starts]
 
 
 if __name__ == "__main__":

@@ -206,10 +206,12 @@ def turn_bit(tensors: Iterable[Tensor]) -> None:
 
 
 def lr_at(step: float, optim: Optim, *, epoch: float = 0.0) -> float:
-    """Learning rate of a step, 1 being the first whatever schedule_from calls it: linear warm-up, then the schedule, then its end.
+    """Learning rate of a step (1 is the first): linear warm-up, then the schedule, then its end.
 
     Needs resolved settings. The warm-up reaches the peak at step ``warmup_steps``; the decay
     reaches ``min_lr_ratio`` of the peak at step ``decay_steps`` and stays there.
+
+    Its numbers begin at ``schedule_from``.
 
     Args:
         step: In steps of ``global_batch``: no whole number where the batch follows the devices and

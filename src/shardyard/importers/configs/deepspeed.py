@@ -364,6 +364,13 @@ ROWS: Rows = {
 }
 
 
+def decides(facts: Facts) -> dict[str, Any]:
+    """What its engine does though the Trainer's arguments say otherwise: gradients are clipped by
+    it alone, and the Trainer fills in no key that is not there."""
+    keys = ("gradient_clipping", "optimizer.params.max_grad_norm")
+    return {"optim.grad_clip": None} if all(facts.get(key) is None for key in keys) else {}
+
+
 def implied(facts: Facts) -> dict[str, Any]:
     """What DeepSpeed does where a file says nothing, and what would be otherwise here."""
     found: dict[str, Any] = {"optim.grad_clip": None}
