@@ -49,6 +49,11 @@ ARGUMENTS = {
     "logging_steps": 1, "report_to": "none", "output_dir": "out", "disable_tqdm": True,
 }  # fmt: skip
 """What is cut or told of all Trainer arguments, in both."""
+DROPPED = (
+    "num_train_epochs", "eval_strategy", "eval_steps", "save_steps", "max_seq_length", "cutoff_len",
+    "model_name_or_path", "model_revision", "push_to_hub",
+)  # fmt: skip
+"""Arguments that are left out of both."""
 ADAMW = {"lr": 1e-4, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.0}
 """The script's own optimizer, where no file says one: told to the import by settings."""
 
@@ -85,6 +90,7 @@ _OWN = tuple(f"optim.{name}={json.dumps(value)}" for name, value in ADAMW.items(
 _LOOP = (*_OWN, "optim.schedule=constant", "optim.warmup_steps=0")
 _FSDP = {"mixed_precision": "no", "num_processes": 2, "use_cpu": True}
 _SCRIPT = (
+    (r"\s*\\\n\s*", " "),  # one line
     (r"--nproc_per_node[ =]\d+", "--nproc_per_node=2"),
     (r"\s--(bf16|tf32|fp16)( True)?(?=\s)", ""),
     (r"(fastchat/train/train.py|train/train_hf.py|-m train_multipacking)",
@@ -92,13 +98,12 @@ _SCRIPT = (
     (r"--per_device_train_batch_size \d+", "--per_device_train_batch_size 2"),
     (r"--gradient_accumulation_steps \d+", "--gradient_accumulation_steps 2"),
     (r"--(evaluation_strategy|eval_steps|save_strategy|save_steps|save_total_limit) \S+", ""),
-    (r"--num_train_epochs \S+", f"--max_steps {STEPS} --use_cpu --ddp_backend gloo --report_to none "
-                                "--save_strategy no --disable_tqdm True"),
+    (r"--num_train_epochs \S+",
+     f"--max_steps {STEPS} --use_cpu --ddp_backend gloo --report_to none --save_strategy no "
+     "--disable_tqdm True"),
     (r"--(output_dir|model_max_length|block_size|model_name_or_path|data_path|train_file) \S+", ""),
     (r"--(torch_dtype|dataloader_num_workers|dataloader_prefetch_factor) \S+", ""),
     (r"--torch_compile", ""),
-    (r" *\\\n", " "),
-    (r" +", " "),
 )  # fmt: skip
 CASES = {
     "deepspeed engine, ZeRO 2, Adam, WarmupLR": Case(
@@ -134,7 +139,10 @@ CASES = {
     "accelerate, FSDP 1": Case(
         kind="accelerate",
         public="huggingface/alignment-handbook recipes/accelerate_configs/fsdp.yaml",
-        runs="accelerate", cut=_FSDP, words=_LOOP, shards=1,
+        runs="accelerate", words=_LOOP, shards=1,
+        # both refuse to run without accelerators
+        cut={**_FSDP, "fsdp_config.fsdp_sync_module_states": False,
+             "fsdp_config.fsdp_cpu_ram_efficient_loading": False},
     ),
     "accelerate, FSDP 2": Case(
         kind="accelerate", public="huggingface/trl examples/accelerate_configs/fsdp2.yaml",
@@ -143,7 +151,7 @@ CASES = {
     "accelerate, copies": Case(
         kind="accelerate",
         public="huggingface/alignment-handbook recipes/accelerate_configs/multi_gpu.yaml",
-        runs="accelerate", cut={**_FSDP, "distributed_type": "MULTI_CPU"}, words=_LOOP,
+        runs="accelerate", cut={"mixed_precision": "no", "num_processes": 2}, words=_LOOP,
     ),
     "Trainer, cosine, warm-up a share": Case(
         kind="trainer",
@@ -230,10 +238,13 @@ def measure(case: Case, folder: Path, laid: Mapping[str, str]) -> dict[str, Any]
     folder.mkdir()
     files = write_files(case, folder)
     recipe = import_recipe(case, files, folder, laid)
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT),
-           "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": "",
-           "TORCH_EXTENSIONS_DIR": str(folder.parent / "extensions"),
-           "IMPORTED_CASE": str(folder), "TOKENIZERS_PARALLELISM": "false"}  # fmt: skip
+    programs = Path(sys.executable).parent
+    env = {
+        **os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT),
+        "PATH": f"{programs}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": "",
+        "TORCH_EXTENSIONS_DIR": str(folder.parent / "extensions"), "IMPORTED_CASE": str(folder),
+        "TOKENIZERS_PARALLELISM": "false",
+    }  # fmt: skip
     train = [sys.executable, "-m", "shardyard", "train", str(recipe), "run.id=imported"]
     _run(train, env, folder)
     run_dir = RunDir(folder / "runs" / "imported")
@@ -274,9 +285,7 @@ def write_files(case: Case, folder: Path) -> list[Path]:
         _put(content, name.split("."), value)
     if case.kind == "trainer":
         content = {name: value for name, value in content.items() if name not in OFF}
-        dropped = ("num_train_epochs", "eval_strategy", "eval_steps", "save_steps", "max_seq_length",
-                   "cutoff_len", "model_name_or_path", "model_revision", "push_to_hub")  # fmt: skip
-        content = {name: value for name, value in content.items() if name not in dropped}
+        content = {name: value for name, value in content.items() if name not in DROPPED}
         content |= ARGUMENTS
     name = "source.yaml" if case.kind == "accelerate" else "source.json"
     (folder / name).write_text(json.dumps(content, indent=1))

@@ -99,7 +99,7 @@ def trainer(case: dict[str, Any], rows: Rows, losses: Losses, words: list[str]) 
         words = ["--warmup_steps" if word == "--warmup_ratio" else word for word in words]
         arguments = parser.parse_args_into_dataclasses(words, return_remaining_strings=True)[0]
 
-    class Told(Trainer):
+    class Told(Trainer):  # type: ignore[misc]
         def compute_loss(self, model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
             named.pop("return_outputs", None)
             loss, outputs = super().compute_loss(model, inputs, *rest, return_outputs=True, **named)
@@ -120,7 +120,7 @@ def trainer(case: dict[str, Any], rows: Rows, losses: Losses, words: list[str]) 
     losses.about["ran_as"] = type(told.model_wrapped).__name__
 
 
-def accelerate(case: dict[str, Any], rows: Rows, losses: Losses, words: list[str]) -> None:
+def accelerate(case: dict[str, Any], rows: Rows, losses: Losses, _: list[str]) -> None:
     """A loop as accelerate's examples have it; what its file does not say is in the case."""
     from accelerate import Accelerator
     from accelerate.state import PartialState

@@ -171,8 +171,7 @@ class Optim(Section):
     grad_clip: Annotated[float, Field(gt=0)] | None = 1.0
     """Largest global gradient norm; larger gradients are scaled down. null: no clipping."""
     schedule: Literal["cosine", "linear", "constant", "poly", "step"] = "cosine"
-    """How the learning rate falls after the warm-up; poly: as a power of what is left; step: at
-    once, at each of optim.milestones."""
+    """How the rate falls after the warm-up; poly: a power of what is left; step: at milestones."""
     milestones: Annotated[tuple[PositiveNumber, ...], Field(strict=False)] = ()
     """Of schedule step: epochs at which the learning rate falls."""
     milestone_factor: Annotated[float, Field(gt=0, lt=1)] = 0.1
@@ -188,15 +187,13 @@ class Optim(Section):
     decay_steps: Annotated[int, Field(ge=1)] | Auto = "auto"
     """Step at which the decay ends; auto: the length of the run at its first attempt."""
     schedule_from: Annotated[int, Field(ge=-1, le=1)] = 1
-    """The schedule's number of the first step. 0, as Trainer counts: the first step of a warm-up
-    has a rate of 0. -1, as DeepSpeed's schedulers count: so has the second."""
+    """The schedule's number of the first step; Trainer has 0, schedulers of DeepSpeed have -1."""
     min_lr_ratio: Fraction = 0.1
     """Learning rate at the end of the decay, as a share of the peak."""
     global_batch: Annotated[int, Field(ge=1)] | Auto = "auto"
     """Samples in one optimizer step, over all ranks; auto: by model size."""
     batch_per_device: Annotated[int, Field(ge=1)] | None = None
-    """Samples of each device in one optimizer step, instead of optim.global_batch: the batch then
-    follows the number of devices."""
+    """Samples of each device in a step, instead of optim.global_batch: it follows the devices."""
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
     """How the learning rate follows the batch of batch_per_device: by its ratio, or the root."""
     lr_batch: Annotated[int, Field(ge=1)] | None = None

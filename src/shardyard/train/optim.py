@@ -211,11 +211,8 @@ def lr_at(step: float, optim: Optim, *, epoch: float = 0.0) -> float:
     Needs resolved settings. The warm-up reaches the peak at step ``warmup_steps``; the decay
     reaches ``min_lr_ratio`` of the peak at step ``decay_steps`` and stays there.
 
-    Its numbers begin at ``schedule_from``.
-
     Args:
-        step: In steps of ``global_batch``: no whole number where the batch follows the devices and
-            has changed with them.
+        step: No whole number where the batch follows the devices and has changed with them.
         epoch: Passes over the data that were complete, and what share of the next, when it began.
     """
     step = max(0.0, step - 1 + optim.schedule_from)

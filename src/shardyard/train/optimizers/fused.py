@@ -69,13 +69,10 @@ class AdamW(_Fused):
     def __init__(self, shards: Mapping[str, nn.Parameter], optim: Optim, norms: WholeNorms) -> None:
         del norms  # each element by itself
         decay = float(optim.weight_decay)
-        of_vectors = decay if optim.decay_vectors else 0.0
+        of_vectors, all_ = decay * optim.decay_vectors, shards.values()
         groups: list[dict[str, Any]] = [
-            {"params": [shard for shard in shards.values() if shard.dim() >= 2]},
-            {
-                "params": [shard for shard in shards.values() if shard.dim() < 2],
-                "weight_decay": of_vectors,
-            },
+            {"params": [shard for shard in all_ if shard.dim() >= 2]},
+            {"params": [shard for shard in all_ if shard.dim() < 2], "weight_decay": of_vectors},
         ]
         made = torch.optim.AdamW(
             groups,
