@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow]
 
 
 @pytest.mark.parametrize(
-    "name", ["Trainer, cosine, warm-up a share", "accelerate, copies", "script, fsdp"]
+    "name", ["Trainer, cosine, warm-up a share", "accelerate, FSDP 2", "script, fsdp"]
 )
 def test_an_imported_recipe_trains_as_its_source_does(name: str, tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
