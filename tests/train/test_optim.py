@@ -50,6 +50,40 @@ def test_the_rate_falls_at_once_at_each_milestone() -> None:
     assert [lr_at(9, optim, epoch=epoch) for epoch in epochs] == [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
 
 
+@pytest.mark.parametrize(
+    ("first", "warmup", "rates"),
+    [
+        (1, 2, [0.5, 1.0, 0.75, 0.5]),
+        (0, 2, [0.0, 0.5, 1.0, 0.75]),
+        (-1, 2, [0.0, 0.0, 0.5, 1.0]),
+        (0, 0, [1.0, 5 / 6, 4 / 6, 3 / 6]),
+        (-1, 0, [1.0, 1.0, 5 / 6, 4 / 6]),
+    ],
+)
+def test_the_first_step_has_the_number_that_it_is_given(
+    first: int, warmup: int, rates: list[float]
+) -> None:
+    settings = {"lr": 1.0, "warmup_steps": warmup, "decay_steps": 6, "min_lr_ratio": 0.0}
+    optim = Optim.model_validate({**settings, "schedule": "linear", "schedule_from": first})
+    assert [lr_at(step, optim) for step in range(1, 5)] == pytest.approx(rates)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+@pytest.mark.parametrize("warmup", [0, 3])
+def test_from_0_a_schedule_is_that_of_transformers(schedule: str, warmup: int) -> None:
+    from transformers import get_scheduler
+
+    parameter = nn.Parameter(torch.zeros(1))
+    theirs = torch.optim.SGD([parameter], lr=0.1)
+    scheduler = get_scheduler(schedule, theirs, num_warmup_steps=warmup, num_training_steps=12)
+    settings = {"lr": 0.1, "warmup_steps": warmup, "decay_steps": 12, "min_lr_ratio": 0.0}
+    optim = Optim.model_validate({**settings, "schedule": schedule, "schedule_from": 0})
+    for step in range(1, 13):
+        assert lr_at(step, optim) == pytest.approx(theirs.param_groups[0]["lr"], abs=1e-9)
+        theirs.step()
+        scheduler.step()
+
+
 def test_a_power_of_one_is_the_linear_schedule() -> None:
     poly = Optim.model_validate({**SCHEDULED, "schedule": "poly", "poly_power": 1.0})
     linear = Optim.model_validate({**SCHEDULED, "schedule": "linear"})
@@ -140,6 +174,14 @@ def test_adamw_steps_as_torch_does_with_divided_gradients_and_decay_of_matrices_
         betas=(0.9, 0.95),
     )
     _steps_of(ShardOptimizer(models[0], Optim(lr=0.1, weight_decay=0.5)), theirs, models)
+    torch.testing.assert_close(models[0].state_dict(), models[1].state_dict())
+
+
+def test_adamw_decays_norms_and_biases_where_it_is_asked_to() -> None:
+    models = _twins()
+    theirs = torch.optim.AdamW(models[1].parameters(), lr=0.1, betas=(0.9, 0.95), weight_decay=0.5)
+    optim = Optim(lr=0.1, weight_decay=0.5, decay_vectors=True)
+    _steps_of(ShardOptimizer(models[0], optim), theirs, models)
     torch.testing.assert_close(models[0].state_dict(), models[1].state_dict())
 
 

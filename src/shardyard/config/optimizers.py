@@ -69,7 +69,7 @@ OPTIMIZERS: dict[OptimizerName, Optimizer] = {
             Average(name="exp_avg_sq", factor="betas"),
         ),
         counts_steps=True,
-        settings=("betas", "eps"),
+        settings=("betas", "eps", "decay_vectors"),
         knows_lr=True,
         usual_lr="3e-4",
         weight_decay=0.1,

@@ -157,6 +157,8 @@ class Optim(Section):
     """Term against division by zero."""
     weight_decay: Annotated[float, Field(ge=0)] | Auto = "auto"
     """Weight decay, on matrices only (not on norms and biases): decoupled, but of lars coupled."""
+    decay_vectors: bool = False
+    """Norms and biases decay too, as by an optimizer that is given all parameters alike."""
     momentum: Averaging = 0.0
     """Averaging factor of the gradient."""
     nesterov: bool = False
@@ -169,8 +171,7 @@ class Optim(Section):
     grad_clip: Annotated[float, Field(gt=0)] | None = 1.0
     """Largest global gradient norm; larger gradients are scaled down. null: no clipping."""
     schedule: Literal["cosine", "linear", "constant", "poly", "step"] = "cosine"
-    """How the learning rate falls after the warm-up; poly: as a power of what is left; step: at
-    once, at each of optim.milestones."""
+    """How the rate falls after the warm-up; poly: a power of what is left; step: at milestones."""
     milestones: Annotated[tuple[PositiveNumber, ...], Field(strict=False)] = ()
     """Of schedule step: epochs at which the learning rate falls."""
     milestone_factor: Annotated[float, Field(gt=0, lt=1)] = 0.1
@@ -185,13 +186,14 @@ class Optim(Section):
     """Warm-up in passes over the data, instead of optim.warmup_steps."""
     decay_steps: Annotated[int, Field(ge=1)] | Auto = "auto"
     """Step at which the decay ends; auto: the length of the run at its first attempt."""
+    schedule_from: Annotated[int, Field(ge=-1, le=1)] = 1
+    """The schedule's number of the first step; Trainer has 0, schedulers of DeepSpeed have -1."""
     min_lr_ratio: Fraction = 0.1
     """Learning rate at the end of the decay, as a share of the peak."""
     global_batch: Annotated[int, Field(ge=1)] | Auto = "auto"
     """Samples in one optimizer step, over all ranks; auto: by model size."""
     batch_per_device: Annotated[int, Field(ge=1)] | None = None
-    """Samples of each device in one optimizer step, instead of optim.global_batch: the batch then
-    follows the number of devices."""
+    """Samples of each device in a step, instead of optim.global_batch: it follows the devices."""
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
     """How the learning rate follows the batch of batch_per_device: by its ratio, or the root."""
     lr_batch: Annotated[int, Field(ge=1)] | None = None

@@ -225,13 +225,13 @@ def lr_at(step: float, optim: Optim, *, epoch: float = 0.0) -> float:
     reaches ``min_lr_ratio`` of the peak at step ``decay_steps`` and stays there.
 
     Args:
-        step: In steps of ``global_batch``: no whole number where the batch follows the devices and
-            has changed with them.
+        step: No whole number where the batch follows the devices and has changed with them.
         epoch: Passes over the data that were complete, and what share of the next, when it began.
     """
+    step = max(0.0, step - 1 + optim.schedule_from)
     peak, warmup, end = float(optim.lr), int(optim.warmup_steps), int(optim.decay_steps)
     if step <= warmup:
-        return peak * step / warmup
+        return peak * step / warmup if warmup else peak
     done = 1.0 if end <= warmup else min(1.0, (step - warmup) / (end - warmup))
     match optim.schedule:
         case "constant":

@@ -446,3 +446,74 @@ def test_words_that_only_name_a_program_start_nothing(files: Files) -> None:
 def test_a_variable_cannot_grow_without_end(files: Files) -> None:
     lines = ["A=xxxxxxxxxxxxxxxx", *["A=$A$A$A$A"] * 12, "torchrun --nproc_per_node=2 $A"]
     assert files.add("job.sh", script(*lines)).recipe()["cluster.devices"] == 2
+
+
+def test_the_trainer_and_deepspeed_begin_their_schedules_earlier(files: Files) -> None:
+    arguments = {"max_steps": 20, "learning_rate": 1e-4, "per_device_train_batch_size": 2,
+                 "lr_scheduler_type": "cosine", "deepspeed": "ds.json"}  # fmt: skip
+    files.add("arguments.json", arguments).add("ds.json", {"zero_optimization": {"stage": 2}})
+    assert files.recipe("optim.global_batch=4")["optim.schedule_from"] == 0
+    arguments["lr_scheduler_type"] = "constant"
+    files.folder.joinpath("arguments.json").write_text(json.dumps(arguments))
+    assert "optim.schedule_from" not in files.recipe("optim.global_batch=4")
+
+
+def test_a_schedule_of_deepspeed_begins_with_two_steps_at_its_least(files: Files) -> None:
+    own = {"type": "WarmupLR", "params": {"warmup_max_lr": 1e-3, "warmup_num_steps": 5}}
+    arguments = {"max_steps": 20, "per_device_train_batch_size": 2, "learning_rate": 1e-3,
+                 "lr_scheduler_type": "constant_with_warmup", "warmup_steps": 5,
+                 "deepspeed": "ds.json"}  # fmt: skip
+    files.add("ds.json", {"zero_optimization": {"stage": 2}, "scheduler": own})
+    files.add("arguments.json", arguments)
+    assert files.recipe("optim.global_batch=4")["optim.schedule_from"] == -1
+
+
+def test_an_optimizer_of_deepspeed_decays_norms_and_the_trainers_own_does_not(
+    files: Files,
+) -> None:
+    arguments = {"max_steps": 20, "per_device_train_batch_size": 2, "learning_rate": 1e-3,
+                 "weight_decay": 0.1, "deepspeed": "ds.json"}  # fmt: skip
+    content: dict[str, Any] = {"zero_optimization": {"stage": 2}}
+    files.add("arguments.json", arguments).add("ds.json", content)
+    assert "optim.decay_vectors" not in files.recipe("optim.global_batch=4")
+    content["optimizer"] = {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto"}}
+    files.folder.joinpath("ds.json").write_text(json.dumps(content))
+    assert files.recipe("optim.global_batch=4")["optim.decay_vectors"] is True
+
+
+def test_a_share_of_warm_up_is_rounded_otherwise_by_the_trainer(files: Files) -> None:
+    arguments = {"max_steps": 50, "per_device_train_batch_size": 2, "warmup_ratio": 0.03}
+    imported = files.add("arguments.json", arguments).take()
+    assert imported.recipe["optim"]["warmup_share"] == 0.03
+    assert "the Trainer rounds up" in outcome(imported, "warmup_ratio")[1]
+
+
+def test_torchtitan_decays_norms_and_falls_a_step_later(files: Files) -> None:
+    lines = (
+        "[model]", 'name = "llama3"', 'flavor = "8B"', "[optimizer]", 'name = "AdamW"', "lr = 1e-4",
+        "[lr_scheduler]", "warmup_steps = 0", "[training]", "steps = 10",
+    )  # fmt: skip
+    files.add("train.toml", "\n".join(lines))
+    recipe = files.recipe("cluster.devices=8")
+    assert recipe["optim.decay_vectors"] is True
+    assert recipe["optim.schedule_from"] == 0
+
+
+def test_under_deepspeed_gradients_are_clipped_by_its_own_key_alone(files: Files) -> None:
+    arguments = {"max_steps": 20, "per_device_train_batch_size": 2, "max_grad_norm": 0.5,
+                 "deepspeed": "ds.json"}  # fmt: skip
+    content: dict[str, Any] = {"zero_optimization": {"stage": 2}}
+    files.add("arguments.json", arguments).add("ds.json", content)
+    assert files.recipe("optim.global_batch=4")["optim.grad_clip"] is None
+    kind, words = outcome(files.take("optim.global_batch=4"), "max_grad_norm")
+    assert (kind, words[:9]) == (Kind.NONE, "DeepSpeed")
+    content["gradient_clipping"] = "auto"
+    files.folder.joinpath("ds.json").write_text(json.dumps(content))
+    assert files.recipe("optim.global_batch=4")["optim.grad_clip"] == 0.5
+
+
+def test_settings_of_deepspeed_among_the_arguments_clip_by_their_own_key_too(files: Files) -> None:
+    arguments = {"max_steps": 20, "per_device_train_batch_size": 2, "max_grad_norm": 0.5,
+                 "deepspeed": {"zero_optimization": {"stage": 2}}}  # fmt: skip
+    files.add("arguments.json", arguments)
+    assert files.recipe("optim.global_batch=4")["optim.grad_clip"] is None

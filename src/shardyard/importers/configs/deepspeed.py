@@ -217,7 +217,8 @@ def _schedule(entry: Entry, facts: Facts) -> Verdict:
             "or step.",
             "optim.schedule",
         )
-    says: dict[str, Any] = {"optim.schedule": schedule}
+    # the first step has the least rate, and the second that of the scheduler's own step 0
+    says: dict[str, Any] = {"optim.schedule": schedule, "optim.schedule_from": -1}
     if schedule == "linear":
         says["optim.min_lr_ratio"] = 0.0
     is_linear = facts.get("params.warmup_type") is not None
@@ -364,6 +365,13 @@ ROWS: Rows = {
 }
 
 
+def decides(facts: Facts) -> dict[str, Any]:
+    """What its engine does though the Trainer's arguments say otherwise: gradients are clipped by
+    it alone, and the Trainer fills in no key that is not there."""
+    keys = ("gradient_clipping", "optimizer.params.max_grad_norm")
+    return {"optim.grad_clip": None} if all(facts.get(key) is None for key in keys) else {}
+
+
 def implied(facts: Facts) -> dict[str, Any]:
     """What DeepSpeed does where a file says nothing, and what would be otherwise here."""
     found: dict[str, Any] = {"optim.grad_clip": None}
@@ -372,6 +380,9 @@ def implied(facts: Facts) -> dict[str, Any]:
         name = named_elsewhere("deepspeed", str(facts.get("optimizer.type")))
         if name is None or "betas" in OPTIMIZERS[name].settings:
             found |= {"optim.betas": [0.9, 0.999], "optim.eps": 1e-8}
+        decays = facts.get("optimizer.params.weight_decay") not in (0, 0.0, None)
+        if decays and name is not None and "decay_vectors" in OPTIMIZERS[name].settings:
+            found["optim.decay_vectors"] = True  # it is given all parameters in one group
     if facts.get("scheduler.type") is None:
         found |= {"optim.schedule": "constant", "optim.warmup_steps": 0}
     else:

@@ -192,6 +192,7 @@ def _implied(file: SourceFile, source: Source) -> Implied:
         origin=f"{file.name} ({source.name})",
         values=source.implied(facts),
         fills_auto=source.fills_auto(facts),
+        decides=source.decides(facts),
     )
 
 
@@ -263,11 +264,21 @@ def _used(outcome: Outcome, job: Job) -> Outcome:
     """Accumulation that no batch could be made of has no counterpart."""
     is_alone = set(outcome.verdict.says) == {"accumulation_steps"}
     known = set(job.claims) | set(job.given)
+    if outcome.entry.path.rpartition(".")[2] == "max_grad_norm" and _is_decided(outcome, job):
+        return replace(
+            outcome, verdict=none("DeepSpeed clips, and its file has no gradient_clipping")
+        )
     is_used = {"optim.global_batch", "optim.batch_per_device"} & known
     if outcome.verdict.kind is Kind.MAPPED and is_alone and not is_used:
         words = "a step is said by optim.global_batch or optim.batch_per_device: give one"
         return replace(outcome, verdict=none(words))
     return outcome
+
+
+def _is_decided(outcome: Outcome, job: Job) -> bool:
+    claim = job.claims.get("optim.grad_clip")
+    says = outcome.verdict.says
+    return "optim.grad_clip" in says and claim is not None and "whatever" in claim.origin
 
 
 def _checked(

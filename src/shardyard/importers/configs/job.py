@@ -45,6 +45,8 @@ class Implied:
     values: Mapping[str, Any]
     fills_auto: bool = False
     """Whether it is the Trainer, whose arguments fill in ``auto``."""
+    decides: Mapping[str, Any] = field(default_factory=dict)
+    """What it does whatever the Trainer's arguments say."""
 
 
 @dataclass
@@ -91,6 +93,8 @@ def put_together(
             told = " and ".join(map(str, dict.fromkeys(map(str, [claims[0], *others]))))
             text = f"the files contradict each other: {told}. Mend one"
             job.refuse(name, text + (f", or give {name}=..." if name not in QUANTITIES else "."))
+    for source in implied:
+        _decide(job, source)
     for source in sorted(implied, key=lambda each: not each.fills_auto):
         _add_implied(job, source)
     _size(job)
@@ -164,6 +168,14 @@ def _is_overridden(outcome: Outcome, claims: Sequence[Claim]) -> bool:
     """Whether the line of ``accelerate launch`` wins over accelerate's file, as it does there."""
     by_line = any(": accelerate." in claim.origin for claim in claims)
     return outcome.source == "accelerate YAML" and by_line
+
+
+def _decide(job: Job, source: Implied) -> None:
+    for name, value in source.decides.items():
+        said = job.claims.get(name)
+        if name not in job.given and (said is None or not said.of_accelerate):
+            origin = f"{source.origin}: it does so whatever the Trainer's arguments say"
+            job.claims[name] = Claim(name=name, value=value, origin=origin)
 
 
 def _add_implied(job: Job, source: Implied) -> None:

@@ -29,6 +29,8 @@ class Source:
     rows: Rows
     implied: Callable[[Facts], Mapping[str, Any]] = lambda _: {}
     """What it does where a file says nothing, and what would be otherwise here."""
+    decides: Callable[[Facts], Mapping[str, Any]] = lambda _: {}
+    """What it does whatever the Trainer's arguments say."""
     files: Callable[[Facts], Mapping[str, str]] = lambda _: {}
     """Other files that a file names, by the path of the key that does."""
     fills_auto: Callable[[Facts], bool] = lambda _: False
@@ -121,6 +123,7 @@ SOURCES = (
         is_it=_has(*deepspeed.MARKS),
         rows=deepspeed.ROWS,
         implied=deepspeed.implied,
+        decides=deepspeed.decides,
     ),
     Source(
         name="FSDP settings",

@@ -315,6 +315,10 @@ def implied(facts: Facts) -> dict[str, Any]:
         "accumulation_steps": 1,
         "precision.compute": "bf16",
     }
+    if facts.get("optimizer.weight_decay", 0.1):
+        found["optim.decay_vectors"] = True  # its optimizers have one group of parameters
+    if facts.get("lr_scheduler.warmup_steps", facts.get("training.warmup_steps")) == 0:
+        found["optim.schedule_from"] = 0  # one step at the peak before the rate falls
     if facts.get("training.global_batch_size", -1) != -1:
         del found["accumulation_steps"]
     return found

@@ -13,6 +13,7 @@ from shardyard.importers.configs import deepspeed, fsdp
 from shardyard.importers.configs.rules import (
     Entry,
     Facts,
+    Kind,
     Rows,
     Verdict,
     choose,
@@ -68,18 +69,22 @@ def _schedule(entry: Entry, _: Facts) -> Verdict:
     return mapped(says)
 
 
+_ROUNDED = "rounded to whole steps, which the Trainer rounds up"
+
+
 def _warmup_steps(entry: Entry, facts: Facts) -> Verdict:
     if not entry.value and facts.get("warmup_ratio"):
         return none("warmup_ratio says the warm-up")
     if isinstance(entry.value, float) and 0 < entry.value < 1:
-        return mapped({"optim.warmup_share": entry.value})
+        return mapped({"optim.warmup_share": entry.value}, _ROUNDED)
     return to("optim.warmup_steps", convert=int)(entry, facts)
 
 
 def _warmup_ratio(entry: Entry, facts: Facts) -> Verdict:
     if facts.get("warmup_steps"):
         return none("warmup_steps says the warm-up, which the Trainer takes first")
-    return to("optim.warmup_share", convert=float)(entry, facts)
+    found = to("optim.warmup_share", convert=float)(entry, facts)
+    return mapped(found.says, _ROUNDED) if found.kind is Kind.MAPPED else found
 
 
 def _epochs(entry: Entry, facts: Facts) -> Verdict:
@@ -124,13 +129,20 @@ def _save_steps(entry: Entry, facts: Facts) -> Verdict:
     return to("checkpoint.every", convert=int)(entry, facts)
 
 
-def _grad_clip(entry: Entry, _: Facts) -> Verdict:
+def _grad_clip(entry: Entry, facts: Facts) -> Verdict:
+    if _is_unclipped(facts):
+        return none("DeepSpeed clips, and its settings have no gradient_clipping")
     try:
         return mapped({"optim.grad_clip": float(entry.value) or None})
     except (TypeError, ValueError):
         return refused(
             f"={entry.value!r} is no number. Give optim.grad_clip=...", "optim.grad_clip"
         )
+
+
+def _is_unclipped(facts: Facts) -> bool:
+    """DeepSpeed's settings are among the arguments, and have the engine clip nothing."""
+    return bool(facts.below("deepspeed")) and bool(deepspeed.decides(facts.under("deepspeed")))
 
 
 def _betas(entry: Entry, facts: Facts) -> Verdict:
@@ -340,8 +352,12 @@ def implied(facts: Facts) -> dict[str, Any]:
     name = named_elsewhere("trainer", str(facts.get("optim", "adamw_torch")))
     if name is not None and "betas" in OPTIMIZERS[name].settings:
         found |= {"optim.betas": [0.9, 0.999], "optim.eps": 1e-8}
+    if str(facts.get("lr_scheduler_type")).lower() != "constant":
+        found["optim.schedule_from"] = 0  # its schedulers are asked before the first step
     if facts.get("lr_scheduler_type") is None:
         found |= {"optim.schedule": "linear", "optim.min_lr_ratio": 0.0}
+    if _is_unclipped(facts):
+        found["optim.grad_clip"] = None
     if not facts.get("fsdp") and not facts.get("deepspeed") and not facts.below("deepspeed"):
         found |= {"parallel.dp_shard": 1}  # plain DDP
     return found

@@ -69,9 +69,10 @@ class AdamW(_Fused):
     def __init__(self, shards: Mapping[str, nn.Parameter], optim: Optim, norms: WholeNorms) -> None:
         del norms  # each element by itself
         decay = float(optim.weight_decay)
+        of_vectors, all_ = decay * optim.decay_vectors, shards.values()
         groups: list[dict[str, Any]] = [
-            {"params": [shard for shard in shards.values() if shard.dim() >= 2]},
-            {"params": [shard for shard in shards.values() if shard.dim() < 2], "weight_decay": 0},
+            {"params": [shard for shard in all_ if shard.dim() >= 2]},
+            {"params": [shard for shard in all_ if shard.dim() < 2], "weight_decay": of_vectors},
         ]
         made = torch.optim.AdamW(
             groups,
