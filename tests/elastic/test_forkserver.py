@@ -6,8 +6,8 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
-from shardyard.config.schema import Cluster, Model, Recipe, Task
-from shardyard.elastic.forkserver import let_memory_grow, preload_of, sweep
+from shardyard.config.schema import Model, Recipe, Task
+from shardyard.elastic.forkserver import preload_of, sweep
 
 
 def _folder(parent: Path, name: str, *, age_s: float) -> Path:
@@ -41,16 +41,3 @@ def test_the_server_imports_what_workers_of_the_recipe_need() -> None:
     assert brought == plain[:-1]
     for module in {*plain, *compiled}:
         assert find_spec(module) is not None
-
-
-def test_memory_of_cuda_grows_in_segments_unless_somebody_said_otherwise() -> None:
-    cuda = Recipe(cluster=Cluster(device="cuda"))
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        said = {name: "max_split_size_mb:64"}
-        let_memory_grow(cuda, said)
-        assert said == {name: "max_split_size_mb:64"}
-    quiet: dict[str, str] = {}
-    let_memory_grow(Recipe(cluster=Cluster(device="cpu")), quiet)
-    assert not quiet
-    let_memory_grow(cuda, quiet)
-    assert quiet == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from shardyard.config.allocator import let_memory_grow
 from shardyard.config.metrics_place import metrics_place
 from shardyard.config.resolved import Resolved
 from shardyard.config.snapshots import snapshot_labels
@@ -90,7 +91,7 @@ def _conduct(
     # before the fork server, which passes on where they are
     slots = {label: AgentMemory.create(label) for label in snapshot_labels(resolved.recipe)}
     notes = AgentMemory.create(NOTES)
-    forkserver.let_memory_grow(resolved.recipe, os.environ)
+    let_memory_grow(resolved.recipe, os.environ)
     forkserver.start(forkserver.preload_of(resolved.recipe) if preload is None else preload)
     try:
         # Imported now: the fork server imports the same modules at the same time.

@@ -12,7 +12,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import util
@@ -39,9 +39,6 @@ _SWEEP_AGE_S = 60.0
 
 _TO_LOCK = os.O_RDONLY | os.O_CLOEXEC
 
-_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""The second is the name of torch before 2.9, which is still read."""
-
 _AGENT_PID = "SHARDYARD_AGENT_PID"
 _SCRATCH_DIR = "SHARDYARD_AGENT_SCRATCH"
 _PRELOAD = "SHARDYARD_PRELOAD"
@@ -57,13 +54,6 @@ def preload_of(recipe: Recipe) -> tuple[str, ...]:
     of_task = () if task is None else (task.code.partition(":")[0],)
     of_compiler = ("shardyard.elastic.compiler",) if recipe.model.compile else ()
     return (*_ALWAYS, *of_task, *of_compiler)
-
-
-def let_memory_grow(recipe: Recipe, environ: MutableMapping[str, str]) -> None:
-    """Have torch take a CUDA device's memory in segments that grow: what was freed in other sizes
-    is not lost to the next request. What somebody said of the allocator stays as it is."""
-    if recipe.cluster.device == "cuda" and not any(name in environ for name in _ALLOCATOR):
-        environ[_ALLOCATOR[0]] = "expandable_segments:True"
 
 
 def start(preload: Sequence[str]) -> None:
