@@ -123,9 +123,12 @@ def _torchrun(script: Path) -> list[tuple[int, float]]:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=c10d"]
     where = ["--rdzv-endpoint=localhost:0", "--nproc-per-node=2", "--max-restarts=1"]
     path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    own = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    # else workers find addresses of their dead predecessors in the store that they share with torch
+    own["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     done = subprocess.run(
         [*torchrun, *where, str(script)],
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        env={**os.environ, **own},
         capture_output=True, text=True, check=False, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
