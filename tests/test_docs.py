@@ -163,6 +163,8 @@ def test_an_example_says_hardware_time_price_and_result(example: Path) -> None:
         "sources/s1-llama2-7b",
         "sources/s2-efficientnet-b7",
         "sources/s2-resnet50",
+        "sources/s3-llama2-70b",
+        "sources/s3-mixtral",
         "sources/s4-bert-large",
         "sources/s4-bert-1.5b",
         "sources/s4-bert-5b",
@@ -210,7 +212,7 @@ def test_the_quickstart_trains(folder: Path) -> None:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("example", ["chat-small", "sources/s1-small"])
+@pytest.mark.parametrize("example", ["chat-small", "sources/s1-small", "sources/s3-small"])
 def test_the_small_dialogues_train(folder: Path, example: str) -> None:
     run_id = Path(example).name
     answer = train(folder, run_id, f"examples/{example}.yaml", "run.epochs=null")

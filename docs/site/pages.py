@@ -44,6 +44,7 @@ _PLACES = {
     "Sources": (
         "docs/sources/s1-llama2.md",
         "docs/sources/s2-images.md",
+        "docs/sources/s3-model-parallelism.md",
         "docs/sources/s4-bert.md",
     ),
     "Launch": (
