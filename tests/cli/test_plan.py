@@ -354,7 +354,7 @@ def test_a_missing_calibration_is_refused_with_what_it_may_be(
     assert main(["plan", recipe, "--calibrate", "nowhere.csv"]) == 2
     text = capsys.readouterr().err
     assert "nowhere.csv does not exist" in text
-    assert "profile of a step (.json) or the folder of a run" in text
+    assert "profile of a step or ceilings of a device (.json), or the folder of a run" in text
 
 
 def test_a_measured_profile_changes_the_speed_and_is_named(

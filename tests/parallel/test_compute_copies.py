@@ -56,7 +56,10 @@ def _recipe(compute: str = "bf16", **sections: Any) -> Recipe:
     }  # fmt: skip
     precision = {**precision, **sections.pop("precision", {})}
     optim = {**optim, **sections.pop("optim", {})}
-    return Recipe.model_validate({"precision": precision, "optim": optim, **sections})
+    cluster = sections.pop("cluster", {"device": "cpu"})
+    return Recipe.model_validate(
+        {"precision": precision, "optim": optim, "cluster": cluster, **sections}
+    )
 
 
 def _backward(model: nn.Module, number: int, micro_batches: int = 2) -> list[float]:
@@ -250,6 +253,13 @@ def test_all_else_is_sharded_as_before(sections: dict[str, Any], *, held: bool) 
     assert can_hold_copies(_model(), mesh, recipe) == held
     two: Any = SimpleNamespace(layout=Layout(dp_replicate=2, dp_shard=1, zero=3))
     assert not can_hold_copies(_model(), two, recipe)
+
+
+def test_where_it_has_never_run_only_who_tries_it_asks_for_it() -> None:
+    mesh: Any = SimpleNamespace(layout=ONE)
+    recipe = _recipe(cluster={"device": "cuda"})
+    assert not can_hold_copies(_model(), mesh, recipe)
+    assert can_hold_copies(_model(), mesh, recipe, anywhere=True)
 
 
 def test_a_model_with_a_matrix_of_another_kind_or_frozen_is_sharded_as_before() -> None:

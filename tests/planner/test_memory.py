@@ -481,6 +481,7 @@ def test_one_rank_in_bf16_holds_a_copy_and_sends_nothing() -> None:
         data={"seq_len": 64},
         optim={"lr": 1e-3, "weight_decay": 0.1, "global_batch": 4, "micro_batch": 2},
         precision={"compute": "bf16", "reduce": "fp32"},
+        cluster={"device": "cpu"},
     )
     shape = PRESETS["llama-tiny"].shape
     one = Layout(dp_replicate=1, dp_shard=1, zero=3)

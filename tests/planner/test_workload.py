@@ -22,7 +22,7 @@ def test_the_step_of_a_recipe_is_that_of_fully_shard() -> None:
     assert (formats.compute, formats.compute_bytes) == ("bf16", 2)
     # master weights, gradients and two moments in fp32, each split at every zero level
     states = (formats.weight_bytes, formats.gradient_bytes, formats.optimizer_bytes)
-    assert (*states, formats.keeping) == (4, 4, 8, Keeping(copies_on_one_rank=True))
+    assert (*states, formats.keeping) == (4, 4, 8, Keeping())
     assert found.techniques.kernels == "eager"
     assert not found.techniques.mask
 
