@@ -22,9 +22,9 @@ ONE, NOTHING = torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.
 
 
 class _Trained:
-    """A matrix, which decays, and a vector, which does not."""
+    """A matrix, which decays, and a vector, which may."""
 
-    def __init__(self, *, in_one_pass: bool) -> None:
+    def __init__(self, *, in_one_pass: bool, optim: Optim = OPTIM) -> None:
         torch.manual_seed(0)
         self.shards = {
             "matrix": nn.Parameter(torch.randn(7, 300)),
@@ -41,9 +41,9 @@ class _Trained:
         }
         no_norms: Any = None
         self.update: AdamW | Fused = (
-            AdamW(self.shards, OPTIM, self.copies)
+            AdamW(self.shards, optim, self.copies)
             if in_one_pass
-            else Fused(self.shards, OPTIM, no_norms)
+            else Fused(self.shards, optim, no_norms)
         )
 
     def step(self, number: int, *, divisor: float = 3.0, skip: bool = False) -> None:
@@ -65,8 +65,10 @@ class _Trained:
         return {name: each.clone() for name, each in {**weights, **copies, **states}.items()}
 
 
-def test_twenty_steps_are_those_of_torchs_own() -> None:
-    ours, torchs = _Trained(in_one_pass=True), _Trained(in_one_pass=False)
+@pytest.mark.parametrize("decay_vectors", [False, True])
+def test_twenty_steps_are_those_of_torchs_own(*, decay_vectors: bool) -> None:
+    optim = OPTIM.model_copy(update={"decay_vectors": decay_vectors})
+    ours, torchs = (_Trained(in_one_pass=each, optim=optim) for each in (True, False))
     for number in range(1, 21):
         ours.step(number, skip=number == 4)
         torchs.step(number, skip=number == 4)

@@ -38,6 +38,7 @@ class AdamW:
         self._copies = copies
         self._betas, self._eps = optim.betas, optim.eps
         self._decay = float(optim.weight_decay)
+        self._decay_of_vectors = self._decay * optim.decay_vectors
 
     def begin(
         self, *, lr: float, divisor: Tensor, skip: Tensor, grads: Mapping[str, Tensor]
@@ -68,7 +69,8 @@ class AdamW:
         foreach_add_(steps, (1.0 - self._skip).float())
         first, second = self._betas
         taken_N = torch.stack(steps).double()
-        decays = [self._decay if self._shards[name].dim() >= 2 else 0.0 for name in names]
+        dims = (self._shards[name].dim() for name in names)
+        decays = [self._decay if dim >= 2 else self._decay_of_vectors for dim in dims]
         kept_N = torch.tensor([1.0 - self._lr * decay for decay in decays], dtype=torch.float64).to(
             taken_N.device, non_blocking=True
         )
