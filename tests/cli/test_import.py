@@ -68,3 +68,29 @@ def test_a_file_is_written_over_only_by_force(file: str, capsys: Captured) -> No
 def test_a_url_is_no_file(capsys: Captured) -> None:
     assert main(["import", "s3://bucket/ds.json"]) == 2
     assert "is a URL, which is not opened here" in capsys.readouterr().err
+
+
+CHECKPOINTS = Path(__file__).parents[1] / "importers" / "checkpoints" / "deepspeed"
+
+
+def test_a_checkpoint_becomes_a_folder_and_says_what_is_not_in_it(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    words = ["import", str(CHECKPOINTS / "zero-3"), "--like", str(CHECKPOINTS / "like")]
+    assert main([*words, "--dry-run"]) == 0
+    assert "DeepSpeed ZeRO 3 (0.19.8), saved at step 2" in capsys.readouterr().out
+    to = tmp_path / "weights"
+    assert main([*words, "--to", str(to)]) == 0
+    said = capsys.readouterr().out
+    assert "not taken: optimizer" in said and "begins with a new optimizer" in said
+    assert f"next: model.path={to} in a recipe" in said
+    assert {path.name for path in to.iterdir()} == {
+        "config.json", "imported.json", "model.safetensors",
+    }  # fmt: skip
+
+
+def test_what_a_checkpoint_holds_is_told_as_json(capsys: Captured) -> None:
+    words = ["import", str(CHECKPOINTS / "zero-1"), "--like", str(CHECKPOINTS / "like")]
+    assert main([*words, "--dry-run", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["step"], told["not_taken"], told["dtypes"]) == (2, ["optimizer"], ["float32"])
