@@ -110,16 +110,7 @@ def _imported(path: Path, folder: Path) -> tuple[float, int, int]:
     to = folder / "out" / "to"
     shutil.rmtree(to.parent, ignore_errors=True)
     to.parent.mkdir()
-    words = [
-        "-m",
-        "shardyard",
-        "import",
-        str(path),
-        "--like",
-        str(folder / "like"),
-        "--to",
-        str(to),
-    ]
+    words = ["import", str(path), "--like", str(folder / "like"), "--to", str(to)]
     most = [0]
     is_over = threading.Event()
 
