@@ -198,7 +198,10 @@ def test_every_panel_and_alert_finds_what_a_real_run_and_its_devices_tell(
         wait_for(lambda: bool(firing(address)))
         assert firing(address) == {("ShardyardDeviceXid", "1")}
 
-        # A worker dies and may not be restarted: the agents end once their last word was heard.
+        # A worker dies and may not be restarted: the agents end once their last word was heard,
+        # by who has asked them more than once (Scrapes.wait_for_one_more).
+        twice = 'count_over_time(shardyard_run_state{run_id="watched",state="failed"}[10m]) > 1'
+        wait_for(lambda: len(asked(address, twice)) == 2)
         (started,) = events(run_dir, "attempt_started")
         os.kill(started["workers"][1]["pid"], signal.SIGKILL)
         assert runs.wait(job).exit_code == 1
