@@ -22,12 +22,11 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.fsdp._fully_shard import _fsdp_common
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torch.distributed.tensor import Shard
-from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from shardyard.errors import RequestError
-from shardyard.torch_private import placed_over, starting_by
+from shardyard.torch_private import placed_over, refuse_sends_to_oneself, starting_by
 
 ROOT = Path(__file__).parents[1]
 SEAM = ROOT / "src/shardyard/torch_private.py"
@@ -226,7 +225,6 @@ def selective_storage() -> Any:
     [
         ((2, 12), lambda: hasattr(_fsdp_common, "ShardPlacementResult")),
         ((2, 12), lambda: hasattr(FSDPState(), "_fsdp_param_groups")),
-        ((2, 12), lambda: not issubclass(_StridedShard, Shard)),
         ((2, 12), lambda: "shutdown_timeout" in signature(LocalElasticAgent).parameters),
         ((2, 13), lambda: isinstance(selective_storage(), dict)),
         ((2, 14), lambda: "respect_saved_tensors_hooks" in signature(checkpoint).parameters),
@@ -254,6 +252,20 @@ def test_an_old_torch_refuses_experts_over_other_ranks_than_their_block(mesh: De
     message = str(refused.value)
     assert message.startswith("parallel.ep above 1 needs torch 2.12 or newer, and this is 2.11.0")
     assert message.endswith("Install a newer torch, or set parallel.ep=1.")
+
+
+def test_an_old_torch_refuses_stages_that_send_to_their_own_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.11.0+cpu")
+    refuse_sends_to_oneself("parallel.schedule=zb-v", "nccl")
+    with pytest.raises(RequestError) as refused:
+        refuse_sends_to_oneself("parallel.schedule=zb-v", "gloo")
+    message = str(refused.value)
+    assert message.startswith("parallel.schedule=zb-v on CPUs needs torch 2.12 or newer, and this")
+    assert message.endswith("Install a newer torch, or use another schedule.")
+    monkeypatch.setattr(torch, "__version__", "2.12.0")
+    refuse_sends_to_oneself("parallel.schedule=zb-v", "gloo")
 
 
 @pytest.mark.skipif(IS_OLD, reason="this torch has one mesh for all parameters of a group")

@@ -132,8 +132,7 @@ def names_not_saved(module: nn.Module) -> set[str]:
 
 
 def is_strided(placement: "Placement") -> bool:
-    """Whether FSDP splits a dimension of which later axes hold parts (tp, ep). Up to 2.11 such a
-    placement was a Shard, and is none since."""
+    """Whether FSDP splits a dimension of which later axes hold parts (tp, ep). In all versions."""
     from torch.distributed.tensor.placement_types import _StridedShard
 
     return isinstance(placement, _StridedShard)
@@ -291,6 +290,21 @@ def node_of_meeting(address: str, pid: int, number: int) -> Any:
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc
 
     return _NodeDesc(address, pid, number)
+
+
+def refuse_sends_to_oneself(setting: str, backend: str) -> None:
+    """Of stages on one rank that follow each other: up to 2.11 torch begins with a message from
+    each stage to the next, whoever has it.
+
+    Raises:
+        RequestError: gloo knows no way from a rank to itself.
+    """
+    if backend == "gloo" and _version() < (2, 12):
+        raise RequestError(
+            f"{setting} on CPUs needs torch 2.12 or newer, and this is {torch.__version__}: one "
+            "rank has two stages that follow each other, and it would send to itself, which gloo "
+            "cannot. Install a newer torch, or use another schedule."
+        )
 
 
 # -- fully_shard --------------------------------------------------------------------------------

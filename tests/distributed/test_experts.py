@@ -22,6 +22,9 @@ from tests.distributed.whole import whole
 
 STEPS = 4
 TOLERANCE = 1e-5
+DEALS_EXPERTS = pytest.mark.skipif(
+    torch.__version__ < "2.12", reason="this torch has one mesh for all parameters of a group"
+)
 MEASURES = ("loss", "grad_norm", "expert_load", "router_aux_loss", "router_z_loss")
 
 LAYOUTS: list[tuple[int, dict[str, Any], int, Any]] = [
@@ -95,11 +98,12 @@ def _same_steps(
 @pytest.mark.parametrize(
     ("layouts", "dropout"),
     [
-        (LAYOUTS[2:4], 0.2),
+        (LAYOUTS[2:3], 0.2),
+        pytest.param(LAYOUTS[3:4], 0.2, marks=DEALS_EXPERTS),
         pytest.param([*LAYOUTS[:2], *LAYOUTS[4:]], 0.2, marks=pytest.mark.slow),
         pytest.param(LAYOUTS, 0.0, marks=pytest.mark.slow),
     ],
-    ids=["two", "more", "all, no dropout"],
+    ids=["tp", "ep", "more", "all, no dropout"],
 )
 def test_every_layout_takes_the_same_steps(
     corpus: Corpus,
@@ -225,6 +229,7 @@ def _sent(run_dir: RunDir) -> list[int]:
     return found
 
 
+@DEALS_EXPERTS
 def test_a_visit_travels_twice_forward_and_twice_backward(corpus: Corpus, tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "run", corpus, _sections(2, {"ep": 2}, 3))
     sent = run_on_ranks(_sent, 2, run_dir)

@@ -136,7 +136,7 @@ def _pipeline(
     tied = family.embedding.module if shape.tie_word_embeddings else None
     return Pipeline(
         stages, mesh, plan, width=shape.hidden_size, dtype=DTYPES[recipe.precision.compute],
-        tied=tied, outputs=2 if shape.judges_pairs else 1,
+        tied=tied,
     )  # fmt: skip
 
 

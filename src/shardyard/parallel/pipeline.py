@@ -32,6 +32,7 @@ from shardyard.models.inputs import Inputs
 from shardyard.models.parts import part_of
 from shardyard.parallel.data import GradientSync
 from shardyard.parallel.mesh import Mesh
+from shardyard.torch_private import refuse_sends_to_oneself
 
 _OF_ONE_STAGE: dict[str, Any] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 _OF_STAGES: dict[str, Any] = {
@@ -89,18 +90,22 @@ class Pipeline:
         width: int,
         dtype: torch.dtype,
         tied: str | None = None,
-        outputs: int = 1,
     ) -> None:
         """Args:
         stages: Modules of this rank by number of the stage, sharded.
         width: Of a hidden state.
         dtype: Of a hidden state.
         tied: Name of the table of tokens where it is the head too, and both ends have a copy.
-        outputs: Tensors that the last stage returns.
+
+        Raises:
+            RequestError: This torch has no such schedule here.
         """
         self._stages = stages
         self._plan = plan
         self._group = mesh.group("pp")
+        if any(index + 1 in stages for index in stages):
+            backend = dist.get_backend(self._group)
+            refuse_sends_to_oneself(f"parallel.schedule={plan.schedule}", backend)
         self._tp = mesh.layout.tp
         self._syncs = {index: GradientSync(m, mesh) for index, m in stages.items()}
         self._width = width
@@ -111,7 +116,6 @@ class Pipeline:
         self._table = None if end is None else part_of(end, tied)
         self.held_twice = set() if tied is None else {f"{tied}.weight"}
         """Names of parameters that both ends hold."""
-        self._outputs = outputs
         self._schedule: Any = None
         self._passes = 0
 
@@ -149,14 +153,16 @@ class Pipeline:
         assert passes == self._passes, "a run's steps have equally many micro-batches"
         given = Inputs(*map(_joined, zip(*inputs, strict=True)))._asdict()
         tokens = given.pop("x")
+        aims = torch.cat(list(targets))
         losses: list[Tensor] | None = [] if self._is_last else None
         # taken now: while it is gathered a module shows another parameter
         table = None if self._table is None else self._table.weight
         self._schedule.step(
             *([tokens] if self._is_first else []),
-            target=torch.cat(list(targets)) if self._is_last else None,
+            target=aims if self._is_last else None,
             losses=losses,
             return_outputs=False,
+            aims=aims,
             **{name: tensor for name, tensor in given.items() if tensor is not None},
         )
         if table is not None and table.requires_grad:
@@ -209,22 +215,22 @@ class Pipeline:
         hidden_BlD = torch.empty(
             self._hidden_shape(tokens_Bl), dtype=self._dtype, device="meta", requires_grad=True
         )
+        loss = torch.empty((), dtype=torch.float32, device="meta", requires_grad=True)
         last = self._plan.num_stages - 1
         stages = [
             _Stage(
-                _NotFsdp(module),
+                _NotFsdp(module, loss_sum if index == last else None),
                 index,
                 self._plan.num_stages,
                 tokens_Bl.device,
                 sync=self._syncs[index],
                 group=self._group,
                 input_args=hidden_BlD if index else tokens_Bl.to("meta"),
-                # of the last stage nothing is read but how many there are
-                output_args=(hidden_BlD,) * (self._outputs if index == last else 1),
+                output_args=loss if index == last else hidden_BlD,
             )
             for index, module in self._stages.items()
         ]
-        options: dict[str, Any] = {"loss_fn": loss_sum, "scale_grads": False}
+        options: dict[str, Any] = {"loss_fn": _same_loss, "scale_grads": False}
         if self._plan.schedule in _OF_ONE_STAGE:
             return _OF_ONE_STAGE[self._plan.schedule](stages[0], passes, **options)
         return _OF_STAGES[self._plan.schedule](stages, passes, **options)
@@ -235,15 +241,27 @@ def _joined(parts: tuple[Any, ...]) -> Any:
     return None if parts[0] is None else torch.cat(parts)
 
 
-class _NotFsdp(nn.Module):
-    """Keeps torch's stage from seeing that a module is sharded, and from interfering."""
+def _same_loss(loss: Tensor, _aims: Tensor) -> Tensor:
+    """What the last stage returns, which torch's schedule takes for an output."""
+    return loss
 
-    def __init__(self, stage: nn.Module) -> None:
+
+class _NotFsdp(nn.Module):
+    """Keeps torch's stage from seeing that a module is sharded, and from interfering.
+
+    The last stage makes the loss, too: torch asks for the exact shape of what a stage returns
+    (2.11 refuses another), and that of a sum of losses is the same for every head.
+    """
+
+    def __init__(self, stage: nn.Module, loss_sum: Callable[[Any, Tensor], Tensor] | None) -> None:
         super().__init__()
         self.stage = stage
+        self._loss_sum = loss_sum
 
-    def forward(self, *args: Tensor, **kwargs: Tensor) -> Any:
-        return self.stage(*args, **kwargs)
+    def forward(self, *args: Tensor, aims: Tensor, **kwargs: Tensor) -> Tensor:
+        found = self.stage(*args, **kwargs)
+        loss_or_hidden: Tensor = found if self._loss_sum is None else self._loss_sum(found, aims)
+        return loss_or_hidden
 
 
 class _Stage(PipelineStage):
