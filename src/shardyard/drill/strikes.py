@@ -1,5 +1,6 @@
 """How faults that strike from outside are made, a small function each; the table: `faults.py`."""
 
+import os
 import shutil
 import signal
 import subprocess
@@ -21,6 +22,8 @@ _LOAD_S = 0.1
 DELAY_S, LOSS = 0.005, 0.01
 """Of a bad network: each way, and of packets."""
 _HOUR_S = 3600.0
+_BOOT_S = 120.0
+"""What a machine takes to come back, at least: agents clear away after one minute."""
 STOPPED_S, LET_GO_S = 0.6, 0.3
 """Of a pulse: far below what a hang takes to be told, and long enough for steps in between."""
 
@@ -77,11 +80,17 @@ def kill_everything(scene: Scene) -> None:
     scene.marked.kill_all()
 
 
-def lose_memory(_scene: Scene) -> None:
-    """Shared memory goes with the power; elsewhere than apart it is not the drill's to clear."""
+def lose_memory(scene: Scene) -> None:
+    """Shared memory goes with the power; elsewhere than apart it is not the drill's to clear.
+
+    What lies in the scratch folder grows older by the time that a machine takes to come back.
+    """
     if is_apart():
         for name in SHARED_MEMORY.iterdir():
             name.unlink()
+    for entry in scene.scratch.iterdir():
+        died_s = entry.stat().st_mtime - _BOOT_S
+        os.utime(entry, (died_s, died_s))
 
 
 def kill_in_save(scene: Scene) -> None:
