@@ -97,7 +97,7 @@ WRONG_VALUES = [
     ("parallel.strategy=full_shard", "Did you mean FULL_SHARD?"),
     ("precision.compute=bf61", "Did you mean bf16?"),
     ("run.name=My Run", "is not a name of lower-case letters, digits and inner hyphens"),
-    ("model.compile=yes", "model.compile='yes' is not true or false."),
+    ("model.compile=yes", "model.compile='yes' is not true or false, or auto."),
     ("optim.betas=[0.9]", "is not a list of 2, each a number from 0 to below 1."),
     ("launch.slurm.signal_before_s=1", "launch.slurm.signal_before_s=1 is not a whole number of"),
     ("launch.env={A: 1}", "launch.env={'A': 1} is not a name and a text each."),

@@ -53,6 +53,28 @@ def test_processes_are_parked_where_a_compiler_has_to_get_ready() -> None:
     assert "nothing is restarted" in unrepeated.reasons["elastic.parked"]
 
 
+@pytest.mark.parametrize(
+    ("preset", "overrides", "compiles", "why"),
+    [
+        ("llama3-8b", [], True, "each block is one graph"),
+        ("llama3-8b", ["memory.recompute=full", "precision.compute=fp8"], True, "one graph"),
+        ("llama3-8b", ["parallel.tp=2"], False, "blocks that ask other ranks"),
+        ("llama3-8b", ["parallel.cp=2"], False, "blocks that ask other ranks"),
+        ("llama3-8b", ["parallel.pp=2", "parallel.schedule=zero-bubble"], False, "zero-bubble"),
+        ("mixtral-8x7b", [], False, "a block of mixtral is no one graph"),
+        ("llama3-8b", ["cluster.device=cpu"], False, "compiles for minutes"),
+    ],
+)
+def test_blocks_are_compiled_where_they_are_known_to_be_one_graph(
+    preset: str, overrides: list[str], compiles: bool, why: str
+) -> None:
+    machines = [] if "cluster.device=cpu" in overrides else ["cluster.instance=p5.48xlarge"]
+    found = preview(preset, "model.compile=auto", *machines, *overrides)
+    assert found.recipe.model.compile is compiles
+    assert why in found.reasons["model.compile"]
+    assert found.recipe.elastic.parked is compiles
+
+
 def test_snapshots_are_copied_to_a_neighbour_where_there_is_one() -> None:
     def copied(*overrides: str) -> bool | str:
         return resolved(*overrides).recipe.elastic.snapshot_neighbour

@@ -120,7 +120,7 @@ def _compiled(_: None) -> tuple[list[Any], int, dict[str, Any]]:
 @pytest.mark.slow
 def test_compiled_blocks_are_whole_graphs_and_take_the_same_steps() -> None:
     found, graphs, breaks = run_on_ranks(_compiled, 1, None)[0]
-    assert graphs == 2 * SHAPE.num_hidden_layers and not breaks
+    assert graphs == 2 and not breaks  # one for all blocks, of each run that compiles
     for compiled, plain in (found[:2], found[2:]):
         assert compiled[0] == plain[0]
         assert all(compiled[1][name].equal(each) for name, each in plain[1].items())

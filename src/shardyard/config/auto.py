@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import Any
 
 from shardyard.config.auto_of_model import compute_on, dropout_of, output_of, seq_len_of
+from shardyard.config.legality import SPLIT_BACKWARD
 from shardyard.config.loss_chunk import logits_of, waits_for_logits
 from shardyard.config.machines import chosen_cluster
 from shardyard.config.optimizers import optimizer_of
@@ -217,8 +218,31 @@ def _hang_slow_s(draft: Draft) -> tuple[float, str]:
     return hang_slow_s(draft.recipe.elastic), reason
 
 
+def _compile(draft: Draft) -> tuple[bool, str]:
+    device, parallel = draft.recipe.cluster.device, draft.recipe.parallel
+    if device == "auto":
+        raise NotYetKnown("known once cluster.device is")
+    if device == "cpu":
+        return False, "a CPU gains little, and compiles for minutes"
+    if draft.reads_images or draft.recipe.model.module is not None:
+        return False, "tried with language models of known families alone"
+    family = draft.shape.family
+    if not family.is_one_graph:
+        return False, f"a block of {family.model_type} is no one graph to the compiler"
+    if parallel.tp > 1 or parallel.cp > 1:
+        return False, "blocks that ask other ranks are no one graph to the compiler"
+    if parallel.pp > 1 and parallel.schedule in SPLIT_BACKWARD:
+        return False, f"parallel.schedule={parallel.schedule} splits backward passes"
+    if draft.recipe.precision.reduce == "exact":
+        return False, "precision.reduce=exact: compiled blocks may differ from process to process"
+    return True, "each block is one graph; the first step takes longer"
+
+
 def _parked(draft: Draft) -> tuple[bool, str]:
-    if not draft.recipe.model.compile:
+    compiles = draft.recipe.model.compile
+    if compiles == "auto":
+        raise NotYetKnown("known once model.compile is")
+    if not compiles:
         return (
             False,
             "without a compiler it spares parts of a second, and takes memory all the time",
@@ -476,10 +500,11 @@ BEFORE_LAYOUT: dict[str, Rule] = {
     "elastic.max_nodes": _nodes,
     "elastic.hang_min_s": _hang_min_s,
     "elastic.hang_slow_s": _hang_slow_s,
-    "elastic.parked": _parked,
     "elastic.snapshot_neighbour": _snapshot_neighbour,
     "precision.compute": _compute,
     "precision.output": _output,
+    "model.compile": _compile,
+    "elastic.parked": _parked,
 }
 """Setting -> rule, in the order they run; then the layout is resolved."""
 

@@ -89,7 +89,7 @@ def _rules(recipe: Recipe) -> Iterable[tuple[str, object, bool, str, str]]:
     why = "what is inside of it is not known"
     yield "model.module", model.module, model.module is not None, why, "Use a known model"
     why = "what a compiler makes of a block may differ from process to process"
-    yield "model.compile", "true", model.compile, why, "Use false"
+    yield "model.compile", "true", model.compile is True, why, "Use false"
     why = "it normalises by sums over all ranks in floating point"
     yield ("model.batch_norm", model.batch_norm, model.batch_norm == "step", why, "Use micro_batch")
     why = "it needs norms of whole parameters, which are summed in floating point"

@@ -99,7 +99,7 @@ def _more_problems(recipe: Recipe, kind: str) -> list[Problem]:
             f"={recipe.model.lora.rank} puts adapters beside known matrices of a block. Use PEFT."
         )
         found.append(Problem("model.lora.rank", text))
-    if recipe.model.compile:
+    if recipe.model.compile is True:
         text = "=true was not tried with models whose inside is not known. Use false."
         found.append(Problem("model.compile", text))
     return found

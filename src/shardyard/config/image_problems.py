@@ -51,7 +51,7 @@ def step_problems(recipe: Recipe, *, ranks: int) -> Iterable[Problem]:
             f"{-(-samples // ranks)}, more ranks, or model.batch_norm=micro_batch."
         )
         yield Problem("optim.micro_batch", text)
-    if recipe.model.compile:
+    if recipe.model.compile is True:
         text = "=true: blocks that ask other ranks are not compiled. Use model.compile=false, or "
         yield Problem("model.compile", f"{text}model.batch_norm=micro_batch.")
 

@@ -135,14 +135,14 @@ def _model_problems(recipe: Recipe, shape: ModelShape) -> Iterable[Problem]:
 
 def _compile_problems(recipe: Recipe, shape: ModelShape | None) -> Iterable[Problem]:
     parallel = recipe.parallel
-    if recipe.model.compile and parallel.pp > 1 and parallel.schedule in SPLIT_BACKWARD:
+    if recipe.model.compile is True and parallel.pp > 1 and parallel.schedule in SPLIT_BACKWARD:
         text = (
             f"=true with parallel.schedule={parallel.schedule}: a compiled block has one backward "
             "pass, which cannot be split. Use false, or parallel.schedule=1f1b or interleaved."
         )
         yield Problem("model.compile", text)
     recompute, tp = recipe.memory.recompute, parallel.tp
-    if not recipe.model.compile or not is_left_uncompiled(recompute, tp=tp, shape=shape):
+    if recipe.model.compile is not True or not is_left_uncompiled(recompute, tp=tp, shape=shape):
         return
     what = f"parallel.tp={tp}" if tp > 1 else "experts"
     text = (

@@ -116,7 +116,7 @@ def _refused(recipe: Recipe, what: str, *, is_generic: bool) -> dict[str, tuple[
             "router_z_loss" in given,
             f"={model.router_z_loss} weighs a loss of known routers, {own} Leave it out.",
         ),
-        "model.compile": (model.compile and not is_split, f"=true {no_blocks}"),
+        "model.compile": (model.compile is True and not is_split, f"=true {no_blocks}"),
         "memory.recompute": (
             recompute != "none" and not is_split,
             f"={recompute!r} {no_blocks}",

@@ -183,7 +183,7 @@ class Attempt:
             max_restarts=recipe.elastic.max_restarts,
             node_rank=self.node_rank,
             notes=self.notes,
-            budgets=Budgets.of(recipe.elastic, compiles=recipe.model.compile),
+            budgets=Budgets.of(recipe.elastic, compiles=recipe.model.compile is True),
             stages=_stages(recipe),
             parks=recipe.elastic.parked is True,
             join_interval_s=recipe.elastic.join_interval_s,

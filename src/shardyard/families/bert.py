@@ -103,6 +103,7 @@ def _written(shape: ModelShape) -> dict[str, Any]:
 
 BERT = Family(
     model_type="bert",
+    is_one_graph=True,
     is_causal=False,
     is_gated=False,
     embedding=Row("bert.embeddings.word_embeddings", vocabulary, hidden, split="rows"),

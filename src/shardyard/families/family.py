@@ -193,6 +193,9 @@ class Family:
     there are."""
     initial_norm: float = 1.0
     """Of norms: zero where one is added to them."""
+    is_one_graph: bool = False
+    """To torch's compiler a block is one graph, whatever is recomputed, and blocks that compute the
+    same have the same (``tests/distributed/test_one_graph.py``)."""
     refused_schedules: Mapping[str, str] = field(default_factory=dict)
     """Pipeline schedule -> why no model of this kind goes through it, and what to use."""
     presets: Mapping[str, Preset] = field(default_factory=dict)

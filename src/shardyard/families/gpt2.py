@@ -108,6 +108,7 @@ def _written(shape: ModelShape) -> dict[str, Any]:
 
 GPT2 = Family(
     model_type="gpt2",
+    is_one_graph=True,
     is_gated=False,
     embedding=Row("transformer.wte", vocabulary, hidden, split="rows"),
     positions=Row("transformer.wpe", positions, hidden),

@@ -90,6 +90,7 @@ def _written(shape: ModelShape) -> dict[str, Any]:
 
 GPT_NEOX = Family(
     model_type="gpt_neox",
+    is_one_graph=True,
     is_gated=False,
     embedding=Row("gpt_neox.embed_in", vocabulary, hidden, split="rows"),
     block=(

@@ -176,6 +176,7 @@ LLAMA = Family(
     rotary="model.rotary_emb",
     dropped=("self_attn", "mlp"),
     gathered=("self_attn", "mlp"),
+    is_one_graph=True,
     config_json=ConfigJson(
         defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "sliding_window": None},
         written=decoder_fields,

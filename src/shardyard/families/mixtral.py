@@ -102,6 +102,7 @@ def _fields(shape: ModelShape) -> dict[str, Any]:
 MIXTRAL = replace(
     LLAMA,
     model_type="mixtral",
+    is_one_graph=False,  # its router tells its losses aside, which a compiler does not follow
     block=(INPUT_NORM, *ATTENTION, MLP_NORM, *_EXPERTS),
     operators=("self_attn", "mlp"),
     gathered=("self_attn",),  # parallel/expert.py gathers tokens before the experts

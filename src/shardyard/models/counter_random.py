@@ -23,6 +23,15 @@ def key_of(*parts: int | str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
 
 
+def place_key(seed: int, place: str) -> Tensor:
+    """The key of one place where a model drops something, as a tensor in host memory.
+
+    A compiler takes a number for part of the code, and compiles every block anew; a tensor without
+    dimensions is an argument, which a device gets with the kernel.
+    """
+    return torch.tensor(key_of(seed, "dropout", place), device="cpu")
+
+
 def random_bits(key: int | Tensor, counter: Tensor) -> Tensor:
     """64 random bits for each element of ``counter`` (int64; ``key`` broadcasts against it)."""
     # inductor multiplies out what it knows to be an index, in numbers that do not wrap; of a xor

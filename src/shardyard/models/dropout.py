@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardyard.models.counter_random import keep_mask, key_of, random_bits
+from shardyard.models.counter_random import keep_mask, place_key, random_bits
 
 
 class SampleKeys:
@@ -41,7 +41,7 @@ class Dropout:
             over all; all tokens that it computes pass through then. None: it has the whole width.
         """
         self._drop = drop
-        self._place_key = key_of(seed, "dropout", place)
+        self._place_key = place_key(seed, place)
         self._keys = keys
         self._part = part
 

@@ -17,7 +17,14 @@ from shardyard.errors import RequestError
 from shardyard.families.images.network import ImageKind, ImageNetwork
 from shardyard.families.images.registry import KINDS
 from shardyard.models.batch_norm import KINDS as BATCH_NORMS
-from shardyard.models.counter_random import keep_mask, key_of, normal, random_bits, uniform
+from shardyard.models.counter_random import (
+    keep_mask,
+    key_of,
+    normal,
+    place_key,
+    random_bits,
+    uniform,
+)
 from shardyard.models.dropout import SampleKeys
 
 _HEAD = "classifier"
@@ -154,7 +161,7 @@ class _Drop:
 
     def __init__(self, place: str, *, drop: float, seed: int, keys: SampleKeys) -> None:
         self._drop = drop
-        self._place_key = key_of(seed, "dropout", place)
+        self._place_key = place_key(seed, place)
         self._keys = keys
 
     def _masked(self, x: Tensor, *, elements: int) -> Tensor:

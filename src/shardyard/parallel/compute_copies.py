@@ -10,7 +10,7 @@ Shape suffixes: N = tokens, I and O = features in and out, D = width.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -86,7 +86,8 @@ class ComputeCopies:
                 if isinstance(module, nn.Linear) and id(module) in in_graphs:
                     compute = _multiply_in_graph
                     self._in_graphs.append(module)
-                module.forward = partial(compute, module, self._dtype)  # type: ignore[method-assign]
+                kind: Any = type(module)
+                module.__class__ = _computing(kind, compute, self._dtype)
             elif any(True for _ in module.parameters(recurse=False)):
                 _cast_when_used(module, self._dtype)
         model.register_forward_pre_hook(self._before)
@@ -219,18 +220,33 @@ def _read(module: nn.Embedding, _dtype: torch.dtype, ids: Tensor) -> Tensor:
     return x
 
 
+@cache
+def _computing(kind: type, compute: Callable[..., Tensor], dtype: torch.dtype) -> type:
+    """Modules of a kind whose forward pass is another; a compiler takes those of one class for
+    one, and those whose own ``forward`` was set each for itself."""
+
+    def forward(self: nn.Module, x: Tensor) -> Tensor:
+        return compute(self, dtype, x)
+
+    return type(kind.__name__, (kind,), {"forward": forward})
+
+
 def _cast_when_used(module: nn.Module, dtype: torch.dtype) -> None:
     """Let a module's own parameters, when it asks for them, be cast; under their names they stay.
 
     A property of the class is found before a parameter, and a compiler can follow it.
     """
-    kind = type(module)
+    names = tuple(name for name, _ in module.named_parameters(recurse=False))
+    kind: Any = type(module)
+    module.__class__ = _casting(kind, names, dtype)
 
+
+@cache
+def _casting(kind: type, names: tuple[str, ...], dtype: torch.dtype) -> type:
     def cast(name: str) -> property:
         return property(lambda self: parameter_named(self, name).to(dtype))
 
-    casts = {name: cast(name) for name, _ in module.named_parameters(recurse=False)}
-    module.__class__ = type(kind.__name__, (kind,), casts)
+    return type(kind.__name__, (kind,), {name: cast(name) for name in names})
 
 
 class _Product(torch.autograd.Function):

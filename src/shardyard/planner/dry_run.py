@@ -174,7 +174,7 @@ def _refuse_untrainable(recipe: Recipe, layout: Layout) -> None:
     if recipe.memory.offload != "none":
         text = f"={recipe.memory.offload}: fake devices have one memory. Use none for a dry run."
         found.append(Problem("memory.offload", text))
-    if recipe.model.compile:
+    if recipe.model.compile is True:
         text = "=true: what a compiler fuses is not seen on fake devices. Use false for a dry run."
         found.append(Problem("model.compile", text))
     if found:

@@ -212,7 +212,7 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
         recompute="none" if isinstance(recompute, tuple) else recompute,
         techniques=Techniques(
             attention="flash" if shape.attn_logit_softcapping is None else "unfused",
-            kernels="compiled" if recipe.model.compile else "eager",
+            kernels="compiled" if recipe.model.compile is True else "eager",
             loss="in place",
             loss_chunk=chunk if isinstance(chunk, int) else None,
             schedule=recipe.parallel.schedule,

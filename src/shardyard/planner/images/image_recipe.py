@@ -60,6 +60,6 @@ def uncounted(recipe: Recipe) -> Iterable[Problem]:
     if recompute not in ("none", "full"):
         text = f"={recompute!r} of a network for images is in no plan yet. Use none or full."
         yield Problem("memory.recompute", text)
-    if recipe.model.compile:
+    if recipe.model.compile is True:
         text = "=true: what a compiler makes of convolutions is in no plan yet. Use false."
         yield Problem("model.compile", text)
