@@ -19,8 +19,7 @@ from tests.distributed.runs import Corpus, make_run, train_here
 from tests.families.random_models import small_shape, theirs
 
 BLOCKS = 10
-KINDS: dict[Any, int] = {"none": 1, "selective": 1, "full": 1, 2: 2, ("mlp",): 1}
-"""memory.recompute -> kinds of blocks that it makes of one."""
+MODES: tuple[Any, ...] = ("none", "selective", "full", 3, ("mlp",))
 OWN: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 5},
     "phi3": {"sliding_window": 5},
@@ -28,7 +27,6 @@ OWN: dict[str, dict[str, Any]] = {
         "sliding_window": 5, "layer_types": ("sliding_attention", "full_attention") * (BLOCKS // 2)
     },
 }  # fmt: skip
-KINDS_OF_ATTENTION = {"gemma2": 2}
 SHORT: tuple[tuple[str, Any], ...] = (("bf16", "none"), ("bf16", "selective"), ("fp8", "selective"))
 ROWS = 520
 """Of the table of tokens: those of the corpus, and one that hides tokens."""
@@ -77,8 +75,11 @@ def _check(corpus: Corpus, folder: Path, model_type: str, modes: Iterable[tuple[
         if not family_of(model_type).is_causal:
             sections["task"] = {"name": "masked_lm"}
         runs.append(make_run(folder / f"{number}", corpus, sections))
-        kinds = KINDS[recompute] * KINDS_OF_ATTENTION.get(model_type, 1)
-        expected.append((f"{number}", 2 * kinds))  # one to train, one to evaluate
+        kinds = {
+            (recompute == 3 and block % 3 == 0, shape.layer_types and shape.layer_types[block])
+            for block in range(BLOCKS)
+        }
+        expected.append((f"{number}", 2 * len(kinds)))  # one to train, one to evaluate
     assert run_on_ranks(_graphs, 1, runs, timeout_s=900)[0] == expected
 
 
@@ -98,5 +99,5 @@ def test_a_block_is_one_graph(corpus: Corpus, tmp_path: Path, model_type: str) -
 def test_a_block_is_one_graph_in_every_mode(
     corpus: Corpus, tmp_path: Path, model_type: str
 ) -> None:
-    modes = [(compute, recompute) for compute in ("bf16", "fp8") for recompute in KINDS]
+    modes = [(compute, recompute) for compute in ("bf16", "fp8") for recompute in MODES]
     _check(corpus, tmp_path, model_type, modes)

@@ -158,6 +158,8 @@ def _refusals(_: None = None) -> dict[str, str]:
     refused("values", lambda: parallelize(model, mesh, recompute="all", compute="fp9"))
     refused("length", lambda: parallelize(model, mesh, seq_len=15, compute="fp16"))
     wrong: dict[str, Any] = {"recomput": "full"}
+    by_plan: dict[str, Any] = {"compile": "auto", "recompute": "auto"}
+    refused("by plan", lambda: parallelize(model, mesh, seq_len=16, **by_plan))
     refused("unknown", lambda: parallelize(model, mesh, seq_len=16, **wrong))
     refused("headless", lambda: parallelize(model.model, mesh))
     refused("other kind", lambda: parallelize(torch.nn.Linear(2, 2), mesh))
@@ -194,6 +196,7 @@ def test_wrong_uses_say_what_is_wrong_and_what_to_do() -> None:
             "ep on dense": ("parallel.ep=2 but the model has no experts to split. Use 1.",),
             "no seq_len": ("seq_len: is not given, and tp=2", "Give seq_len"),
             "values": ("2 problems", "memory.recompute='all' is", "precision.compute='fp9' is"),
+            "by plan": ("2 problems", "model.compile=auto: a recipe's plan", "memory.recompute=auto"),
             "length": ("2 problems", "parallel.tp=2 needs samples of a multiple of 2", "fp16"),
             "unknown": ("no setting recomput", "recompute"),
             "headless": ("LlamaModel", "...ForCausalLM", "blocks="),

@@ -9,12 +9,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal, Protocol
 
 from shardyard.config.auto_of_model import compute_on, dropout_of, output_of, seq_len_of
 from shardyard.config.legality import SPLIT_BACKWARD
 from shardyard.config.loss_chunk import logits_of, waits_for_logits
 from shardyard.config.machines import chosen_cluster
+from shardyard.config.model_problems import is_left_uncompiled
 from shardyard.config.optimizers import optimizer_of
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
@@ -44,9 +45,23 @@ class NotYetKnown(Exception):  # noqa: N818 - not an error: a rule waits for its
     """A rule lacks a fact; the text says when it will be known."""
 
 
-Fitting = Callable[[Recipe, ModelShape | ImageNetwork, Sequence[int]], tuple[int, str] | None]
-"""The largest of some micro-batches, smallest first, that fits a device as planned, and why; None:
-there is no device whose memory is known."""
+Model = ModelShape | ImageNetwork
+Recompute = Literal["none", "selective", "full"] | int
+
+
+class Fitting(Protocol):
+    """The planner's word on what fits a device, with its reason; None: there is no device whose
+    memory is known."""
+
+    def micro_batch(
+        self, recipe: Recipe, model: Model, sizes: Sequence[int]
+    ) -> tuple[int, str] | None:
+        """The largest of some micro-batches, smallest first, that fits."""
+
+    def recompute(
+        self, recipe: Recipe, model: Model, modes: Sequence[Recompute], *, micro_batch: int
+    ) -> tuple[Recompute, str] | None:
+        """The first of some modes that fits with something to spare; of none the last."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +80,11 @@ class Facts:
     previous: Resolved | None = None
     """The attempt that a resume continues."""
     fitting: Fitting | None = None
-    """The planner's word on micro-batches (``planner/micro_batch.py``)."""
+    """The planner's word (``planner/fitting.py``)."""
 
 
+_MODES: tuple[Recompute, ...] = ("none", "selective", 4, 3, 2, "full")
+"""Of recompute, from the fastest to the one that keeps least."""
 _IMAGES = 256
 """Of a step, and of a forward pass at most an eighth: as ResNet was trained (arXiv:1706.02677)."""
 
@@ -362,6 +379,33 @@ def _step_tokens(parameters: int) -> tuple[int, str]:
     return 2**22, "Llama 2 (arXiv:2307.09288, section 2.2)"
 
 
+def _recompute(draft: Draft) -> tuple[Recompute, str]:
+    recipe, asked = draft.recipe, draft.recipe.optim.micro_batch
+    modes: tuple[Recompute, ...] = _MODES
+    if recipe.model.module is not None:
+        return "none", "no plan knows what a model of your own keeps"
+    if draft.reads_images:
+        modes = ("none", "full")
+    elif recipe.model.compile is True and is_left_uncompiled(
+        "full", tp=recipe.parallel.tp, shape=draft.shape
+    ):
+        return "none", "model.compile=true: what is recomputed would not be compiled"
+    elif recipe.precision.compute == "fp8":
+        modes = _MODES[1:]  # it keeps what it cast, and makes the casts for the backward pass again
+    if (recipe.elastic.min_nodes, recipe.elastic.max_nodes) != (recipe.cluster.nodes,) * 2:
+        return "full", "nodes may come and go, and fewer hold more each: least memory"
+    if draft.facts.fitting is not None:
+        found = draft.facts.fitting.recompute(
+            recipe,
+            draft.network if draft.reads_images else draft.shape,
+            modes,
+            micro_batch=_micro_batches(draft)[0] if asked == "auto" else asked,
+        )
+        if found:
+            return found
+    return modes[0], "there is no device whose memory is known"
+
+
 def _micro_batch(draft: Draft) -> tuple[int, str]:
     previous, elastic = draft.facts.previous, draft.recipe.elastic
     if draft.reads_images and previous is not None:  # norms are over it, and mixing is within it
@@ -372,7 +416,7 @@ def _micro_batch(draft: Draft) -> tuple[int, str]:
     changes_size = (elastic.min_nodes, elastic.max_nodes) != (draft.recipe.cluster.nodes,) * 2
     if draft.facts.fitting is not None and not changes_size:
         model = draft.network if draft.reads_images else draft.shape
-        if found := draft.facts.fitting(draft.recipe, model, sizes):
+        if found := draft.facts.fitting.micro_batch(draft.recipe, model, sizes):
             return found
     if draft.reads_images:
         most, why = _IMAGES // 8, f"each rank's share of a step, at most {_IMAGES // 8}"
@@ -510,6 +554,7 @@ BEFORE_LAYOUT: dict[str, Rule] = {
 
 AFTER_LAYOUT: dict[str, Rule] = {
     "optim.global_batch": _global_batch,
+    "memory.recompute": _recompute,
     "optim.micro_batch": _micro_batch,
     "memory.loss_chunk": _loss_chunk,
     "optim.lr": _lr,

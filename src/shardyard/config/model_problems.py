@@ -159,7 +159,7 @@ def is_left_uncompiled(recompute: object, *, tp: int, shape: ModelShape | None) 
     So it does with what is recomputed where it cannot trace a block as a whole.
     """
     has_experts = shape is not None and shape.num_experts > 0
-    return recompute != "none" and (tp > 1 or has_experts)
+    return recompute not in ("none", "auto") and (tp > 1 or has_experts)
 
 
 def _fp8_problems(recipe: Recipe, shape: ModelShape | None) -> Iterable[Problem]:

@@ -118,7 +118,7 @@ def _refused(recipe: Recipe, what: str, *, is_generic: bool) -> dict[str, tuple[
         ),
         "model.compile": (model.compile is True and not is_split, f"=true {no_blocks}"),
         "memory.recompute": (
-            recompute != "none" and not is_split,
+            recompute not in ("none", "auto") and not is_split,
             f"={recompute!r} {no_blocks}",
         ),
         "memory.loss_chunk": (

@@ -86,7 +86,7 @@ def resolve(
         model_has_tokenizer: Whether that folder holds a tokenizer.
         previous: The last attempt, on a resume: an ``auto`` that the fingerprint covers keeps the
             value it had.
-        fitting: The planner's word on micro-batches.
+        fitting: The planner's word on what fits a device.
 
     Raises:
         RecipeError: Degrees, batch, data and model do not fit each other, or a resume changes

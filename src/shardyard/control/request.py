@@ -37,7 +37,7 @@ from shardyard.families.images.network import ImageNetwork
 from shardyard.families.shape import ModelShape
 from shardyard.hardware.machine import Machine
 from shardyard.launchers.secrets import loose_files, resolve_local
-from shardyard.planner.micro_batch import fitting_on
+from shardyard.planner.fitting import FittingOn
 from shardyard.talk import say, warn
 
 
@@ -206,7 +206,7 @@ class Request:
             machine=machine,
             data=None if previous is None else previous.data,
             previous=previous,
-            fitting=fitting_on(machine),
+            fitting=FittingOn(machine),
         )
         return resolve_known(self.recipe, facts)
 
@@ -228,7 +228,7 @@ class Request:
             model_dir=self.model_dir,
             model_has_tokenizer=has_tokenizer(self.model_dir),
             previous=previous,
-            fitting=fitting_on(machine),
+            fitting=FittingOn(machine),
         )
 
 

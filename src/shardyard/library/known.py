@@ -158,6 +158,9 @@ def _problems(
             "bf16 or fp32, or train by a recipe."
         )
         found.append(Problem("precision.compute", text))
+    of_plans = {"model.compile": recipe.model.compile, "memory.recompute": recipe.memory.recompute}
+    for setting in (name for name, value in of_plans.items() if value == "auto"):
+        found.append(Problem(setting, "=auto: a recipe's plan chooses it, and a script has none."))
     split = [f"{axis}={getattr(parallel, axis)}" for axis in ("cp", "tp", "pp")]
     split = [axis for axis in split if not axis.endswith("=1")]
     if shape is not None and seq_len is None and split:

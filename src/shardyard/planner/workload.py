@@ -199,8 +199,8 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
     micro_batch = recipe.optim.micro_batch
     seq_len = recipe.data.seq_len
     assert isinstance(micro_batch, int) and isinstance(seq_len, int)
-    assert recipe.model.dropout != "auto"
     recompute, chunk = recipe.memory.recompute, recipe.memory.loss_chunk
+    assert recipe.model.dropout != "auto" and recompute != "auto"
     return Workload(
         shape=shape,
         layout=layout,

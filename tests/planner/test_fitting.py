@@ -96,3 +96,58 @@ def test_a_run_on_images_keeps_what_it_began_with() -> None:
     resumed = asked.resolve(small, DATA, previous=began)
     assert resumed.recipe.optim.micro_batch == began.recipe.optim.micro_batch
     assert resumed.reasons["optim.micro_batch"] == "as the run began"
+
+
+# --- recompute -----------------------------------------------------------------------------------
+
+
+def taken_share(*words: str) -> float:
+    """Of a device, with what the plan says."""
+    found = predict(SOURCE, *words, layouts=0).plan
+    assert found.memory_limit_bytes is not None
+    return found.device_bytes / found.memory_limit_bytes
+
+
+@pytest.mark.parametrize("seq_len", [512, 2048, 4096, 8192])
+@pytest.mark.parametrize("compute", ["bf16", "fp8"])
+def test_it_is_the_first_mode_that_leaves_4_percent(seq_len: int, compute: str) -> None:
+    words = (
+        P5, "model.preset=llama3-8b", f"data.seq_len={seq_len}", "optim.micro_batch=4",
+        "optim.global_batch=1024", "run.steps=10", f"precision.compute={compute}",
+    )  # fmt: skip
+    modes = ["none", "selective", "4", "3", "2", "full"][compute == "fp8" :]
+    shares = {mode: taken_share(*words, f"memory.recompute={mode}") for mode in modes}
+    expected = next((mode for mode, share in shares.items() if share <= 0.96), "full")
+    settled = preview(*words, "memory.recompute=auto")
+    assert str(settled.recipe.memory.recompute) == expected, shares
+    assert "leaves 4 % free" in settled.reasons["memory.recompute"]
+    assert taken_share(*words, "memory.recompute=auto") == shares[expected]
+
+
+def test_modes_differ_where_it_matters() -> None:
+    """Else the test above would show nothing."""
+    text = ("model.preset=llama3-8b", "optim.global_batch=1024", "run.steps=10")
+    found = {
+        preview(
+            P5, *text, f"optim.micro_batch={size}", "data.seq_len=4096", "memory.recompute=auto"
+        ).recipe.memory.recompute
+        for size in (1, 2, 4, 8, 16)
+    }
+    assert {"none", "full"} < found
+
+
+@pytest.mark.parametrize(
+    ("words", "mode", "why"),
+    [
+        (["cluster.device=cpu"], "none", "no device whose memory is known"),
+        ([P5, "cluster.nodes=2", "elastic.min_nodes=1"], "full", "nodes may come and go"),
+        ([P5, "model.compile=true", "parallel.tp=2"], "none", "would not be compiled"),
+        ([P5, *IMAGES, "optim.micro_batch=2"], "none", "leaves 4 % free"),
+        ([P5, *IMAGES, "optim.micro_batch=4096"], "full", "leaves 4 % free"),
+    ],
+)
+def test_what_it_is_where_memory_does_not_say(words: list[str], mode: str, why: str) -> None:
+    text = TEXT if "model.preset=resnet50" not in words else ()
+    settled = preview(*text, *words, "memory.recompute=auto")
+    assert settled.recipe.memory.recompute == mode
+    assert why in settled.reasons["memory.recompute"]

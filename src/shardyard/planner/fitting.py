@@ -1,0 +1,108 @@
+"""What fits a device as planned: the largest micro-batch, and the least recompute.
+
+For ``optim.micro_batch: auto`` and ``memory.recompute: auto``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from shardyard.config.auto import Recompute as Mode
+from shardyard.config.layout import Layout
+from shardyard.config.machines import joined_cluster
+from shardyard.config.schema import Recipe
+from shardyard.hardware.cluster import Cluster
+from shardyard.hardware.machine import Machine
+from shardyard.planner.kinds import Model, Work, memory_of, work_of, work_with
+from shardyard.planner.memory import fit
+from shardyard.planner.workload import Recompute, Workload
+from shardyard.units import format_bytes
+
+SPARE_SHARE = 0.04
+"""Of a device's memory, which recompute by rule leaves free."""
+
+
+@dataclass(frozen=True)
+class FittingOn:
+    """What fits a recipe's machines, or else this one."""
+
+    machine: Machine | None
+    """None: it has not been looked at."""
+
+    def micro_batch(
+        self, recipe: Recipe, model: Model, sizes: Sequence[int]
+    ) -> tuple[int, str] | None:
+        """The largest of some micro-batches, smallest first, that fits."""
+        found = self._work(recipe, model, micro_batch=sizes[0], recompute=None)
+        if found is None:
+            return None
+        work, limit_bytes = found
+        for size in reversed(sizes):
+            tried = work_with(work, work.layout, micro_batch=size, recompute=work.recompute)
+            room = fit(memory_of(tried).device_bytes, limit_bytes)
+            if room.verdict == "fits":
+                return size, f"the largest that fits as planned: {room.reason}"
+        return sizes[0], f"not even that is sure to fit: {room.reason}"
+
+    def recompute(
+        self, recipe: Recipe, model: Model, modes: Sequence[Mode], *, micro_batch: int
+    ) -> tuple[Mode, str] | None:
+        """The first of some modes that fits with ``SPARE_SHARE`` to spare; of none the last."""
+        found = self._work(recipe, model, micro_batch=micro_batch, recompute="none")
+        if found is None:
+            return None
+        work, limit_bytes = found
+        for mode in modes:
+            tried = work_with(work, work.layout, micro_batch=micro_batch, recompute=mode)
+            taken = memory_of(tried).device_bytes
+            said = f"{format_bytes(taken)} of {format_bytes(limit_bytes)} as planned"
+            if taken <= (1 - SPARE_SHARE) * limit_bytes:
+                return mode, f"the first that leaves 4 % free: {said}"
+        return modes[-1], f"not even that leaves 4 % free: {said}"
+
+    def _work(
+        self, recipe: Recipe, model: Model, *, micro_batch: int, recompute: Recompute | None
+    ) -> tuple[Work, int] | None:
+        """A recipe's step, and the memory that it has; None: not known.
+
+        Args:
+            recompute: In place of the recipe's.
+        """
+        named = joined_cluster(recipe)
+        limit_bytes = _limit_bytes(recipe, named, self.machine)
+        layout = _layout(recipe)
+        if limit_bytes is None or layout is None or recipe.precision.compute == "auto":
+            return None
+        chunk = recipe.memory.loss_chunk
+        memory: dict[str, int | str] = {"loss_chunk": "none" if chunk == "auto" else chunk}
+        if recompute is not None:
+            memory["recompute"] = recompute
+        settled = recipe.model_copy(
+            update={
+                "optim": recipe.optim.model_copy(update={"micro_batch": micro_batch}),
+                "memory": recipe.memory.model_copy(update=memory),
+            }
+        )
+        work = work_of(settled, model, layout, named)
+        if isinstance(work, Workload):
+            work = replace(work, chunks_by_rule=chunk == "auto")
+        return work, limit_bytes
+
+
+def _limit_bytes(recipe: Recipe, named: Cluster | None, machine: Machine | None) -> int | None:
+    """Of one accelerator; None: not known, or processes of a CPU, which share what there is."""
+    if named is not None:
+        return named.accelerator.memory_bytes
+    if machine is None or recipe.cluster.device in ("cpu", "auto"):
+        return None
+    return machine.memory_bytes if machine.device == recipe.cluster.device else None
+
+
+def _layout(recipe: Recipe) -> Layout | None:
+    """As the recipe says it once its degrees are known."""
+    axes = recipe.parallel
+    if axes.dp_replicate == "auto" or axes.dp_shard == "auto" or axes.zero == "auto":
+        return None
+    return Layout(
+        dp_replicate=axes.dp_replicate, dp_shard=axes.dp_shard, cp=axes.cp, tp=axes.tp,
+        pp=axes.pp, ep=axes.ep, zero=axes.zero,
+    )  # fmt: skip
