@@ -72,6 +72,7 @@ def _measure(job: Job, device: torch.device, started: float) -> dict[str, Any]:
         "process_s": time.monotonic() - started,
         "peak": pace.peak,
         "losses": losses,
+        "attention": pace.attention,
         **pace.profile,
     }
 

@@ -8,6 +8,7 @@ from benchmarks.gpu.job import Job
 from benchmarks.gpu.kernels import kernel_profile
 from benchmarks.gpu.pace import Pace
 from benchmarks.gpu.variants import COPIES
+from shardyard.parallel.attention_kernel import attention_kernel
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_steps
 from shardyard.train.hooks import Hooks
@@ -21,6 +22,9 @@ def train(job: Job, device: torch.device, pace: Pace) -> list[float]:
     hooks = Hooks(generation=0, drain_requested=lambda: False, events=None)
     may_copy = True if job.cell.variant in COPIES else None
     training = set_up(run_dir, 0, hooks, local_rank=device.index or 0, may_copy=may_copy)
+    recipe, shape = training.resolved.recipe, training.resolved.shape
+    assert shape is not None, "a language model"
+    pace.attention = attention_kernel(recipe, shape, tp=training.mesh.layout.tp, device=device)
     loop = Loop(training)
     pace.start()
     while not pace.is_done:

@@ -54,6 +54,15 @@ KEPT_BY_SELECTIVE_RECOMPUTE = {
 """Costly operators under public functions (attention, scaled products); torch's own examples of
 selective recompute name them. In all versions."""
 
+KERNELS_OF_ATTENTION = {
+    "_scaled_dot_product_cudnn_attention": "cudnn",
+    "_scaled_dot_product_efficient_attention": "efficient",
+    "_scaled_dot_product_flash_attention": "flash",
+    "_scaled_dot_product_flash_attention_for_cpu": "flash",
+    "_scaled_dot_product_fused_attention_overrideable": "the vendor's",
+}
+"""Operator -> kernel by which torch's public attention attends; without one, it multiplies out. In
+all versions."""
 FLASH_ATTENTION_ON_CPU = "aten::_scaled_dot_product_flash_attention_for_cpu"
 REDUCE_SCATTER = "c10d::_reduce_scatter_base_"
 READ_A_NUMBER = torch.ops.aten._local_scalar_dense.default

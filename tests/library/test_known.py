@@ -196,7 +196,7 @@ def test_wrong_uses_say_what_is_wrong_and_what_to_do() -> None:
             "ep on dense": ("parallel.ep=2 but the model has no experts to split. Use 1.",),
             "no seq_len": ("seq_len: is not given, and tp=2", "Give seq_len"),
             "values": ("2 problems", "memory.recompute='all' is", "precision.compute='fp9' is"),
-            "by plan": ("2 problems", "model.compile=auto: a recipe's plan", "memory.recompute=auto"),
+            "by plan": ("2 problems", "model.compile=auto: a recipe's", "memory.recompute=auto"),
             "length": ("2 problems", "parallel.tp=2 needs samples of a multiple of 2", "fp16"),
             "unknown": ("no setting recomput", "recompute"),
             "headless": ("LlamaModel", "...ForCausalLM", "blocks="),

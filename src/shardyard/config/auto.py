@@ -235,6 +235,10 @@ def _hang_slow_s(draft: Draft) -> tuple[float, str]:
     return hang_slow_s(draft.recipe.elastic), reason
 
 
+def _attention(_: Draft) -> tuple[str, str]:
+    return "sdpa", "torch chooses by device, format, sizes and mask"
+
+
 def _compile(draft: Draft) -> tuple[bool, str]:
     device, parallel = draft.recipe.cluster.device, draft.recipe.parallel
     if device == "auto":
@@ -547,6 +551,7 @@ BEFORE_LAYOUT: dict[str, Rule] = {
     "elastic.snapshot_neighbour": _snapshot_neighbour,
     "precision.compute": _compute,
     "precision.output": _output,
+    "model.attention": _attention,
     "model.compile": _compile,
     "elastic.parked": _parked,
 }

@@ -39,7 +39,8 @@ SETTINGS_THAT_MAY_CHANGE = (
     # says what the shape is, which is held
     "model.config",
     # the same model: model.commit stands for the revision; compiled; from another folder;
-    # gathered in other groups
+    # gathered in other groups; attending by another kernel
+    "model.attention",
     "model.revision",
     "model.dir",
     "model.compile",

@@ -121,6 +121,9 @@ class Model(Section):
     """Weight of a mixture's load-balance loss, for each block and sample (arXiv:2101.03961)."""
     router_z_loss: Annotated[float, Field(ge=0)] = 0.001
     """Weight of a mixture's squared router log-sum-exp, for each block (arXiv:2202.08906)."""
+    attention: Literal["sdpa", "cudnn", "flash", "fa3"] | Auto = "auto"
+    """Kernel by which tokens attend: sdpa: torch's choice; or cuDNN's, flash attention's or that of
+    FlashAttention 3 (a package of its own) alone. Event model_ready says what ran. auto: sdpa."""
     compile: bool | Auto = False
     """Compile each block with torch.compile (slower first step, faster ones on an accelerator).
     auto: on an accelerator, where a block is one graph that serves for all blocks."""

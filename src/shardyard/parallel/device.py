@@ -12,7 +12,7 @@ import os
 import platform
 import resource
 import socket
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -261,10 +261,6 @@ def _host_memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-if __name__ == "__main__":
-    print(json.dumps(_describe()))
-
-
 def adds_to_fp32(device: torch.device) -> bool:
     """Whether a product of 16-bit matrices can be added to an fp32 one: ``aten::addmm.dtype_out``
     is CUDA's alone, also under ROCm (torch 2.11 to 2.13)."""
@@ -274,3 +270,19 @@ def adds_to_fp32(device: torch.device) -> bool:
 def has_triton(device: torch.device) -> bool:
     """Whether torch brings Triton for such devices."""
     return device.type == "cuda"
+
+
+def let_attend_by(kernels: Collection[str] | None) -> None:
+    """Leave torch these kernels of its attention, of the whole process; None: all it has."""
+    switches = {
+        "cudnn": torch.backends.cuda.enable_cudnn_sdp,
+        "flash": torch.backends.cuda.enable_flash_sdp,
+        "efficient": torch.backends.cuda.enable_mem_efficient_sdp,
+        "math": torch.backends.cuda.enable_math_sdp,
+    }
+    for name, switch in switches.items():
+        switch(kernels is None or name in kernels)
+
+
+if __name__ == "__main__":
+    print(json.dumps(_describe()))

@@ -47,6 +47,7 @@ from shardyard.models.lora import adapter_parameters, add_adapters
 from shardyard.observe.metrics import MetricLines, read_flop_budget
 from shardyard.observe.sinks import open_sinks
 from shardyard.parallel.apply import parallelize
+from shardyard.parallel.attention_kernel import attention_kernel, choose_attention
 from shardyard.parallel.compute_copies import compute_copies_of
 from shardyard.parallel.device import compute_the_same_always, peak_memory_bytes, select_device
 from shardyard.parallel.exact_gradients import ExactGradients
@@ -337,7 +338,19 @@ def _report_model(
         parameters=_parameters(training),
         last_step=last_step,
         layout=asdict(layout),
+        attention=_attention(training.resolved, layout, training.device),
     )
+
+
+def _attention(resolved: Resolved, layout: Layout, device: torch.device) -> str | None:
+    """The kernel by which tokens attend; None: not known of such models, and of parts of samples.
+
+    Raises:
+        RequestError: The one that the recipe names cannot be used.
+    """
+    if resolved.shape is None or layout.cp > 1:
+        return None
+    return attention_kernel(resolved.recipe, resolved.shape, tp=layout.tp, device=device)
 
 
 def _parameters(training: Training) -> int:
@@ -366,6 +379,7 @@ def _build(resolved: Resolved, place: Place) -> Computation[MicroBatch]:
     """The model in parallel form, and how it computes the task."""
     recipe, shape, network = resolved.recipe, resolved.shape, resolved.network
     mesh, device, control = place.mesh, place.device, place.control
+    choose_attention(recipe.model.attention)
     if shape is not None:
         return build_sharded(recipe, shape, mesh, device=device, may_copy=place.may_copy)
     if network is not None:

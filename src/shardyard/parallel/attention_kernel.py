@@ -1,0 +1,98 @@
+"""Which kernel attends: the one that a recipe names, and the one that torch really calls.
+
+Torch chooses among its kernels by device, format, sizes and mask, and says nothing of it. So one
+sample of a model's sizes is computed before training begins, and the operator looked at.
+
+Shape suffixes: H = heads, K = KV heads, L = tokens, E = head width.
+"""
+
+from typing import Any
+
+import torch
+from torch.nn.attention import activate_flash_attention_impl
+
+from shardyard.config.schema import Recipe
+from shardyard.errors import RequestError
+from shardyard.families.shape import ModelShape
+from shardyard.models.attention import sample_attention
+from shardyard.parallel.device import let_attend_by
+from shardyard.parallel.precision import DTYPES
+from shardyard.torch_private import KERNELS_OF_ATTENTION, TorchDispatchMode
+
+MOST_TOKENS = 1024
+"""Of the sample: no kernel is chosen otherwise for a longer one, which takes more memory."""
+
+
+def choose_attention(asked: str) -> None:
+    """Attend by the kernel that ``model.attention`` names, in this process.
+
+    Raises:
+        RequestError: Its package is not installed.
+    """
+    if asked == "fa3":
+        try:
+            activate_flash_attention_impl("FA3")
+        except (ImportError, RuntimeError, ValueError) as error:
+            raise RequestError(
+                f"model.attention=fa3: {error}. Install FlashAttention 3 (its package flash_attn_3 "
+                "is built for Hopper devices) in the image, or use model.attention=auto."
+            ) from error
+    let_attend_by({"sdpa": None, "cudnn": ("cudnn",)}.get(asked, ("flash",)))
+
+
+def attention_kernel(recipe: Recipe, shape: ModelShape, *, tp: int, device: torch.device) -> str:
+    """The kernels by which the blocks of a resolved recipe attend, as "flash" or "cudnn and math".
+
+    Raises:
+        RequestError: The one that the recipe names cannot be used for such sizes.
+    """
+    assert isinstance(recipe.data.seq_len, int) and recipe.precision.compute != "auto"
+    if shape.attn_logit_softcapping is not None:
+        return "unfused"
+    tokens = min(recipe.data.seq_len, MOST_TOKENS)
+    windows: set[int | None] = {None}
+    if shape.sees_a_part_of(recipe.data.seq_len):
+        kinds = set(shape.layer_types or ("sliding_attention",))
+        windows = {tokens // 2 if kind == "sliding_attention" else None for kind in kinds}
+    found = set()
+    for window in windows:
+        attention = sample_attention(
+            torch.arange(tokens, device=device)[None],
+            is_causal=shape.is_causal,
+            attend_across=recipe.data.attends_across,
+            window=window,
+        )
+        width, dtype = shape.head_width, DTYPES[recipe.precision.compute]
+        q_1HLE, k_1KLE, v_1KLE = (
+            torch.zeros(
+                1, heads // tp, tokens, width, dtype=dtype, device=device, requires_grad=True
+            )
+            for heads in (shape.num_attention_heads, *[shape.num_key_value_heads] * 2)
+        )
+        with _Operators() as seen:
+            try:
+                attention(q_1HLE, k_1KLE, v_1KLE, scale=width**-0.5, window=window)
+            except RuntimeError as error:
+                raise RequestError(
+                    f"model.attention={recipe.model.attention} cannot be used here: "
+                    f"{str(error).splitlines()[0]} Heads are {width} wide, of {dtype}, "
+                    f"{'with' if attention.mask_B1LL is not None or window else 'without'} a mask. "
+                    "Use model.attention=auto."
+                ) from error
+        named = {KERNELS_OF_ATTENTION[name] for name in seen.names & KERNELS_OF_ATTENTION.keys()}
+        found |= named or {"math"}
+    return " and ".join(sorted(found))
+
+
+class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Names of the operators that are called while it is on."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
