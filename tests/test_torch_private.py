@@ -26,7 +26,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from shardyard.errors import RequestError
-from shardyard.torch_private import placed_over, refuse_sends_to_oneself, starting_by
+from shardyard.torch_private import (
+    compile_seconds,
+    placed_over,
+    refuse_sends_to_oneself,
+    starting_by,
+)
 
 ROOT = Path(__file__).parents[1]
 SEAM = ROOT / "src/shardyard/torch_private.py"
@@ -252,6 +257,13 @@ def test_an_old_torch_refuses_experts_over_other_ranks_than_their_block(mesh: De
     message = str(refused.value)
     assert message.startswith("parallel.ep above 1 needs torch 2.12 or newer, and this is 2.11.0")
     assert message.endswith("Install a newer torch, or set parallel.ep=1.")
+
+
+def test_seconds_of_compilation_are_counted() -> None:
+    before = compile_seconds()
+    doubled = torch.compile(lambda x: (2 * x).sum(), backend="aot_eager")
+    doubled(torch.ones(3, requires_grad=True)).backward()
+    assert before < compile_seconds() < before + 60
 
 
 def test_an_old_torch_refuses_stages_that_send_to_their_own_rank(

@@ -10,6 +10,7 @@ in each of them.
 """
 
 import signal
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -260,6 +261,13 @@ def import_compiler() -> None:
     process. In all versions."""
     import_module("torch._dynamo")
     import_module("torch._inductor.compile_fx")
+
+
+def compile_seconds() -> float:
+    """What torch.compile has taken in this process so far, forward and backward passes. In all
+    versions."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return 0.0 if utils is None else float(utils.calculate_time_spent()["total_wall_time"])
 
 
 def name_of_node(handler: Any) -> str:

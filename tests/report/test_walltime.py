@@ -42,6 +42,20 @@ def test_the_phases_of_a_run_are_what_its_clock_said(tmp_path: Path) -> None:
     assert "lost work" not in second.phases
 
 
+def test_what_a_compiler_took_of_the_first_step_is_a_phase_of_its_own(tmp_path: Path) -> None:
+    record = read_run(write_whole_run(tmp_path))
+    before = account(record)[0]
+    told = record.attempts[0].first("first_step")
+    assert told is not None and "compile" not in before.phases
+    told["compile_s"] = 0.75 * STEP_S
+    after = account(record)[0]
+    assert after.phases["compile"] == pytest.approx(0.75 * STEP_S)
+    assert sum(after.phases.values()) == pytest.approx(sum(before.phases.values()))
+    assert after.phases["productive"] == pytest.approx(before.phases["productive"] - 0.75 * STEP_S)
+    told["compile_s"] = 100 * STEP_S  # a clock that counted more than there was
+    assert account(record)[0].phases["compile"] == pytest.approx(STEP_S - DATA_WAIT_S)
+
+
 def test_the_phases_add_up_to_the_wall_time_of_each_attempt(tmp_path: Path) -> None:
     for attempt in account(read_run(write_whole_run(tmp_path))):
         assert sum(attempt.phases.values()) == pytest.approx(attempt.seconds, abs=1e-3)

@@ -13,6 +13,7 @@ from shardyard.rundir.lines import LOSSES
 
 PHASES = {
     "productive": "steps whose result stands, without waiting for data",
+    "compile": "torch compiled blocks, in the first step of each start",
     "data wait": "of those steps: waiting for micro-batches",
     "evaluation": "held-out loss",
     "checkpoint-blocked": "training stood still for a save, the last one until it was durable",
@@ -159,11 +160,16 @@ def _add_loop(
     standing: set[int],
 ) -> float:
     """Steps, evaluations and blocked saves; returns the clock after the last of them."""
+    first = attempt.first("first_step", generation) or {}
     for line in attempt.lines:
         if line.get("generation", 0) != generation:
             continue
         step_s, wait_s = line.get("step_time_s") or 0.0, line.get("data_wait_s") or 0.0
         clock_t += step_s
+        if line["step"] == first.get("step") and "compile_s" in first:
+            compile_s = max(0.0, min(first["compile_s"], step_s - wait_s))
+            phases.add("compile", compile_s)
+            step_s -= compile_s
         if id(line) in standing:
             phases.add("productive", step_s - wait_s)
             phases.add("data wait", wait_s)

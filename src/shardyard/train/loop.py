@@ -25,6 +25,7 @@ from shardyard.observe.ranges import DATA
 from shardyard.observe.samples import log_samples
 from shardyard.parallel.device import peak_memory_bytes
 from shardyard.talk import warn
+from shardyard.torch_private import compile_seconds
 from shardyard.train.evaluate import evaluate, evaluation_due
 from shardyard.train.hooks import Phase
 from shardyard.train.loss_scaling import LEAST
@@ -179,7 +180,10 @@ class Loop:
         step_time_s, self.step_ended_at = now - self.step_ended_at, now
         self.progress.tokens += result.tokens
         if launched.step == self.first_step:
-            self.training.report("first_step", step=launched.step, seconds=step_time_s)
+            compiled = {}
+            if self.training.resolved.recipe.model.compile is True:
+                compiled = {"compile_s": compile_seconds()}
+            self.training.report("first_step", step=launched.step, seconds=step_time_s, **compiled)
         else:
             self.profiles.saw_step(step_time_s)
         self._heard_profile = result.profile_requested
