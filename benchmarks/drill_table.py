@@ -153,8 +153,8 @@ def _row(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _brief(case: dict[str, Any]) -> dict[str, Any]:
-    """Without what is long: losses and digests; the judgement holds what they say."""
-    dropped = ("losses", "worlds", "digests", "samples")
+    """Without what is long, losses, digests and events: the judgement holds what they say."""
+    dropped = ("losses", "worlds", "digests", "samples", "events", "ends")
     return {name: value for name, value in case.items() if name not in dropped}
 
 
