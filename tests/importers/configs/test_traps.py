@@ -504,7 +504,8 @@ def test_under_deepspeed_gradients_are_clipped_by_its_own_key_alone(files: Files
                  "deepspeed": "ds.json"}  # fmt: skip
     content: dict[str, Any] = {"zero_optimization": {"stage": 2}}
     files.add("arguments.json", arguments).add("ds.json", content)
-    assert files.recipe("optim.global_batch=4")["optim.grad_clip"] is None
+    assert files.recipe("optim.global_batch=4")["optim.grad_clip"] == 1.0
+    assert "older DeepSpeed clips nothing" in files.take("optim.global_batch=4").text
     kind, words = outcome(files.take("optim.global_batch=4"), "max_grad_norm")
     assert (kind, words[:9]) == (Kind.NONE, "DeepSpeed")
     content["gradient_clipping"] = "auto"
@@ -516,4 +517,5 @@ def test_settings_of_deepspeed_among_the_arguments_clip_by_their_own_key_too(fil
     arguments = {"max_steps": 20, "per_device_train_batch_size": 2, "max_grad_norm": 0.5,
                  "deepspeed": {"zero_optimization": {"stage": 2}}}  # fmt: skip
     files.add("arguments.json", arguments)
-    assert files.recipe("optim.global_batch=4")["optim.grad_clip"] is None
+    assert files.recipe("optim.global_batch=4")["optim.grad_clip"] == 1.0
+    assert "older DeepSpeed clips nothing" in files.take("optim.global_batch=4").text

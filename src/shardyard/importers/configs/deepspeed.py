@@ -1,8 +1,8 @@
 """DeepSpeed's JSON: what its keys become.
 
-Source: the page "DeepSpeed Configuration JSON" and the pydantic models of DeepSpeed 0.17
-(runtime/config.py, runtime/constants.py, runtime/zero/config.py). Where the two differ, as for the
-default of gradient_clipping, the code is followed.
+Source: the page "DeepSpeed Configuration JSON" and the pydantic models of DeepSpeed 0.19
+(runtime/config.py, runtime/constants.py, runtime/zero/config.py). Where the two differ, the code is
+followed, and where versions of it differ, the newest is.
 """
 
 from typing import Any
@@ -47,6 +47,13 @@ _SCALER = (
     "without an overflow, halved at each"
 )
 
+
+CLIP_UNLESS_TOLD = 1.0
+"""Of DeepSpeed 0.19.3 on, where ``gradient_clipping`` is not there (its pull request 8068)."""
+NOTES = {
+    "optim.grad_clip": "from 0.19.3 on; older DeepSpeed clips nothing then: optim.grad_clip=null"
+}
+"""What is to be known of a value that no key says."""
 
 _ALONG = "the optimizer's states wait there too"
 
@@ -369,12 +376,13 @@ def decides(facts: Facts) -> dict[str, Any]:
     """What its engine does though the Trainer's arguments say otherwise: gradients are clipped by
     it alone, and the Trainer fills in no key that is not there."""
     keys = ("gradient_clipping", "optimizer.params.max_grad_norm")
-    return {"optim.grad_clip": None} if all(facts.get(key) is None for key in keys) else {}
+    is_told = any(facts.get(key) is not None for key in keys)
+    return {} if is_told else {"optim.grad_clip": CLIP_UNLESS_TOLD}
 
 
 def implied(facts: Facts) -> dict[str, Any]:
     """What DeepSpeed does where a file says nothing, and what would be otherwise here."""
-    found: dict[str, Any] = {"optim.grad_clip": None}
+    found: dict[str, Any] = {"optim.grad_clip": CLIP_UNLESS_TOLD}
     if facts.get("optimizer.type") is not None:
         found |= {"optim.weight_decay": 0.0}
         name = named_elsewhere("deepspeed", str(facts.get("optimizer.type")))
