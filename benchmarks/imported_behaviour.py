@@ -151,7 +151,11 @@ CASES = {
     "accelerate, copies": Case(
         kind="accelerate",
         public="huggingface/alignment-handbook recipes/accelerate_configs/multi_gpu.yaml",
-        runs="accelerate", cut={"mixed_precision": "no", "num_processes": 2}, words=_LOOP,
+        runs="accelerate", cut=_FSDP, words=_LOOP,
+    ),
+    "accelerate, deepspeed ZeRO 2": Case(
+        kind="accelerate", public="huggingface/trl examples/accelerate_configs/deepspeed_zero2.yaml",
+        runs="accelerate", cut={"num_processes": 2, "gpu_ids": "all"}, words=_LOOP,
     ),
     "Trainer, cosine, warm-up a share": Case(
         kind="trainer",

@@ -85,10 +85,24 @@ def _model(case: dict[str, Any]) -> Any:
     )
 
 
+def _count_processes() -> None:
+    """accelerate counts one process under DeepSpeed without accelerators: stepped over."""
+    from accelerate.state import PartialState
+    from accelerate.utils import DistributedType
+
+    def gloo(*_: Any, **__: Any) -> tuple[str, Any]:
+        return "gloo", DistributedType.MULTI_GPU
+
+    PartialState._prepare_backend = gloo
+    os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
+
+
 def trainer(case: dict[str, Any], rows: Rows, losses: Losses, words: list[str]) -> None:
     """The Trainer, with arguments from a file where the only word names one."""
     from transformers import HfArgumentParser, Trainer, TrainerCallback, TrainingArguments
 
+    if Path("source.json").is_file() and "zero_optimization" in Path("source.json").read_text():
+        _count_processes()
     parser = HfArgumentParser((TrainingArguments,))
     if words[:1] == ["--config"]:
         content = json.loads(Path(words[1]).read_text())
@@ -125,12 +139,23 @@ def accelerate(case: dict[str, Any], rows: Rows, losses: Losses, _: list[str]) -
     from accelerate import Accelerator
     from accelerate.state import PartialState
 
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+        _count_processes()
     if case["shards"]:  # it takes FSDP on accelerators only: stepped over, so that FSDP runs here
         from accelerate.utils import DistributedType
+        from torch.distributed.fsdp import _init_utils
 
         PartialState(cpu=True)
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
-    accelerator = Accelerator(gradient_accumulation_steps=case["accumulation"])
+        # FSDP 1 numbers the device that it is told, and refuses it as it has no number itself
+        _init_utils._get_device_from_device_id = lambda *_: None
+    is_plain = not case["shards"] and os.environ.get("ACCELERATE_USE_DEEPSPEED") != "true"
+    accelerator = Accelerator(
+        gradient_accumulation_steps=case["accumulation"], cpu=is_plain or None
+    )
+    if accelerator.distributed_type == "DEEPSPEED":  # the loop has no loader that says it
+        config = accelerator.state.deepspeed_plugin.deepspeed_config
+        config["train_micro_batch_size_per_gpu"] = case["micro_batch"]
     model = _model(case)
     if case["shards"] == 1:
         model = accelerator.prepare(model)

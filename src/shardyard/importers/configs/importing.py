@@ -193,7 +193,7 @@ def _implied(file: SourceFile, source: Source) -> Implied:
         values=source.implied(facts),
         fills_auto=source.fills_auto(facts),
         decides=source.decides(facts),
-        notes=source.notes,
+        notes=source.notes(facts),
     )
 
 

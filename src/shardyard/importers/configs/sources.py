@@ -1,7 +1,7 @@
 """The sources that are known, each recognised by what is in a file."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from shardyard.importers.configs import (
@@ -31,7 +31,7 @@ class Source:
     """What it does where a file says nothing, and what would be otherwise here."""
     decides: Callable[[Facts], Mapping[str, Any]] = lambda _: {}
     """What it does whatever the Trainer's arguments say."""
-    notes: Mapping[str, str] = field(default_factory=dict)
+    notes: Callable[[Facts], Mapping[str, str]] = lambda _: {}
     """Setting -> what is to be known of a value that no key says."""
     files: Callable[[Facts], Mapping[str, str]] = lambda _: {}
     """Other files that a file names, by the path of the key that does."""
@@ -116,6 +116,7 @@ SOURCES = (
         is_it=_has(*trainer.MARKS),
         rows=trainer.ROWS,
         implied=trainer.implied,
+        notes=trainer.notes,
         files=_named("deepspeed", "fsdp_config"),
         fills_auto=lambda _: True,
     ),
@@ -126,7 +127,7 @@ SOURCES = (
         rows=deepspeed.ROWS,
         implied=deepspeed.implied,
         decides=deepspeed.decides,
-        notes=deepspeed.NOTES,
+        notes=lambda _: deepspeed.NOTES,
     ),
     Source(
         name="FSDP settings",

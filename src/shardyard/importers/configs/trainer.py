@@ -145,6 +145,11 @@ def _of_deepspeed(facts: Facts) -> dict[str, Any]:
     return deepspeed.decides(facts.under("deepspeed")) if facts.below("deepspeed") else {}
 
 
+def notes(facts: Facts) -> dict[str, str]:
+    """DeepSpeed's, where its settings are among the arguments and leave it to its version."""
+    return deepspeed.NOTES if _of_deepspeed(facts) else {}
+
+
 def _betas(entry: Entry, facts: Facts) -> Verdict:
     """Two arguments here are one setting."""
     try:
