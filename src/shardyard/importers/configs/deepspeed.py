@@ -233,6 +233,14 @@ def _schedule(entry: Entry, facts: Facts) -> Verdict:
     return mapped(says, words)
 
 
+def _warmup_steps(entry: Entry, facts: Facts) -> Verdict:
+    """Its schedulers warm up for two steps at least; logarithmic, these are 0 and the whole rate."""
+    is_linear = facts.get("params.warmup_type") == "linear"
+    return to("optim.warmup_steps", convert=lambda n: max(int(n), 2) if is_linear else int(n))(
+        entry, facts
+    )
+
+
 _SCHEDULER: Rows = {
     "type": _schedule,
     "params.warmup_max_lr": auto(to("optim.lr", convert=float), "optim.lr"),
@@ -241,7 +249,7 @@ _SCHEDULER: Rows = {
         none("the warm-up begins at 0"),
     ),
     "params.warmup_min_ratio": choose({0: same("from 0")}, none("the warm-up begins at 0")),
-    "params.warmup_num_steps": auto(to("optim.warmup_steps", convert=int), "optim.warmup_steps"),
+    "params.warmup_num_steps": auto(_warmup_steps, "optim.warmup_steps"),
     "params.total_num_steps": choose(
         {"auto": same("the length of the run")},
         lambda value: mapped({"optim.decay_steps": value}),

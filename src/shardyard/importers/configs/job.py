@@ -13,6 +13,7 @@ from shardyard.errors import Problem
 from shardyard.hardware.catalogue import instance, instance_names
 from shardyard.importers.configs.rules import QUANTITIES, Kind, Outcome, agree, none
 
+_MODELS = {"model.preset", "model.hub", "model.path", "model.module"}
 _ONE_OF = (
     {"run.steps", "run.epochs", "run.tokens", "run.samples"},
     {"optim.warmup_steps", "optim.warmup_share", "optim.warmup_epochs"},
@@ -127,8 +128,10 @@ def _settle(outcome: Outcome, given: set[str], *, has_trainer: bool) -> Outcome:
     if verdict.kind is not Kind.REFUSED or not verdict.says:
         return outcome
     names = set(verdict.says)
-    if names <= given:
-        return replace(outcome, verdict=none(f"{', '.join(verdict.says)} of the command line"))
+    by_another = given & _MODELS if names <= _MODELS else set()  # each of them says the model
+    if names <= given or by_another:
+        told = ", ".join(sorted(by_another or names))
+        return replace(outcome, verdict=none(f"{told} of the command line"))
     if verdict.is_open and has_trainer:
         words = f"auto: {', '.join(verdict.says)} as the Trainer's arguments say"
         return replace(outcome, verdict=replace(verdict, kind=Kind.MAPPED, words=words, says={}))
