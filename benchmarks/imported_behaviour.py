@@ -2,12 +2,14 @@
 
 Each case is one of `tests/importers/configs/cases`, cut to a tiny Llama in fp32 on two gloo
 processes and 20 steps. The cut file is read by the framework that it is for (DeepSpeed's engine,
-the Trainer with and without DeepSpeed, `accelerate launch`, a shell that runs the script), and by
+the Trainer with and without DeepSpeed, `accelerate launch`, torchtitan, a shell that runs the
+script or what a PyTorchJob's operator starts), and by
 `shardyard import`, whose recipe `shardyard train` runs. Both begin with the same weights, and the
 framework reads the samples of each step in the order that the recipe gives. Bar: every loss within
 1e-5.
 
-    DS_BUILD_OPS=0 pip install -c constraints.txt deepspeed accelerate
+    DS_BUILD_OPS=0 pip install -c constraints.txt deepspeed accelerate torchtitan
+    pip install --no-deps triton  # torchtitan asks for it, and runs nothing of it here
     python -m benchmarks.imported_behaviour [--case NAME ...]
 """
 
@@ -42,6 +44,7 @@ from tests.distributed.runs import prepare_corpus
 from tests.importers.configs.test_public import as_toml
 
 BAR = 1e-5
+_FRAMEWORKS = ("deepspeed", "accelerate", "transformers", "torchtitan")
 STEPS = 20
 SEQ_LEN = 32
 ROOT = Path(__file__).parents[1]
@@ -158,7 +161,8 @@ CASES = {
         runs="accelerate", cut=_FSDP, words=_LOOP,
     ),
     "accelerate, deepspeed ZeRO 2": Case(
-        kind="accelerate", public="huggingface/trl examples/accelerate_configs/deepspeed_zero2.yaml",
+        kind="accelerate",
+        public="huggingface/trl examples/accelerate_configs/deepspeed_zero2.yaml",
         runs="accelerate", cut={"num_processes": 2, "gpu_ids": "all"}, words=_LOOP,
     ),
     "Trainer, cosine, warm-up a share": Case(
@@ -184,11 +188,14 @@ CASES = {
              ["python", "-m", "benchmarks.imported_framework", "loop"]
              for each in ("Master", "Worker")},
     ),
-    "torchtitan, falling at the end": Case(
+    "torchtitan, FSDP, linear": Case(
         kind="torchtitan", public="pytorch/torchtitan tests/integration_tests/base_config.toml",
-        runs="torchtitan", words=["optim.schedule=linear"],
+        runs="torchtitan",
         cut={"job.print_args": None, "quantize": None, "training.steps": STEPS,
-             "training.seq_len": SEQ_LEN, "training.local_batch_size": 2},
+             "training.seq_len": SEQ_LEN, "training.local_batch_size": 2,
+             "training.mixed_precision_param": "float32",
+             # a warm-up is one step off, and a rate that stays first is refused: both are said
+             "lr_scheduler.warmup_steps": 0, "lr_scheduler.decay_ratio": None},
     ),
     "script, fsdp": Case(
         kind="scripts", public="lm-sys/FastChat scripts/train_vicuna_7b.sh", runs="script",
@@ -213,7 +220,7 @@ def main() -> int:
                         for name, place in places.items()}  # fmt: skip
         found = {name: future.result() for name, future in measured.items()}
     is_met = all(case["is_met"] for case in found.values())
-    versions = {each: version(each) for each in ("deepspeed", "accelerate", "transformers")}
+    versions = {each: version(each) for each in _FRAMEWORKS}
     work = {"steps": STEPS, "seq_len": SEQ_LEN, "processes": 2, "compute": "fp32"}
     head = {"bar": BAR, "is_met": is_met, "frameworks": versions, "work": work}
     write_result("imported-behaviour", {**head, "cases": found}, args.out)

@@ -23,8 +23,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader, Dataset
-
 
 _OF_A_PROCESSOR = {
     "get_device_name": lambda *_: "cpu",
@@ -235,11 +235,6 @@ def loop(case: dict[str, Any], rows: Rows, losses: Losses, _: list[str]) -> None
 
 def titan(case: dict[str, Any], rows: Rows, losses: Losses, words: list[str]) -> None:
     """torchtitan's own trainer under its file; model, weights and batches are those of the case."""
-    from torchtitan.tools import utils
-
-    utils.device_type, utils.device_module = "cpu", torch.cpu  # else the others take over "cuda"
-    for name, value in _OF_A_PROCESSOR.items():
-        setattr(torch.cpu, name, value)
     from torchtitan import train as torchtitan
     from torchtitan.config import ConfigManager
     from torchtitan.models.llama3 import llama3_args
@@ -247,6 +242,12 @@ def titan(case: dict[str, Any], rows: Rows, losses: Losses, words: list[str]) ->
     from torchtitan.models.llama3.model.state_dict_adapter import Llama3StateDictAdapter
     from torchtitan.protocols import train_spec
 
+    for name, value in _OF_A_PROCESSOR.items():
+        setattr(torch.cpu, name, value)
+    for name, module in list(sys.modules.items()):  # each has taken "cuda" where nothing is found
+        for each, here in (("device_type", "cpu"), ("device_module", torch.cpu)):
+            if name.startswith("torchtitan.") and hasattr(module, each):
+                setattr(module, each, here)
     config = ConfigManager().parse_args(["--job.config_file", words[0]])
     tiny = TransformerModelArgs(
         dim=64, n_layers=2, n_heads=4, n_kv_heads=2, vocab_size=512, multiple_of=32,
@@ -269,6 +270,9 @@ def titan(case: dict[str, Any], rows: Rows, losses: Losses, words: list[str]) ->
 
     told = Told(config)
     (model,) = told.model_parts
+    for module in model.modules():
+        if isinstance(module, FSDPModule):  # gloo has no sum that multiplies, by 1 as it is
+            module.set_force_sum_reduction_for_comms(True)
     weights = Llama3StateDictAdapter(tiny, None).from_hf(_model(case).state_dict())
     set_model_state_dict(
         model, weights, options=StateDictOptions(full_state_dict=True, strict=True)
