@@ -234,7 +234,7 @@ def _schedule(entry: Entry, facts: Facts) -> Verdict:
 
 
 def _warmup_steps(entry: Entry, facts: Facts) -> Verdict:
-    """Its schedulers warm up for two steps at least; logarithmic, these are 0 and the whole rate."""
+    """Two at least; with a logarithmic warm-up, these have 0 and the whole rate."""
     is_linear = facts.get("params.warmup_type") == "linear"
     return to("optim.warmup_steps", convert=lambda n: max(int(n), 2) if is_linear else int(n))(
         entry, facts
