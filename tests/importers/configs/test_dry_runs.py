@@ -32,7 +32,7 @@ def imported(kind: str, case: dict[str, Any], folder: Path) -> tuple[Path, dict[
     found = import_files([file], words_of(case, known), case.get("without", ()))
     recipe = folder / "recipe.yaml"
     recipe.write_text(found.text)
-    return recipe, found.recipe
+    return recipe, dict(found.recipe)
 
 
 CASES = [
