@@ -2,12 +2,14 @@
 
 Each case is one of `tests/importers/configs/cases`, cut to a tiny Llama in fp32 on two gloo
 processes and 20 steps. The cut file is read by the framework that it is for (DeepSpeed's engine,
-the Trainer with and without DeepSpeed, `accelerate launch`, a shell that runs the script), and by
+the Trainer with and without DeepSpeed, `accelerate launch`, torchtitan, a shell that runs the
+script or what a PyTorchJob's operator starts), and by
 `shardyard import`, whose recipe `shardyard train` runs. Both begin with the same weights, and the
 framework reads the samples of each step in the order that the recipe gives. Bar: every loss within
 1e-5.
 
-    DS_BUILD_OPS=0 pip install -c constraints.txt deepspeed accelerate
+    DS_BUILD_OPS=0 pip install -c constraints.txt deepspeed accelerate torchtitan
+    pip install --no-deps triton  # torchtitan asks for it, and runs nothing of it here
     python -m benchmarks.imported_behaviour [--case NAME ...]
 """
 
@@ -15,6 +17,8 @@ import argparse
 import json
 import os
 import re
+import shlex
+import socket
 import subprocess
 import sys
 import tempfile
@@ -37,8 +41,10 @@ from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_steps
 from shardyard.rundir.resolved import read_resolved
 from tests.distributed.runs import prepare_corpus
+from tests.importers.configs.test_public import as_toml
 
 BAR = 1e-5
+_FRAMEWORKS = ("deepspeed", "accelerate", "transformers", "torchtitan")
 STEPS = 20
 SEQ_LEN = 32
 ROOT = Path(__file__).parents[1]
@@ -121,9 +127,10 @@ CASES = {
     ),
     "Trainer, deepspeed ZeRO 1, its optimizer and schedule": Case(
         kind="deepspeed", public="winglian/axolotl deepspeed/zero1.json", runs="trainer",
-        cut={"fp16": None, "bf16": None, "optimizer.params.torch_adam": True},
-        arguments={**_LIKE_ALPACA, "warmup_ratio": None, "warmup_steps": 1,
-                   "lr_scheduler_type": "linear"},
+        cut={"fp16": None, "bf16": None, "optimizer.params.torch_adam": True,
+             "scheduler.params.warmup_type": "linear"},
+        arguments={**_LIKE_ALPACA, "warmup_ratio": None, "warmup_steps": 4,
+                   "gradient_accumulation_steps": 1, "lr_scheduler_type": "linear"},
     ),
     "Trainer, deepspeed ZeRO 2": Case(
         kind="deepspeed", public="hiyouga/LLaMA-Factory examples/deepspeed/ds_z2_config.json",
@@ -151,7 +158,12 @@ CASES = {
     "accelerate, copies": Case(
         kind="accelerate",
         public="huggingface/alignment-handbook recipes/accelerate_configs/multi_gpu.yaml",
-        runs="accelerate", cut={"mixed_precision": "no", "num_processes": 2}, words=_LOOP,
+        runs="accelerate", cut=_FSDP, words=_LOOP,
+    ),
+    "accelerate, deepspeed ZeRO 2": Case(
+        kind="accelerate",
+        public="huggingface/trl examples/accelerate_configs/deepspeed_zero2.yaml",
+        runs="accelerate", cut={"num_processes": 2, "gpu_ids": "all"}, words=_LOOP,
     ),
     "Trainer, cosine, warm-up a share": Case(
         kind="trainer",
@@ -168,6 +180,22 @@ CASES = {
     "script, linear, weight decay": Case(
         kind="scripts", public="mesolitica/malaya-speech session/llama3-tts/300M.sh",
         runs="script", text=[*_SCRIPT, (r"--warmup_steps \d+", "--warmup_steps 5")],
+    ),
+    "PyTorchJob, master and worker": Case(
+        kind="kubeflow", public="kubeflow/training-operator examples/pytorch/simple.yaml",
+        runs="pytorchjob", words=_LOOP,
+        cut={f"spec.pytorchReplicaSpecs.{each}.template.spec.containers.0.command":
+             ["python", "-m", "benchmarks.imported_framework", "loop"]
+             for each in ("Master", "Worker")},
+    ),
+    "torchtitan, FSDP, linear": Case(
+        kind="torchtitan", public="pytorch/torchtitan tests/integration_tests/base_config.toml",
+        runs="torchtitan",
+        cut={"job.print_args": None, "quantize": None, "training.steps": STEPS,
+             "training.seq_len": SEQ_LEN, "training.local_batch_size": 2,
+             "training.mixed_precision_param": "float32",
+             # a warm-up is one step off, and a rate that stays first is refused: both are said
+             "lr_scheduler.warmup_steps": 0, "lr_scheduler.decay_ratio": None},
     ),
     "script, fsdp": Case(
         kind="scripts", public="lm-sys/FastChat scripts/train_vicuna_7b.sh", runs="script",
@@ -192,11 +220,19 @@ def main() -> int:
                         for name, place in places.items()}  # fmt: skip
         found = {name: future.result() for name, future in measured.items()}
     is_met = all(case["is_met"] for case in found.values())
-    versions = {each: version(each) for each in ("deepspeed", "accelerate", "transformers")}
+    versions = {each: version(each) for each in _FRAMEWORKS}
     work = {"steps": STEPS, "seq_len": SEQ_LEN, "processes": 2, "compute": "fp32"}
     head = {"bar": BAR, "is_met": is_met, "frameworks": versions, "work": work}
     write_result("imported-behaviour", {**head, "cases": found}, args.out)
     return 0 if is_met else 1
+
+
+def _without_places(text: str, folder: Path) -> str:
+    """Where the case lay, and this checkout, by names that are the same everywhere."""
+    for place, name in ((folder, "CASE"), (folder.parent, "SCRATCH"), (ROOT, "REPOSITORY"),
+                        (Path(sys.base_prefix), "PYTHON"), (Path.home(), "HOME")):  # fmt: skip
+        text = text.replace(str(place), name)
+    return text
 
 
 _ONE_BUILD = Lock()
@@ -210,7 +246,8 @@ def _told(name: str, folder: Path, laid: Mapping[str, str]) -> dict[str, Any]:
         with _ONE_BUILD if is_deepspeed else nullcontext():
             found = measure(CASES[name], folder, laid)
     except subprocess.CalledProcessError as error:
-        found = {"is_met": False, "failed": (error.stderr or "")[-4000:]}
+        last = (error.stderr or "").strip().splitlines()[-12:]
+        found = {"is_met": False, "failed": _without_places("\n".join(last), folder)}
     print(f"{name}: {found.get('largest_difference')}, {found.get('ran_as')}", flush=True)
     if "failed" in found:
         print(found["failed"], file=sys.stderr)
@@ -262,7 +299,8 @@ def measure(case: Case, folder: Path, laid: Mapping[str, str]) -> dict[str, Any]
     ours = [line["loss"] for line in read_steps(run_dir.metrics)]
     largest = max(abs(a - b) for a, b in zip(ours, theirs["losses"], strict=True))
     return {
-        "public": case.public, "ran_as": theirs["ran_as"], "recipe": recipe.read_text(),
+        "public": case.public, "ran_as": theirs["ran_as"],
+        "recipe": _without_places(recipe.read_text(), folder),
         "is_met": largest <= BAR and len(ours) == STEPS, "largest_difference": largest,
         "fall": ours[0] - ours[-1], "ours": ours, "theirs": theirs["losses"],
     }  # fmt: skip
@@ -283,11 +321,14 @@ def write_files(case: Case, folder: Path) -> list[Path]:
     content = public["content"]
     for name, value in case.cut.items():
         _put(content, name.split("."), value)
+    if case.kind == "torchtitan":
+        (folder / "source.toml").write_text(as_toml(content))
+        return [folder / "source.toml"]
     if case.kind == "trainer":
         content = {name: value for name, value in content.items() if name not in OFF}
         content = {name: value for name, value in content.items() if name not in DROPPED}
         content |= ARGUMENTS
-    name = "source.yaml" if case.kind == "accelerate" else "source.json"
+    name = "source.yaml" if case.kind in ("accelerate", "kubeflow") else "source.json"
     (folder / name).write_text(json.dumps(content, indent=1))
     if not case.arguments:
         return [folder / name]
@@ -301,7 +342,8 @@ def write_files(case: Case, folder: Path) -> list[Path]:
 
 def _put(content: dict[str, Any], path: Sequence[str], value: Any) -> None:
     for key in path[:-1]:
-        content = content.setdefault(key, {})
+        inner: Any = content[int(key)] if isinstance(content, list) else content.setdefault(key, {})
+        content = inner
     if value is None:
         content.pop(path[-1], None)
     else:
@@ -348,9 +390,26 @@ def command(case: Case, files: Sequence[Path]) -> list[str]:
         case "accelerate":
             launch = ["accelerate", "launch", "--config_file", str(files[0])]
             return [*launch, "--main_process_port", "0", *program]
-        case "deepspeed":
+        case "pytorchjob":
+            return ["bash", "-c", _as_the_operator(files[0])]
+        case "deepspeed" | "torchtitan":
             return [*torchrun, *program, str(files[0])]
     return [*torchrun, *program, "--config", str(files[-1])]
+
+
+def _as_the_operator(file: Path) -> str:
+    """A shell that starts each replica of a PyTorchJob with the environment of its operator."""
+    replicas = json.loads(file.read_text())["spec"]["pytorchReplicaSpecs"].values()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    commands = [each["template"]["spec"]["containers"][0]["command"]
+                for each in replicas for _ in range(each["replicas"])]  # fmt: skip
+    shared = f"WORLD_SIZE={len(commands)} MASTER_ADDR=127.0.0.1 MASTER_PORT={port}"
+    started = [f"RANK={n} {shared} {shlex.join(words)} & pids+=($!)"
+               for n, words in enumerate(commands)]  # fmt: skip
+    return "\n".join(
+        ["pids=()", *started, 'for pid in "${pids[@]}"; do wait "$pid" || exit 1; done']
+    )
 
 
 def _run(command_: Sequence[str], env: Mapping[str, str], folder: Path) -> None:

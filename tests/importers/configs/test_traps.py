@@ -504,7 +504,8 @@ def test_under_deepspeed_gradients_are_clipped_by_its_own_key_alone(files: Files
                  "deepspeed": "ds.json"}  # fmt: skip
     content: dict[str, Any] = {"zero_optimization": {"stage": 2}}
     files.add("arguments.json", arguments).add("ds.json", content)
-    assert files.recipe("optim.global_batch=4")["optim.grad_clip"] is None
+    assert files.recipe("optim.global_batch=4")["optim.grad_clip"] == 1.0
+    assert "older DeepSpeed clips nothing" in files.take("optim.global_batch=4").text
     kind, words = outcome(files.take("optim.global_batch=4"), "max_grad_norm")
     assert (kind, words[:9]) == (Kind.NONE, "DeepSpeed")
     content["gradient_clipping"] = "auto"
@@ -512,8 +513,24 @@ def test_under_deepspeed_gradients_are_clipped_by_its_own_key_alone(files: Files
     assert files.recipe("optim.global_batch=4")["optim.grad_clip"] == 0.5
 
 
+def test_a_linear_warm_up_of_deepspeed_has_two_steps_at_least(files: Files) -> None:
+    scheduler = {"type": "WarmupLR", "params": {"warmup_num_steps": 1, "warmup_type": "linear"}}
+    files.add("ds.json", {"train_batch_size": 8, "scheduler": scheduler})
+    assert files.recipe()["optim.warmup_steps"] == 2
+
+
+def test_any_way_to_say_the_model_settles_a_model_that_is_refused(files: Files) -> None:
+    files.add("train.toml", '[model]\nname = "llama3"\nflavor = "debugmodel"\n[training]\n'
+              'steps = 4\nlocal_batch_size = 1\n[lr_scheduler]\nwarmup_steps = 0\n')  # fmt: skip
+    said = ["data.source=./text", "cluster.devices=2"]
+    assert "debugmodel" in str(import_files(files.paths, said).problems[0])
+    imported = import_files(files.paths, [*said, "model.path=/models/tiny"])
+    assert outcome(imported, "model.name") == (Kind.NONE, "model.path of the command line")
+
+
 def test_settings_of_deepspeed_among_the_arguments_clip_by_their_own_key_too(files: Files) -> None:
     arguments = {"max_steps": 20, "per_device_train_batch_size": 2, "max_grad_norm": 0.5,
                  "deepspeed": {"zero_optimization": {"stage": 2}}}  # fmt: skip
     files.add("arguments.json", arguments)
-    assert files.recipe("optim.global_batch=4")["optim.grad_clip"] is None
+    assert files.recipe("optim.global_batch=4")["optim.grad_clip"] == 1.0
+    assert "older DeepSpeed clips nothing" in files.take("optim.global_batch=4").text

@@ -1,8 +1,8 @@
 """DeepSpeed's JSON: what its keys become.
 
-Source: the page "DeepSpeed Configuration JSON" and the pydantic models of DeepSpeed 0.17
-(runtime/config.py, runtime/constants.py, runtime/zero/config.py). Where the two differ, as for the
-default of gradient_clipping, the code is followed.
+Source: the page "DeepSpeed Configuration JSON" and the pydantic models of DeepSpeed 0.19
+(runtime/config.py, runtime/constants.py, runtime/zero/config.py). Where the two differ, the code is
+followed, and where versions of it differ, the newest is.
 """
 
 from typing import Any
@@ -47,6 +47,13 @@ _SCALER = (
     "without an overflow, halved at each"
 )
 
+
+CLIP_UNLESS_TOLD = 1.0
+"""Of DeepSpeed 0.19.3 on, where ``gradient_clipping`` is not there (its pull request 8068)."""
+NOTES = {
+    "optim.grad_clip": "from 0.19.3 on; older DeepSpeed clips nothing then: optim.grad_clip=null"
+}
+"""What is to be known of a value that no key says."""
 
 _ALONG = "the optimizer's states wait there too"
 
@@ -226,6 +233,14 @@ def _schedule(entry: Entry, facts: Facts) -> Verdict:
     return mapped(says, words)
 
 
+def _warmup_steps(entry: Entry, facts: Facts) -> Verdict:
+    """Two at least; with a logarithmic warm-up, these have 0 and the whole rate."""
+    is_linear = facts.get("params.warmup_type") == "linear"
+    return to("optim.warmup_steps", convert=lambda n: max(int(n), 2) if is_linear else int(n))(
+        entry, facts
+    )
+
+
 _SCHEDULER: Rows = {
     "type": _schedule,
     "params.warmup_max_lr": auto(to("optim.lr", convert=float), "optim.lr"),
@@ -234,7 +249,7 @@ _SCHEDULER: Rows = {
         none("the warm-up begins at 0"),
     ),
     "params.warmup_min_ratio": choose({0: same("from 0")}, none("the warm-up begins at 0")),
-    "params.warmup_num_steps": auto(to("optim.warmup_steps", convert=int), "optim.warmup_steps"),
+    "params.warmup_num_steps": auto(_warmup_steps, "optim.warmup_steps"),
     "params.total_num_steps": choose(
         {"auto": same("the length of the run")},
         lambda value: mapped({"optim.decay_steps": value}),
@@ -369,12 +384,13 @@ def decides(facts: Facts) -> dict[str, Any]:
     """What its engine does though the Trainer's arguments say otherwise: gradients are clipped by
     it alone, and the Trainer fills in no key that is not there."""
     keys = ("gradient_clipping", "optimizer.params.max_grad_norm")
-    return {"optim.grad_clip": None} if all(facts.get(key) is None for key in keys) else {}
+    is_told = any(facts.get(key) is not None for key in keys)
+    return {} if is_told else {"optim.grad_clip": CLIP_UNLESS_TOLD}
 
 
 def implied(facts: Facts) -> dict[str, Any]:
     """What DeepSpeed does where a file says nothing, and what would be otherwise here."""
-    found: dict[str, Any] = {"optim.grad_clip": None}
+    found: dict[str, Any] = {"optim.grad_clip": CLIP_UNLESS_TOLD}
     if facts.get("optimizer.type") is not None:
         found |= {"optim.weight_decay": 0.0}
         name = named_elsewhere("deepspeed", str(facts.get("optimizer.type")))

@@ -193,6 +193,7 @@ def _implied(file: SourceFile, source: Source) -> Implied:
         values=source.implied(facts),
         fills_auto=source.fills_auto(facts),
         decides=source.decides(facts),
+        notes=source.notes(facts),
     )
 
 
@@ -285,7 +286,10 @@ def _checked(
     paths: Sequence[Path], words: Sequence[str], outcomes: Sequence[Outcome], job: Job
 ) -> Imported:
     claims = {name: claim for name, claim in job.claims.items() if name not in QUANTITIES}
-    kept = {name: claim for name, claim in claims.items() if not is_default({name: claim.value})}
+    kept = {
+        name: claim for name, claim in claims.items()
+        if claim.is_noted or not is_default({name: claim.value})
+    }  # fmt: skip
     problems = [_refusal(each) for each in outcomes if each.verdict.kind is Kind.REFUSED]
     problems += job.problems
     names = tuple(map(str, paths))

@@ -13,6 +13,7 @@ from shardyard.errors import Problem
 from shardyard.hardware.catalogue import instance, instance_names
 from shardyard.importers.configs.rules import QUANTITIES, Kind, Outcome, agree, none
 
+_MODELS = {"model.preset", "model.hub", "model.path", "model.module"}
 _ONE_OF = (
     {"run.steps", "run.epochs", "run.tokens", "run.samples"},
     {"optim.warmup_steps", "optim.warmup_share", "optim.warmup_epochs"},
@@ -32,6 +33,8 @@ class Claim:
     is_said: bool = True
     """By a key; else it is what the source does without one."""
     of_accelerate: bool = False
+    is_noted: bool = False
+    """Written down though it is our default too: something is to be known of it."""
 
     def __str__(self) -> str:
         return f"{self.value} ({self.origin})"
@@ -47,6 +50,13 @@ class Implied:
     """Whether it is the Trainer, whose arguments fill in ``auto``."""
     decides: Mapping[str, Any] = field(default_factory=dict)
     """What it does whatever the Trainer's arguments say."""
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """Setting -> what is to be known of its value, as that versions differ."""
+
+    def told(self, name: str, words: str) -> str:
+        """Where a value comes from, and its note."""
+        note = self.notes.get(name)
+        return f"{self.origin}: {words}" + (f" ({note})" if note else "")
 
 
 @dataclass
@@ -118,8 +128,10 @@ def _settle(outcome: Outcome, given: set[str], *, has_trainer: bool) -> Outcome:
     if verdict.kind is not Kind.REFUSED or not verdict.says:
         return outcome
     names = set(verdict.says)
-    if names <= given:
-        return replace(outcome, verdict=none(f"{', '.join(verdict.says)} of the command line"))
+    by_another = given & _MODELS if names <= _MODELS else set()  # each of them says the model
+    if names <= given or by_another:
+        told = ", ".join(sorted(by_another or names))
+        return replace(outcome, verdict=none(f"{told} of the command line"))
     if verdict.is_open and has_trainer:
         words = f"auto: {', '.join(verdict.says)} as the Trainer's arguments say"
         return replace(outcome, verdict=replace(verdict, kind=Kind.MAPPED, words=words, says={}))
@@ -174,8 +186,10 @@ def _decide(job: Job, source: Implied) -> None:
     for name, value in source.decides.items():
         said = job.claims.get(name)
         if name not in job.given and (said is None or not said.of_accelerate):
-            origin = f"{source.origin}: it does so whatever the Trainer's arguments say"
-            job.claims[name] = Claim(name=name, value=value, origin=origin)
+            origin = source.told(name, "it does so whatever the Trainer's arguments say")
+            job.claims[name] = Claim(
+                name=name, value=value, origin=origin, is_noted=name in source.notes
+            )
 
 
 def _add_implied(job: Job, source: Implied) -> None:
@@ -185,8 +199,10 @@ def _add_implied(job: Job, source: Implied) -> None:
         group = next((group for group in _ONE_OF if name in group), {name})
         if name in known or group & said:
             continue
-        origin = f"{source.origin}: what it does unless told otherwise"
-        job.claims[name] = Claim(name=name, value=value, origin=origin, is_said=False)
+        origin = source.told(name, "what it does unless told otherwise")
+        job.claims[name] = Claim(
+            name=name, value=value, origin=origin, is_said=False, is_noted=name in source.notes
+        )
 
 
 def _size(job: Job) -> None:

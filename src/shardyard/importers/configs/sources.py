@@ -31,6 +31,8 @@ class Source:
     """What it does where a file says nothing, and what would be otherwise here."""
     decides: Callable[[Facts], Mapping[str, Any]] = lambda _: {}
     """What it does whatever the Trainer's arguments say."""
+    notes: Callable[[Facts], Mapping[str, str]] = lambda _: {}
+    """Setting -> what is to be known of a value that no key says."""
     files: Callable[[Facts], Mapping[str, str]] = lambda _: {}
     """Other files that a file names, by the path of the key that does."""
     fills_auto: Callable[[Facts], bool] = lambda _: False
@@ -114,6 +116,7 @@ SOURCES = (
         is_it=_has(*trainer.MARKS),
         rows=trainer.ROWS,
         implied=trainer.implied,
+        notes=trainer.notes,
         files=_named("deepspeed", "fsdp_config"),
         fills_auto=lambda _: True,
     ),
@@ -124,6 +127,7 @@ SOURCES = (
         rows=deepspeed.ROWS,
         implied=deepspeed.implied,
         decides=deepspeed.decides,
+        notes=lambda _: deepspeed.NOTES,
     ),
     Source(
         name="FSDP settings",

@@ -130,7 +130,7 @@ def _save_steps(entry: Entry, facts: Facts) -> Verdict:
 
 
 def _grad_clip(entry: Entry, facts: Facts) -> Verdict:
-    if _is_unclipped(facts):
+    if _of_deepspeed(facts):
         return none("DeepSpeed clips, and its settings have no gradient_clipping")
     try:
         return mapped({"optim.grad_clip": float(entry.value) or None})
@@ -140,9 +140,14 @@ def _grad_clip(entry: Entry, facts: Facts) -> Verdict:
         )
 
 
-def _is_unclipped(facts: Facts) -> bool:
-    """DeepSpeed's settings are among the arguments, and have the engine clip nothing."""
-    return bool(facts.below("deepspeed")) and bool(deepspeed.decides(facts.under("deepspeed")))
+def _of_deepspeed(facts: Facts) -> dict[str, Any]:
+    """What its engine decides where its settings are among the arguments."""
+    return deepspeed.decides(facts.under("deepspeed")) if facts.below("deepspeed") else {}
+
+
+def notes(facts: Facts) -> dict[str, str]:
+    """DeepSpeed's, where its settings are among the arguments and leave it to its version."""
+    return deepspeed.NOTES if _of_deepspeed(facts) else {}
 
 
 def _betas(entry: Entry, facts: Facts) -> Verdict:
@@ -356,8 +361,7 @@ def implied(facts: Facts) -> dict[str, Any]:
         found["optim.schedule_from"] = 0  # its schedulers are asked before the first step
     if facts.get("lr_scheduler_type") is None:
         found |= {"optim.schedule": "linear", "optim.min_lr_ratio": 0.0}
-    if _is_unclipped(facts):
-        found["optim.grad_clip"] = None
+    found |= _of_deepspeed(facts)
     if not facts.get("fsdp") and not facts.get("deepspeed") and not facts.below("deepspeed"):
         found |= {"parallel.dp_shard": 1}  # plain DDP
     return found
