@@ -51,8 +51,10 @@ EXCEPTIONS = {
     ("src/shardyard/train/generic_model.py", "model._no_split_modules"),
     # measures the operator itself, on a machine where nothing of ours needs to be installed
     ("benchmarks/gpu/ceilings.py", "torch._scaled_mm"),
-    # accelerate takes FSDP on accelerators only; a benchmark has it run on a CPU all the same
-    ("benchmarks/imported_framework.py", "PartialState._shared_state"),
+    # accelerate, and FSDP 1 with it, take accelerators only; a benchmark has them run on a CPU
+    ("benchmarks/imported_framework.py", "PartialState._prepare_backend"),
+    ("benchmarks/imported_framework.py", "torch.distributed.fsdp._init_utils"),
+    ("benchmarks/imported_framework.py", "_init_utils._get_device_from_device_id"),
 }
 DOCUMENTED_HOOKS = {
     "_rendezvous", "_start_workers", "_stop_workers", "_monitor_workers", "_shutdown",
