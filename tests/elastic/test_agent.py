@@ -17,6 +17,7 @@ from shardyard.elastic.agent import Answer
 from shardyard.errors import LostNodeError
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease, is_held
+from shardyard.rundir.lines import EventWriter
 from tests.elastic.agents import Agents, answer, parent_of, session_pids, wait_until
 from tests.mounts import mounted, needs_root
 
@@ -539,6 +540,23 @@ def test_a_node_that_joins_resizes_the_group_and_a_drain_of_one_drains_both(
     (resized,) = agents.events("resized")
     assert (resized["world_size_before"], resized["world_size"]) == (1, 2)
     assert not agents.events("worker_lost")
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(("outcome", "code"), [("finished", 0), ("failed", 1)])
+def test_a_node_that_comes_when_all_is_over_ends_as_the_others_did(
+    agents: Agents, outcome: str, code: int
+) -> None:
+    agents.prepare(devices=1, nodes=2, min_nodes=1, max_nodes=2)
+    told = EventWriter(agents.run.events, attempt=1, generation=0)
+    told.write("attempt_ended", outcome=outcome, reason="so it was", exit_code=code)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    late = agents.start("finish", "--rendezvous", endpoint, "--node-rank", "1")
+    end = answer(late)  # nobody serves a store there: it would be waited for, 300 s and longer
+    assert end["exit_code"] == code
+    assert "without this node, which came later: so it was" in end["message"]
+    assert len(agents.events("attempt_ended")) == 1
 
 
 @pytest.mark.system

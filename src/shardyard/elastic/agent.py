@@ -52,6 +52,7 @@ from shardyard.elastic.succession import Succession
 from shardyard.elastic.worker import failure_path
 from shardyard.errors import LostNodeError, ShardyardError, StorageError
 from shardyard.rundir.layout import RunDir
+from shardyard.rundir.state import end_of_attempt
 from shardyard.rundir.store_place import StorePlace, read_store_place
 
 Worker = Callable[[str, int, int], str]
@@ -157,6 +158,8 @@ class Attempt:
         if was_left_out(self.run, self.number, Node.here(self.node_rank)):
             return self._stay_away(lambda: not self._succession.is_run_left())
         meeting = self._meeting()
+        if (answer := self._too_late(meeting)) is not None:
+            return answer
         handler, store, wait = self._enter(meeting)
         if meeting.min_nodes < recipe.cluster.nodes:
             wait(
@@ -208,6 +211,11 @@ class Attempt:
             if self.neighbour is not None:
                 self.neighbour.close()
 
+    def _too_late(self, meeting: Meeting) -> Answer | None:
+        """How the others ended before this node came, which would wait minutes for their store."""
+        end = None if meeting.serves else end_of_attempt(self.run, self.number)
+        return None if end is None else _as_others_ended(end, "came later")
+
     def _run_until_lost(self, agent: GroupAgent) -> Answer | Exception:
         """How the attempt ended, or why the store does not answer any more."""
         try:
@@ -240,8 +248,7 @@ class Attempt:
             self.run, self.number, are_others_there=are_others_there, is_to_stop=is_to_stop
         )
         if end is not None:
-            text = f"the others ended without this node, which was left out: {end.get('reason')}"
-            return Answer(str(end.get("outcome")), int(end.get("exit_code") or 0), text)
+            return _as_others_ended(end, "was left out")
         if self.drain.is_requested:
             text = "stopped after this node was left out: the others go on without it"
             return Answer("drained", self.drain.exit_code, text)
@@ -439,6 +446,11 @@ class Attempt:
             with suppress(ProcessLookupError):
                 os.kill(pid, 9)
         _remove_blank_failures(self.run, self.number)
+
+
+def _as_others_ended(end: dict[str, Any], how: str) -> Answer:
+    text = f"the others ended without this node, which {how}: {end.get('reason')}"
+    return Answer(str(end.get("outcome")), int(end.get("exit_code") or 0), text)
 
 
 def _stages(recipe: Recipe) -> int | None:
