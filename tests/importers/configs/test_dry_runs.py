@@ -6,6 +6,7 @@ given as a user would: where the text lies on the nodes, an image, a volume for 
 
 import json
 import subprocess
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -78,12 +79,18 @@ def said_by_a_user(launcher: str, recipe: dict[str, Any], folder: Path) -> list[
     words = [f"run.dir={folder / 'runs'}", "run.id=dry"]
     if {"path", "hub"} & set(recipe.get("model", {})):  # no weights are here
         words += ["model.path=null", "model.hub=null", "model.preset=llama2-7b"]
+        words += ["model.revision=null"]
     slurm = recipe.get("launch", {}).get("slurm", {})
     if launcher == "kubernetes":
         return words + _on_kubernetes(recipe)
     if slurm.get("container_image") or slurm.get("container_mounts"):
         mount = slurm["container_mounts"][0].split(":")[-1]
         return [*words, f"data.source={mount}/text"]
+    parallel = recipe.get("parallel", {})
+    if {"tp", "pp"} & set(parallel) and "devices" not in recipe.get("cluster", {}):
+        # of the machines that it was written for
+        degrees = [parallel.get(axis, 1) for axis in ("tp", "pp", "dp_shard")]
+        words.append(f"cluster.devices={prod(each for each in degrees if each != 'auto')}")
     (folder / "text").mkdir()
     (folder / "text" / "a.txt").write_text("words " * 50)
     return [*words, f"data.source={folder / 'text'}"]
