@@ -71,7 +71,7 @@ def levers(asked: Recipe, settled: Recipe) -> Iterator[Ask]:
         settled: What it came to.
     """
     yield from _packing(asked, settled)
-    compiled = settled.model.compile
+    compiled = settled.model.compile is True
     yield _ask(
         "without compile" if compiled else "compile",
         "operators run one by one" if compiled else "each block is compiled by torch.compile",
