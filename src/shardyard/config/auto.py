@@ -395,7 +395,7 @@ def _recompute(draft: Draft) -> tuple[Recompute, str]:
     ):
         return "none", "model.compile=true: what is recomputed would not be compiled"
     elif recipe.precision.compute == "fp8":
-        modes = _MODES[1:]  # it keeps what it cast, and makes the casts for the backward pass again
+        modes = _MODES[1:]  # casts are cheap to make again, and need not be kept
     if (recipe.elastic.min_nodes, recipe.elastic.max_nodes) != (recipe.cluster.nodes,) * 2:
         return "full", "nodes may come and go, and fewer hold more each: least memory"
     if draft.facts.fitting is not None:
