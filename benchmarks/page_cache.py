@@ -13,7 +13,10 @@ from pathlib import Path
 def drop(folder: Path) -> None:
     """Write what is not on disk yet of all files below, and drop it from memory."""
     for path in _files(folder):
-        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:  # removed meanwhile, and its pages with it
+            continue
         try:
             os.fsync(descriptor)  # a page that is not written stays, as if it had been read
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

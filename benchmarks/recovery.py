@@ -173,7 +173,7 @@ def _take_turns(
                 failures.setdefault(kind, []).append(str(error))
                 print(f"{kind}: {error}", file=sys.stderr)
             for row in rows[kind][begun:]:
-                row["start"] = starts
+                row["start_of_runs"] = starts
             shutil.rmtree(folder / "runs", ignore_errors=True)  # a state may be large
     return rows, failures
 
@@ -254,7 +254,7 @@ def _of_torchrun(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         **_by_rank(seconds),
         "hung": sum(row["outcome"] == "hung" for row in rows),
         "ended": sum(row["outcome"] == "ended" for row in rows),
-        "starts": len({row["start"] for row in rows}),
+        "starts": len({row["start_of_runs"] for row in rows}),
         "kills": len(rows),
     }
 

@@ -28,7 +28,19 @@ def ours(rank: int, seconds: float, **fields: Any) -> dict[str, Any]:
 
 def theirs(rank: int, seconds: float | None, start: int = 1) -> dict[str, Any]:
     outcome = "hung" if seconds is None else "stepped"
-    return {"rank": rank, "seconds": seconds, "outcome": outcome, "start": start}
+    return {"rank": rank, "seconds": seconds, "outcome": outcome, "start_of_runs": start}
+
+
+def test_no_phase_of_a_kill_is_lost_on_its_way_into_the_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def kill(_folder: Path, _run: Any, _words: Any, many: int, rows: list[dict[str, Any]]) -> None:
+        rows += [ours(0, 0.5, start=0.25) for _ in range(many)]
+
+    monkeypatch.setattr(recovery, "kill_in_one_run", kill)
+    monkeypatch.setattr(recovery, "write_corpus", lambda _folder: None)
+    found = recovery.measure(["tiny"], kills=4, kills_a_start=2)
+    assert recovery.table_of(found["kills"], None)["tiny"]["seconds"] == 0.75
 
 
 def test_ranks_are_told_apart_and_a_hang_counts_with_the_time_that_was_waited() -> None:
