@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -119,10 +120,10 @@ def torchrun_under(folder: Path, due: Sequence[Due], for_s: float) -> dict[str, 
         if not torchrun.steps():
             words = (torchrun.folder / "log.txt").read_text(errors="replace")[-2000:]
             raise SystemExit(f"torchrun never finished a step: {words}")
-    steps = [{key: line[key] for key in ("step", "t", "seconds")} for line in torchrun.steps()]
+    lives = lives_of(torchrun.steps(), loop.kills_t)
     return {
-        "share": share_of(steps, loop.kills_t), "kills": len(loop.kills_t), "hung": loop.hung,
-        "ended": loop.ended, "starts": loop.starts, "kills_t": loop.kills_t, "steps": steps,
+        "share": share_of(lives), "kills": len(loop.kills_t), "hung": loop.hung,
+        "ended": loop.ended, "starts": loop.starts, "kills_t": loop.kills_t, "lives": lives,
     }  # fmt: skip
 
 
@@ -171,21 +172,27 @@ class TorchrunLoop:
         return steps.stat().st_size if steps.exists() else 0
 
 
-def share_of(steps: Sequence[dict[str, Any]], kills_t: Sequence[float]) -> float | None:
-    """Of the time from the first kill to the last, what went into steps whose result stands.
+def lives_of(steps: Sequence[dict[str, Any]], kills_t: Sequence[float]) -> list[dict[str, float]]:
+    """From each kill to the next: the seconds, and those that went into steps whose result stands.
 
     Args:
         steps: In order; the last line of a step stands.
-
-    Returns:
-        None: there were fewer than two kills.
     """
-    if len(kills_t) < 2:
-        return None
     standing = {line["step"]: line for line in steps}.values()
-    begun_t, ended_t = kills_t[0], kills_t[-1]
-    trained_s = sum(line["seconds"] for line in standing if begun_t < line["t"] <= ended_t)
-    return float(trained_s) / (ended_t - begun_t)
+    lives = []
+    for begun_t, ended_t in pairwise(kills_t):
+        trained = [line["seconds"] for line in standing if begun_t < line["t"] <= ended_t]
+        lives.append(
+            {"wall_s": ended_t - begun_t, "trained_s": sum(trained), "steps": len(trained)}
+        )
+    return lives
+
+
+def share_of(lives: Sequence[dict[str, float]]) -> float | None:
+    """Of the time from the first kill to the last, what trained; None: fewer than two kills."""
+    if not lives:
+        return None
+    return sum(life["trained_s"] for life in lives) / sum(life["wall_s"] for life in lives)
 
 
 def row_of(loop: dict[str, Any]) -> dict[str, Any]:

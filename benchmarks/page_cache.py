@@ -26,12 +26,14 @@ def drop(folder: Path) -> None:
 
 def cached_bytes(folder: Path) -> int:
     """Of all files below, in memory (`fincore` of util-linux)."""
-    files = _files(folder)
-    if not files:
-        return 0
-    command = ["fincore", "--bytes", "--noheadings", "--output", "RES", *map(str, files)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return sum(map(int, done.stdout.split()))
+    command = ["fincore", "--bytes", "--noheadings", "--output", "RES"]
+    while files := _files(folder):
+        done = subprocess.run([*command, *map(str, files)], capture_output=True, text=True)
+        if done.returncode == 0:
+            return sum(map(int, done.stdout.split()))
+        if _files(folder) == files:  # else one was removed meanwhile
+            raise RuntimeError(f"fincore: {done.stderr.strip()}")
+    return 0
 
 
 def read_bytes(pid: int) -> int:
@@ -41,4 +43,5 @@ def read_bytes(pid: int) -> int:
 
 
 def _files(folder: Path) -> list[Path]:
-    return [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    # os.walk passes over a folder that is removed meanwhile, rglob does not
+    return [Path(place, name) for place, _, names in os.walk(folder) for name in sorted(names)]

@@ -87,8 +87,10 @@ def test_steps_that_are_done_again_count_once_and_those_outside_of_the_kills_not
         {"step": step, "t": float(t), "seconds": 1.0}
         for step, t in ((1, 1), (2, 2), (3, 3), (4, 4), (3, 12), (4, 13), (5, 14), (6, 25))
     ]
-    assert kill_loop.share_of(steps, [2.5, 22.5]) == 3 / 20  # steps 3 to 5, once each
-    assert kill_loop.share_of(steps, [2.5]) is None
+    assert (
+        kill_loop.share_of(kill_loop.lives_of(steps, [2.5, 13.5, 22.5])) == 3 / 20
+    )  # steps 3 to 5, once each
+    assert kill_loop.share_of(kill_loop.lives_of(steps, [2.5])) is None
 
 
 def test_the_bars_of_the_loop_hold_for_every_seed() -> None:
@@ -141,7 +143,7 @@ def test_a_loop_of_kills_is_measured_beside_torchrun() -> None:
     found = kill_loop.measure(1, mtbf_s=3.0, for_s=40.0, every=5, with_torchrun=True)
     row = kill_loop.row_of(found)
     assert row["kills"] >= 3 and 0 < row["measured"] < 1 and 0 < row["simulated"] < 1
-    assert found["torchrun"]["starts"] >= 1 and found["torchrun"]["steps"]
+    assert found["torchrun"]["starts"] >= 1 and found["torchrun"]["lives"]
 
 
 @pytest.fixture
