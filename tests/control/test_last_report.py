@@ -1,5 +1,6 @@
 """The report at the end of an attempt: in time, or not at all, and never the end's reason."""
 
+import signal
 import sys
 import time
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 from shardyard.cli.train_here import _show
 from shardyard.config.schema import Elastic, Recipe
+from shardyard.control import last_report
 from shardyard.control.last_report import write_last_report
 from shardyard.control.train import Trained
 from shardyard.rundir.layout import RunDir
@@ -73,6 +75,21 @@ def test_a_drain_writes_its_report_if_time_remains_whatever_a_clock_says(
     assert run.report_html.is_file()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_limit_that_falls_into_a_finalizer_holds_all_the_same() -> None:
+    class Busy:
+        def __del__(self) -> None:
+            time.sleep(0.2)
+
+    began_s = time.monotonic()
+    with pytest.raises(last_report._OutOfTime), last_report._limited_to(0.05):
+        Busy()
+        time.sleep(5.0)
+    assert time.monotonic() - began_s < 2.0
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("left_s", [-1.0, 0.01])
 def test_a_drain_whose_time_is_over_leaves_without_a_report(
     run: RunDir, left_s: float, capsys: pytest.CaptureFixture[str]

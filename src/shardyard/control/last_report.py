@@ -19,6 +19,10 @@ from shardyard.rundir.layout import RunDir
 from shardyard.talk import warn
 
 
+_AGAIN_S = 0.05
+"""An exception that comes while an object is finalized is printed and lost: so it comes again."""
+
+
 class _OutOfTime(Exception):  # noqa: N818  not an error
     """A drain's time is over."""
 
@@ -68,7 +72,7 @@ def _limited_to(seconds: float | None) -> Iterator[None]:
         raise _OutOfTime
 
     previous = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_S)
     try:
         yield
     finally:
