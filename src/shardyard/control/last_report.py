@@ -18,7 +18,6 @@ from shardyard.report.write import write_report
 from shardyard.rundir.layout import RunDir
 from shardyard.talk import warn
 
-
 _AGAIN_S = 0.05
 """An exception that comes while an object is finalized is printed and lost: so it comes again."""
 
