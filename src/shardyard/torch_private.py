@@ -20,6 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.attention.varlen  # registers its operator
 from torch import Tensor, nn
 from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -50,6 +51,7 @@ KEPT_BY_SELECTIVE_RECOMPUTE = {
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.aten._efficient_attention_forward.default,
+    torch.ops.torch_attn._varlen_attn.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
 }
 """Costly operators under public functions (attention, scaled products); torch's own examples of
@@ -61,10 +63,14 @@ KERNELS_OF_ATTENTION = {
     "_scaled_dot_product_flash_attention": "flash",
     "_scaled_dot_product_flash_attention_for_cpu": "flash",
     "_scaled_dot_product_fused_attention_overrideable": "the vendor's",
+    "_varlen_attn": "flash by length",
 }
 """Operator -> kernel by which torch's public attention attends; without one, it multiplies out. In
 all versions."""
-FLASH_ATTENTION_ON_CPU = "aten::_scaled_dot_product_flash_attention_for_cpu"
+FLASH_ATTENTIONS = {
+    "aten::_scaled_dot_product_flash_attention_for_cpu", "torch_attn::_varlen_attn"
+}  # fmt: skip
+"""Of a dry run, on a CPU or told lengths."""
 REDUCE_SCATTER = "c10d::_reduce_scatter_base_"
 READ_A_NUMBER = torch.ops.aten._local_scalar_dense.default
 """What ``tensor.item()`` becomes."""

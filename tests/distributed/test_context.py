@@ -116,7 +116,7 @@ def _worst_differences(exchanged: Any, gathers_again: bool) -> dict[str, float]:
             length, exchanged=exchanged, group=group, is_causal=is_causal, attend_across=across,
             gathers_again=selective_contexts if gathers_again else None, window=window,
         )  # fmt: skip
-        out = attend(positions_BL)(*mine, scale=scale, window=window, softcap=softcap)
+        out = attend(positions_BL, None)(*mine, scale=scale, window=window, softcap=softcap)
         grads = torch.autograd.grad((out * weight[:, :, own_l]).sum(), mine)
         pairs = zip([out, *grads], [expected, *expected_grads], strict=True)
         found[f"{heads}/{kv_heads} {bent} across={across}"] = max(
@@ -275,7 +275,7 @@ def _exchanged_by_attention(exchanged: Any) -> dict[str, tuple[int, int]]:
         gathers_again=None,
     )  # fmt: skip
     with Traffic() as traffic:
-        out = attend(torch.arange(length).expand(3, -1))(q, k, v, scale=1.0)
+        out = attend(torch.arange(length).expand(3, -1), None)(q, k, v, scale=1.0)
         torch.autograd.backward(out.sum())
     found: dict[str, tuple[int, int]] = traffic.over(group)
     return found

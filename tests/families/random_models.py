@@ -112,7 +112,7 @@ def our_logits(shape: ModelShape, folder: Path) -> Tensor:
         model,
         family_of(shape.model_type),
         keys=SampleKeys(),
-        attention=lambda _: SampleAttention(None, is_causal=shape.is_causal),
+        attention=lambda *_: SampleAttention(None, is_causal=shape.is_causal),
         logit_softcap=shape.final_logit_softcapping,
     )
     positions_BL = torch.arange(TOKENS_BL.shape[1]).expand(len(TOKENS_BL), -1)

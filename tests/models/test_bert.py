@@ -1,7 +1,6 @@
 """BERT in our pass: transformers' own function, and dropout and masks at the right places."""
 
 from dataclasses import replace
-from functools import partial
 
 import torch
 from transformers import BertForMaskedLM
@@ -27,7 +26,9 @@ def test_logits_and_gradients_are_those_of_transformers_own_bert() -> None:
         model,
         family_of("bert"),
         keys=SampleKeys(),
-        attention=partial(sample_attention, is_causal=False, attend_across=False),
+        attention=lambda positions_BL, _: sample_attention(
+            positions_BL, is_causal=False, attend_across=False
+        ),
     )
     tokens = torch.randint(0, 300, (2, 24), generator=torch.Generator().manual_seed(0))
     mask = torch.ones(2, 24, dtype=torch.int64)

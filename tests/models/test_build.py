@@ -1,7 +1,6 @@
 """Models from a shape: the same function as transformers' own, the same weights in any slice."""
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -163,7 +162,9 @@ def test_tokens_of_other_documents_do_not_matter_when_masked() -> None:
         model,
         family_of("llama"),
         keys=SampleKeys(),
-        attention=partial(sample_attention, is_causal=True, attend_across=False),
+        attention=lambda positions_BL, _: sample_attention(
+            positions_BL, is_causal=True, attend_across=False
+        ),
     )
     tokens, _ = _tokens()
     positions = torch.cat([torch.arange(10), torch.arange(14)]).expand(2, -1)

@@ -44,7 +44,7 @@ def _ours(shape: ModelShape, folder: Path) -> Any:
         model,
         family_of(shape.model_type),
         keys=SampleKeys(),
-        attention=lambda _: SampleAttention(None, is_causal=True),
+        attention=lambda *_: SampleAttention(None, is_causal=True),
     )
     return model
 

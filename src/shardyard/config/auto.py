@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal, Protocol
 
+from shardyard.config.attention import best_attention
 from shardyard.config.auto_of_model import compute_on, dropout_of, output_of, seq_len_of
 from shardyard.config.legality import SPLIT_BACKWARD
 from shardyard.config.loss_chunk import logits_of, waits_for_logits
@@ -235,8 +236,14 @@ def _hang_slow_s(draft: Draft) -> tuple[float, str]:
     return hang_slow_s(draft.recipe.elastic), reason
 
 
-def _attention(_: Draft) -> tuple[str, str]:
-    return "sdpa", "torch chooses by device, format, sizes and mask"
+def _attention(draft: Draft) -> tuple[str, str]:
+    recipe = draft.recipe
+    if "auto" in (recipe.cluster.device, recipe.precision.compute):
+        raise NotYetKnown("known once cluster.device and precision.compute are")
+    if draft.reads_images or recipe.model.module is not None or recipe.cluster.device == "cpu":
+        return "sdpa", "torch chooses by device, format, sizes and mask"
+    _known(recipe.data.seq_len, "data.seq_len")
+    return best_attention(recipe, draft.shape)
 
 
 def _compile(draft: Draft) -> tuple[bool, str]:

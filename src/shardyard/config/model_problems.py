@@ -6,6 +6,7 @@ Asked by the check of a recipe (of a preset), again when a model's folder was re
 
 from collections.abc import Iterable
 
+from shardyard.config.attention import attention_problems
 from shardyard.config.batch import batch_if_known
 from shardyard.config.legality import FP8_MULTIPLE, SPLIT_BACKWARD, zero_asked
 from shardyard.config.legality import problems as layout_problems
@@ -42,7 +43,7 @@ def misfits(
             global_batch=batch_if_known(optim, devices=devices),
             micro_batch=None if optim.micro_batch == "auto" else optim.micro_batch,
         ),
-        *_attention_problems(recipe, shape),
+        *attention_problems(recipe, shape),
         *_compile_problems(recipe, shape),
         *_fp8_problems(recipe, shape),
         *_offload_problems(recipe),
@@ -152,29 +153,6 @@ def _compile_problems(recipe: Recipe, shape: ModelShape | None) -> Iterable[Prob
         "compiled. Use false, or memory.recompute=none."
     )
     yield Problem("model.compile", text)
-
-
-def _attention_problems(recipe: Recipe, shape: ModelShape | None) -> Iterable[Problem]:
-    """What torch's kernels cannot do, of the one that is named."""
-    asked, device, seq_len = recipe.model.attention, recipe.cluster.device, recipe.data.seq_len
-    if asked in ("auto", "sdpa"):
-        return
-    wrong = []
-    if device == "cpu" and asked != "flash":
-        wrong.append("runs on NVIDIA devices alone, and cluster.device=cpu")
-    if device not in ("auto", "cpu") and recipe.precision.compute == "fp32":
-        wrong.append("takes numbers of 16 bits, and precision.compute=fp32")
-    if recipe.parallel.cp > 1:
-        wrong.append(f"is not asked where parallel.cp={recipe.parallel.cp} splits samples")
-    if shape is not None and shape.attn_logit_softcapping is not None:
-        wrong.append(f"bends no scores, as a {shape.model_type} does")
-    if shape is not None and device not in ("auto", "cpu") and asked in ("flash", "fa3"):
-        if not recipe.data.attends_across:
-            wrong.append("takes no mask, and data.attend_across_documents=false is one")
-        if seq_len != "auto" and shape.sees_a_part_of(seq_len):
-            wrong.append(f"takes no mask, and a window of {shape.sliding_window} tokens is one")
-    for why in wrong:
-        yield Problem("model.attention", f"={asked} {why}. Use model.attention=auto.")
 
 
 def is_left_uncompiled(recompute: object, *, tp: int, shape: ModelShape | None) -> bool:

@@ -123,7 +123,8 @@ class Model(Section):
     """Weight of a mixture's squared router log-sum-exp, for each block (arXiv:2202.08906)."""
     attention: Literal["sdpa", "cudnn", "flash", "fa3"] | Auto = "auto"
     """Kernel by which tokens attend: sdpa: torch's choice; or cuDNN's, flash attention's or that of
-    FlashAttention 3 (a package of its own) alone. Event model_ready says what ran. auto: sdpa."""
+    FlashAttention 3 (a package of its own) alone; on CUDA both are told where documents begin, with
+    no mask. Event model_ready says what ran. auto: flash where that spares a mask, else sdpa."""
     compile: bool | Auto = False
     """Compile each block with torch.compile (slower first step, faster ones on an accelerator).
     auto: on an accelerator, where a block is one graph that serves for all blocks."""

@@ -5,9 +5,11 @@ stalls an accelerator at every forward pass; a mask of documents must come from 
 a sample is split over ranks, attention is where they meet. So what the models hand through as their
 attention mask is here the function to call.
 
-Shape suffixes: B = samples, H = heads, K = KV heads, L = tokens, E = head width.
+Shape suffixes: B = samples, H = heads, K = KV heads, L = tokens, E = head width, S = places for
+documents of a sample, T = tokens of all samples.
 """
 
+import inspect
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,9 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.bias import CausalBias
+from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
 NAME = "shardyard"
+
+_SAYS_GROUPED = "enable_gqa" in inspect.signature(varlen_attn).parameters
+"""torch 2.11 shares KV heads unasked."""
 
 
 class Attention(Protocol):
@@ -71,6 +77,40 @@ class SampleAttention:
             q_BHLE, k_BKLE, v_BKLE, mask=mask, is_causal=self.is_causal, scale=scale,
             softcap=softcap,
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class AttentionByLength:
+    """Causal attention of flash attention that is told where documents begin: without a mask, and
+    nothing is computed that would be masked."""
+
+    cu_seqlens_N: Tensor
+    """Where each document begins among the tokens of all samples, and at last how many those are,
+    (B x S + 1), int32."""
+
+    def __call__(
+        self,
+        q_BHLE: Tensor,
+        k_BKLE: Tensor,
+        v_BKLE: Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        assert softcap is None, "refused: config/attention.py"
+        samples, heads, length = q_BHLE.shape[:3]
+        q_THE, k_TKE, v_TKE = (
+            x.transpose(1, 2).flatten(0, 1) for x in (q_BHLE, k_BKLE, v_BKLE)
+        )  # fmt: skip
+        grouped: dict[str, Any] = {"enable_gqa": heads != k_BKLE.shape[1]} if _SAYS_GROUPED else {}
+        out_THE = varlen_attn(
+            q_THE, k_TKE, v_TKE, self.cu_seqlens_N, self.cu_seqlens_N, length, length, scale=scale,
+            # tokens to the left of one, and to the right; -1: all
+            window_size=(-1 if window is None else window - 1, 0), **grouped,
+        )  # fmt: skip
+        assert isinstance(out_THE, Tensor)
+        return out_THE.view(samples, length, heads, -1).transpose(1, 2)
 
 
 def attend(
@@ -127,6 +167,13 @@ def sample_attention(
     return SampleAttention(mask, is_causal, windowed)
 
 
+def attention_by_length(starts_BS: Tensor, length: int) -> AttentionByLength:
+    """Attention of whole samples of ``length`` tokens, by ``document_starts``."""
+    first_B1 = length * torch.arange(len(starts_BS), device=starts_BS.device)[:, None]
+    cu_seqlens_N = F.pad((starts_BS + first_B1).flatten(), (0, 1), value=len(starts_BS) * length)
+    return AttentionByLength(cu_seqlens_N.to(torch.int32))
+
+
 def within_window(mask: Tensor | None, window: int, of_tokens: Tensor) -> Tensor:
     """What a causal mask leaves within a window: True for a token and ``window`` - 1 before it.
 
@@ -170,6 +217,35 @@ def document_mask(
 def documents(positions_BL: Tensor) -> Tensor:
     """Number of the document of each token (B, L); one begins wherever the position is 0."""
     return (positions_BL == 0).cumsum(dim=-1)
+
+
+def document_starts(positions_BL: Tensor, places: int | None = None) -> Tensor:
+    """Where in its sample each document begins, behind them L for documents of no token.
+
+    Of tokens in host memory: how many documents there are must be known where they are told to a
+    device. Their number is rounded up to a power of two, so that shapes are few for a compiler.
+
+    Args:
+        places: Of a sample, at least as many as it has documents; None: the fewest.
+
+    Returns:
+        (B, S), int32.
+    """
+    is_start_BL = positions_BL == 0
+    is_start_BL[:, 0] = True
+    if places is None:
+        places = most_documents(positions_BL)
+    samples, length = positions_BL.shape
+    starts_BS = torch.full((samples, places), length, dtype=torch.int32)
+    rows, tokens = is_start_BL.nonzero(as_tuple=True)
+    starts_BS[rows, is_start_BL.cumsum(dim=1)[rows, tokens] - 1] = tokens.to(torch.int32)
+    return starts_BS
+
+
+def most_documents(positions_BL: Tensor) -> int:
+    """Documents of the sample that has most, rounded up to a power of two."""
+    most = int((positions_BL[:, 1:] == 0).sum(dim=1).max()) + 1
+    return 1 << (most - 1).bit_length()
 
 
 def attend_as_asked(

@@ -29,7 +29,7 @@ class ForwardPass:
         family: Family,
         *,
         keys: SampleKeys,
-        attention: Callable[[Tensor], Attention],
+        attention: Callable[[Tensor, Tensor | None], Attention],
         tokens_l: Tensor | None = None,
         around: Callable[..., AbstractContextManager[None]] | None = None,
         is_first: bool = True,
@@ -41,7 +41,8 @@ class ForwardPass:
             around: From a block, and whether it is first and last, to what is entered outside of
                 all that wraps the block: recompute, compile, sharding.
             is_first: Whether it begins with tokens; a later stage may hold the table for its head.
-            attention: From the positions of whole samples to how their tokens attend.
+            attention: From the positions of whole samples, and where their documents begin, to how
+                their tokens attend.
             tokens_l: Indices in a sample of the tokens of this rank; None: all.
             logit_softcap: c of c x tanh(logit / c); None: logits are as they are.
         """
@@ -70,6 +71,7 @@ class ForwardPass:
         segments_BL: Tensor | None = None,
         predicted_1N: Tensor | None = None,
         targets: Tensor | None = None,
+        starts_BS: Tensor | None = None,
     ) -> Any:
         """From ``Inputs`` to logits or a sum of losses, or to a hidden state for the next stage.
 
@@ -78,7 +80,7 @@ class ForwardPass:
         where that is not the sample's own first token, they mean nothing.
         """
         self._keys.samples_B = samples_B
-        attention = self._attention(positions_BL)
+        attention = self._attention(positions_BL, starts_BS)
         if self._embedding is not None:
             x = self._embed(x, positions_BL, segments_BL)
         given = {}

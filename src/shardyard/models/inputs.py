@@ -1,6 +1,7 @@
 """What a model of a known family is called with.
 
-Shape suffixes: B = samples, L = tokens of a sample, l = those that this rank computes.
+Shape suffixes: B = samples, L = tokens of a sample, l = those that this rank computes, S = places
+for documents of a sample.
 """
 
 from typing import NamedTuple
@@ -25,3 +26,5 @@ class Inputs(NamedTuple):
     targets: Tensor | None = None
     """For a head that makes the sum of losses itself (``parallel/chunked_loss.py``), one for each
     token that it computes; None: logits are asked for."""
+    starts_BS: Tensor | None = None
+    """Where documents begin (``document_starts``), for a model that attends by their lengths."""

@@ -10,11 +10,12 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from shardyard.config.attention import attends_by_length
 from shardyard.config.schema import Recipe
 from shardyard.config.stages import blocks_by_stage
 from shardyard.families.family import Family
 from shardyard.families.shape import ModelShape
-from shardyard.models.attention import Attention, sample_attention
+from shardyard.models.attention import Attention, attention_by_length, sample_attention
 from shardyard.models.batch_norm import BatchNorms, batch_norms_in
 from shardyard.models.dropout import SampleKeys, add_dropout
 from shardyard.models.forward import ForwardPass
@@ -123,6 +124,7 @@ def parallelize(
         model=model,
         token_losses=token_losses,
         loss_in_model=loss_in_model,
+        takes_starts=attends_by_length(recipe, shape),
         statistics=() if router is None else (router,),
         tokens_l=keys.computed_l,
         pipeline=pipeline,
@@ -287,17 +289,22 @@ def _multiply_in_fp8(model: nn.Module, mesh: Mesh, *, recipe: Recipe, family: Fa
 
 def _attention(
     recipe: Recipe, mesh: Mesh, shape: ModelShape, offload: ActivationOffload | None
-) -> Callable[[Tensor], Attention]:
-    """From the positions of whole samples to how their tokens attend."""
+) -> Callable[[Tensor, Tensor | None], Attention]:
+    """From the positions of whole samples, and where documents begin, to how tokens attend."""
     # of tokens on both sides, padding must be kept from being seen: it is at position 0
     attend_across = recipe.data.attends_across and shape.is_causal
     window = shape.sliding_window
     if mesh.layout.cp == 1:
-        return partial(
+        of_samples = partial(
             sample_attention,
             is_causal=shape.is_causal,
             attend_across=attend_across,
             window=window,
+        )
+        return lambda positions_BL, starts_BS: (
+            of_samples(positions_BL)
+            if starts_BS is None
+            else attention_by_length(starts_BS, positions_BL.shape[1])
         )
     assert isinstance(recipe.data.seq_len, int)
     recomputes = recipe.memory.recompute in ("full", "selective")

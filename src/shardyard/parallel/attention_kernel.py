@@ -11,10 +11,16 @@ from typing import Any
 import torch
 from torch.nn.attention import activate_flash_attention_impl
 
+from shardyard.config.attention import attends_by_length, needs_mask
 from shardyard.config.schema import Recipe
 from shardyard.errors import RequestError
 from shardyard.families.shape import ModelShape
-from shardyard.models.attention import sample_attention
+from shardyard.models.attention import (
+    Attention,
+    attention_by_length,
+    document_starts,
+    sample_attention,
+)
 from shardyard.parallel.device import let_attend_by
 from shardyard.parallel.precision import DTYPES
 from shardyard.torch_private import KERNELS_OF_ATTENTION, TorchDispatchMode
@@ -56,12 +62,17 @@ def attention_kernel(recipe: Recipe, shape: ModelShape, *, tp: int, device: torc
         windows = {tokens // 2 if kind == "sliding_attention" else None for kind in kinds}
     found = set()
     for window in windows:
-        attention = sample_attention(
-            torch.arange(tokens, device=device)[None],
-            is_causal=shape.is_causal,
-            attend_across=recipe.data.attends_across,
-            window=window,
-        )
+        positions_1L = torch.arange(tokens)[None]
+        attention: Attention
+        if attends_by_length(recipe, shape):
+            attention = attention_by_length(document_starts(positions_1L).to(device), tokens)
+        else:
+            attention = sample_attention(
+                positions_1L.to(device),
+                is_causal=shape.is_causal,
+                attend_across=recipe.data.attends_across,
+                window=window,
+            )
         width, dtype = shape.head_width, DTYPES[recipe.precision.compute]
         q_1HLE, k_1KLE, v_1KLE = (
             torch.zeros(
@@ -76,8 +87,8 @@ def attention_kernel(recipe: Recipe, shape: ModelShape, *, tp: int, device: torc
                 raise RequestError(
                     f"model.attention={recipe.model.attention} cannot be used here: "
                     f"{str(error).splitlines()[0]} Heads are {width} wide, of {dtype}, "
-                    f"{'with' if attention.mask_B1LL is not None or window else 'without'} a mask. "
-                    "Use model.attention=auto."
+                    f"{'with' if needs_mask(recipe, shape) else 'without'} a mask. "
+                    "Use model.attention=sdpa."
                 ) from error
         named = {KERNELS_OF_ATTENTION[name] for name in seen.names & KERNELS_OF_ATTENTION.keys()}
         found |= named or {"math"}

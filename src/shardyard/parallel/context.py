@@ -60,7 +60,7 @@ def context_attention(
     attend_across: bool,
     gathers_again: Callable[[], Any] | None,
     window: int | None = None,
-) -> Callable[[Tensor], Attention]:
+) -> Callable[[Tensor, Tensor | None], Attention]:
     """How tokens attend in samples of ``length`` tokens that a group splits.
 
     Args:
@@ -71,13 +71,13 @@ def context_attention(
 
     Returns:
         From the positions (B, L) of whole samples to their attention; a document begins wherever
-        the position is 0.
+        the position is 0, also where nobody says so beside it.
     """
     if exchanged == "heads":
         of_whole = partial(
             sample_attention, is_causal=is_causal, attend_across=attend_across, window=window
         )
-        return lambda positions_BL: ExchangedHeads(of_whole(positions_BL), group)
+        return lambda positions_BL, _starts_BS: ExchangedHeads(of_whole(positions_BL), group)
     size = dist.get_world_size(group)
     width = length // (2 * size)
     starts = [index * width for index in _chunks_of(dist.get_rank(group), size)]
@@ -89,9 +89,9 @@ def context_attention(
             for start, end in zip(starts, ends, strict=True)
         )
         same_for_all = GatheredKeys(seen, group, gathers_again, is_causal=is_causal)
-        return lambda _positions_BL: same_for_all
+        return lambda _positions_BL, _starts_BS: same_for_all
 
-    def of_documents(positions_BL: Tensor) -> Attention:
+    def of_documents(positions_BL: Tensor, _starts_BS: Tensor | None) -> Attention:
         seen = tuple(
             Seen(
                 start,

@@ -20,6 +20,8 @@ class ParallelModel:
     """Sum of the losses of logits (B, l, V) against targets (B, l)."""
     loss_in_model: bool = False
     """Whether the model, told targets, returns that sum itself (``parallel/chunked_loss.py``)."""
+    takes_starts: bool = False
+    """Whether it is told where documents begin (``models/attention.py``)."""
     statistics: Sequence[Statistics] = ()
     """What its modules count beside the loss."""
     tokens_l: Tensor | None = None

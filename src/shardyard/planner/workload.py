@@ -7,6 +7,7 @@ A recipe becomes a workload here; a row of the table of published runs becomes o
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from shardyard.config.attention import needs_mask
 from shardyard.config.batch import step_samples
 from shardyard.config.compute_copies import allows_compute_copies
 from shardyard.config.layout import Layout
@@ -219,9 +220,7 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
             virtual_stages=recipe.parallel.virtual_stages,
             cp_exchange=recipe.parallel.cp_exchange,
             dropout=recipe.model.dropout > 0,
-            # of tokens on both sides, one is always made: padding is not seen
-            mask=not (recipe.data.attends_across and shape.is_causal)
-            or shape.sees_a_part_of(seq_len),
+            mask=needs_mask(recipe, shape),
             prefetch=recipe.parallel.prefetch,
             offload=recipe.memory.offload,
             updates_on_host=False,

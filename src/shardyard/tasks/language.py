@@ -116,8 +116,9 @@ class LanguageTask(Task):
         """Sizes of ``optim.micro_batch`` samples."""
         samples, seq_len = int(recipe.optim.micro_batch), int(recipe.data.seq_len)
         tokens, targets, positions = torch.zeros(3, samples, seq_len, dtype=torch.int64).unbind()
+        starts = torch.zeros(samples, 1, dtype=torch.int32)
         return MicroBatch(
-            fields={"tokens": tokens, "targets": targets, "positions": positions},
+            fields={"tokens": tokens, "targets": targets, "positions": positions, "starts": starts},
             samples_B=torch.zeros(samples, dtype=torch.int64),
             work=samples * seq_len,
         )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from shardyard.data.micro_batch import IGNORED, MicroBatch
+from shardyard.models.attention import document_starts, most_documents
 from shardyard.models.inputs import Inputs
 from shardyard.parallel.data import GradientSync, backward_all, reshard, summable
 from shardyard.parallel.mesh import Mesh
@@ -31,6 +32,7 @@ class LanguageModel(Computation[MicroBatch]):
         self.token_losses = parts.token_losses
         self.loss_scale = parts.token_losses.scale
         self._loss_in_model = parts.loss_in_model
+        self._takes_starts = parts.takes_starts
         self.tokens_l = parts.tokens_l
         self._mesh = mesh
         self._device = device
@@ -40,7 +42,7 @@ class LanguageModel(Computation[MicroBatch]):
         """Forward and backward passes of all micro-batches, through a pipeline if there is one."""
         divisor = self._divisor(batches)  # still in host memory
         if self.pipeline is not None:
-            on_device = [batch.to(self._device) for batch in batches]
+            on_device = [self._placed(batch, self._places(batches)) for batch in batches]
             total = self.pipeline.accumulate(
                 [self.inputs(batch) for batch in on_device],
                 [self.targets(batch) for batch in on_device],
@@ -49,7 +51,7 @@ class LanguageModel(Computation[MicroBatch]):
             )
         else:
             assert self._sync is not None
-            losses = (self.loss_sum(batch.to(self._device)) for batch in batches)
+            losses = (self.loss_sum(self._placed(batch)) for batch in batches)
             total = backward_all(losses, self._sync, number=len(batches))
         return Part(self._counted(total), divisor)
 
@@ -58,7 +60,7 @@ class LanguageModel(Computation[MicroBatch]):
         total, divisor = torch.zeros((), dtype=torch.float64, device=self._device), 0
         for batch in batches:
             divisor += self._divisor([batch])
-            total += summable(self.loss_sum(batch.to(self._device)))
+            total += summable(self.loss_sum(self._placed(batch)))
         reshard(self.roots)
         return Part(self._counted(total), divisor)
 
@@ -75,6 +77,7 @@ class LanguageModel(Computation[MicroBatch]):
             batch.samples_B,
             batch.fields.get("segments"),
             batch.fields.get("predicted"),
+            starts_BS=batch["starts"] if self._takes_starts else None,
         )
 
     def targets(self, batch: MicroBatch) -> Tensor:
@@ -83,7 +86,7 @@ class LanguageModel(Computation[MicroBatch]):
 
     def output(self, batch: MicroBatch) -> Tensor | None:
         """Logits (B, l, V) of a forward pass; None on ranks without the end of the model."""
-        logits_BlV: Tensor | None = self._through(self.inputs(batch))
+        logits_BlV: Tensor | None = self._through(self.inputs(self._placed(batch)))
         return logits_BlV
 
     def loss_sum(self, batch: MicroBatch) -> Tensor:
@@ -103,6 +106,18 @@ class LanguageModel(Computation[MicroBatch]):
         """Sum of the losses of what the model returns against targets, fp32."""
         loss_sum: Tensor = found if self._loss_in_model else self.token_losses(found, targets)
         return loss_sum
+
+    def _places(self, batches: Sequence[MicroBatch]) -> int | None:
+        """For documents of a sample, alike in micro-batches that a pipeline joins."""
+        if not self._takes_starts or any("starts" in batch.fields for batch in batches):
+            return None
+        return max(most_documents(batch["positions"]) for batch in batches)
+
+    def _placed(self, batch: MicroBatch, places: int | None = None) -> MicroBatch:
+        """On the device; where the model asks for it, with where documents begin."""
+        if self._takes_starts and "starts" not in batch.fields:  # else it is of sizes alone
+            batch = batch.with_fields(starts=document_starts(batch["positions"].cpu(), places))
+        return batch.to(self._device)
 
     def _through(self, inputs: Inputs) -> Any:
         """What the end of the model returns, where it is; else None."""

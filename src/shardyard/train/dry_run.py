@@ -199,8 +199,7 @@ def _passes(recipe: Recipe, layout: Layout) -> int:
 
 def _attention(operators: set[str]) -> str:
     """``flash`` keeps q, k, v, output and one number a row; ``unfused`` the matrix of scores."""
-    is_flash = torch_private.FLASH_ATTENTION_ON_CPU in operators
-    return "flash" if is_flash else "unfused"
+    return "unfused" if torch_private.FLASH_ATTENTIONS.isdisjoint(operators) else "flash"
 
 
 def main() -> int:
