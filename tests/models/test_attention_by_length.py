@@ -105,14 +105,33 @@ def test_torchs_own_operator_takes_it_in_bf16(kv_heads: int) -> None:
 def test_a_compiler_makes_two_graphs_of_any_numbers_of_documents() -> None:
     from torch._dynamo.utils import counters
 
-    def attend(starts: Tensor, *given: Tensor) -> Any:
-        return attention_by_length(starts, LENGTH)(*given, scale=0.3)
+    def attend(attention: Attention, *given: Tensor) -> Any:
+        return attention(*given, scale=0.3)
 
     torch.compiler.reset()
     counters.clear()
     compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
     given = _given(2)
     for places in (4, 8, 16, 4, 32, 8):
-        starts = document_starts(POSITIONS, places)
-        assert (compiled(starts, *given) - attend(starts, *given)).abs().max() < 1e-6
+        attention = attention_by_length(document_starts(POSITIONS, places), LENGTH)
+        assert (compiled(attention, *given) - attend(attention, *given)).abs().max() < 1e-6
     assert counters["stats"]["unique_graphs"] == 2
+
+
+def test_selective_recompute_keeps_what_it_returns() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    from shardyard.parallel.recompute import selective_contexts
+
+    given = [each.requires_grad_() for each in _given(2)]
+    attention = attention_by_length(document_starts(POSITIONS), LENGTH)
+
+    def attend(*given: Tensor) -> Tensor:
+        return attention(*given, scale=0.3).sin()
+
+    before = varlen_on_cpu.calls["forward"]
+    output = checkpoint(
+        attend, *given, use_reentrant=False, context_fn=lambda: selective_contexts(None)
+    )
+    torch.autograd.backward(output.sum())
+    assert varlen_on_cpu.calls["forward"] == before + 1

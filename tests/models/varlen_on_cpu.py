@@ -7,6 +7,7 @@ Shape suffixes: T = tokens of all samples, H = heads, K = KV heads, E = head wid
 document.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import varlen
 
+calls = Counter[str]()
+"""How often the operator ran in this process."""
 assert varlen.__all__, "importing it registers the operators"
 
 
@@ -38,6 +41,7 @@ def _forward(
     q: Tensor, k: Tensor, v: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int,
     is_causal: bool, scale: float, window_size: list[int], *others: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    calls["forward"] += 1
     left, right = window_size
     longest = int((cu_seq_q[1:] - cu_seq_q[:-1]).max())
     assert right == 0 and is_causal == (left == -1) and longest <= max_q == max_k
