@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,8 +15,8 @@ from shardyard.parallel.compute_copies import (
     ComputeCopies,
     can_hold_copies,
     compute_copies_of,
-    matrix_of,
 )
+from shardyard.parallel.copied_products import matrix_of
 from shardyard.torch_private import TorchDispatchMode, tree_leaves
 from shardyard.train.optim import ShardOptimizer
 
@@ -204,6 +205,26 @@ def test_copies_are_cast_where_an_update_has_not_written_them(name: str) -> None
         assert matrix_of(module).equal(module.weight.bfloat16())
 
 
+def test_a_matrix_is_cast_to_fp8_once_a_step_and_laid_out_for_both_products() -> None:
+    float8 = pytest.importorskip("shardyard.parallel.float8", reason="shardyard[fp8]")
+    product = float8.Float8Product("tensorwise", emulate=True)
+    cast, product.cast = product.cast, Mock(side_effect=product.cast)
+    model, recipe = _model(tied=False), _recipe("fp8")
+    ComputeCopies(model, recipe, in_float8=[model.up, model.down], float8=product)
+    optimizer = ShardOptimizer(model, recipe.optim, copies=compute_copies_of(model))
+    assert compute_copies_of(model).tensors().keys() == {"table.weight", "head.weight"}  # type: ignore[union-attr]
+    for step in range(2):
+        _backward(model, step, micro_batches=3)
+        assert product.cast.call_count == 2 * (step + 1)
+        of_step = cast(model.up.weight.detach().bfloat16())
+        held: tuple[Any, Any] = (model.up.cast_IO, model.up.cast_for_gradient_IO)
+        for each, expected in zip(held, of_step, strict=True):
+            assert torch.equal(each.to_original_precision(), expected.to_original_precision())
+        # each product's second factor has its columns together
+        assert held[0].t().is_contiguous() and held[1].is_contiguous()
+        optimizer.step(lr=1e-2, divisor=torch.ones((), dtype=torch.float64), skip=torch.tensor(0.0))
+
+
 def test_copies_follow_what_a_load_or_averages_put_into_weights() -> None:
     model, recipe = _model(), _recipe()
     ComputeCopies(model, recipe)
@@ -237,7 +258,8 @@ ONE = Layout(dp_replicate=1, dp_shard=1, zero=3)
         ({"memory": {"recompute": "selective"}}, True),
         ({"precision": {"compute": "fp32"}}, False),
         ({"precision": {"compute": "fp16"}}, False),
-        ({"precision": {"compute": "fp8"}}, False),
+        ({"precision": {"compute": "fp8"}}, True),
+        ({"precision": {"compute": "fp8", "fp8_scaling": "rowwise"}}, False),
         ({"precision": {"reduce": "bf16"}}, False),
         ({"precision": {"reduce": "exact"}}, False),
         ({"memory": {"offload": "optimizer"}}, False),

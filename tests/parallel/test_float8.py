@@ -15,7 +15,7 @@ from shardyard.models.parts import blocks_of
 from shardyard.parallel.product import Product, product_of
 
 pytest.importorskip("torchao", reason="pip install 'shardyard[fp8]'")
-from shardyard.parallel.float8 import Float8Product, compute_in_float8
+from shardyard.parallel.float8 import Float8Product, float8_matrices, multiply_with
 
 SCALINGS = ("tensorwise", "rowwise")
 
@@ -78,8 +78,10 @@ def _llama(**degrees: Any) -> tuple[nn.Module, list[str], set[str]]:
     family = family_of("llama")
     names = {name for name, _ in model.named_parameters()}
     product = Float8Product("tensorwise", emulate=True)
-    chosen = compute_in_float8(blocks_of(model, family), family, product, **degrees)
-    return model, chosen, names
+    chosen = float8_matrices(blocks_of(model, family), family, **degrees)
+    for module in chosen.values():
+        multiply_with(module, product)
+    return model, list(chosen), names
 
 
 def test_only_matrices_of_blocks_with_sides_of_sixteen_are_chosen() -> None:

@@ -14,8 +14,9 @@ TRIED_ON = ("cpu",)
 def holds_compute_copies(recipe: Recipe, layout: Layout, *, anywhere: bool = False) -> bool:
     """Whether a resolved recipe is trained so; a model must also be one that can be.
 
-    Everything else is sharded over its one rank as it would be over more: fp16, fp8, gradients that
-    are summed in another format than fp32, adapters, frozen weights, and what is moved to the host.
+    Everything else is sharded over its one rank as it would be over more: fp16, fp8 with a scale a
+    row (both products of a weight then want other numbers), gradients that are summed in another
+    format than fp32, adapters, frozen weights, and what is moved to the host.
 
     Args:
         anywhere: Also on devices on which it has not run: to try it.
@@ -28,7 +29,10 @@ def allows_compute_copies(recipe: Recipe, *, anywhere: bool = False) -> bool:
     precision, model = recipe.precision, recipe.model
     return (
         (anywhere or recipe.cluster.device in TRIED_ON)
-        and precision.compute == "bf16"
+        and (
+            precision.compute == "bf16"
+            or (precision.compute == "fp8" and precision.fp8_scaling == "tensorwise")
+        )
         and precision.reduce == "fp32"
         and recipe.memory.offload == "none"
         and model.lora.rank is None

@@ -86,12 +86,7 @@ def parallelize(
             around=None if offload is None else offload.around,
         )  # fmt: skip
     # 2. what modules compute, before all that wraps them; copies are of modules as they were built
-    if may_copy is not False and can_hold_copies(model, mesh, recipe, anywhere=may_copy is True):
-        compiled = blocks_of(model, family).values() if recipe.model.compile else ()
-        ComputeCopies(model, recipe, compiled=compiled)
-    # fp8 first: tensors ask how to multiply
-    if recipe.precision.compute == "fp8":
-        _multiply_in_fp8(model, mesh, recipe=recipe, family=family)
+    _compute_in(model, mesh, recipe=recipe, family=family, may_copy=may_copy)
     scale = LossScale()
     router = _add_router_losses(model, mesh, recipe=recipe, family=family, keys=keys, scale=scale)
     shard_experts(model, mesh, family)
@@ -278,13 +273,27 @@ def _offload(recipe: Recipe, mesh: Mesh) -> ActivationOffload | None:
     )
 
 
-def _multiply_in_fp8(model: nn.Module, mesh: Mesh, *, recipe: Recipe, family: Family) -> None:
-    from shardyard.parallel.float8 import Float8Product, compute_in_float8  # torchao: an extra
+def _compute_in(
+    model: PreTrainedModel, mesh: Mesh, *, recipe: Recipe, family: Family, may_copy: bool | None
+) -> None:
+    """Products in the format that computes: in fp8, by copies of one rank, or both."""
+    blocks, in_float8 = blocks_of(model, family), recipe.precision.compute == "fp8"
+    matrices: dict[str, nn.Linear] = {}
+    product = None
+    if in_float8:
+        from shardyard.parallel import float8  # torchao: an extra
 
-    # a CPU has no such products; the command line refuses it, tests round as a device would
-    emulate = mesh.dense.device_type == "cpu"
-    product = Float8Product(recipe.precision.fp8_scaling, emulate=emulate)
-    compute_in_float8(blocks_of(model, family), family, product, tp=mesh.layout.tp)
+        float8.mend_compiler()
+        # a CPU has no such products; the command line refuses it, tests round as a device would
+        emulate = mesh.dense.device_type == "cpu"
+        product = float8.Float8Product(recipe.precision.fp8_scaling, emulate=emulate)
+        matrices = float8.float8_matrices(blocks, family, tp=mesh.layout.tp)
+    if may_copy is not False and can_hold_copies(model, mesh, recipe, anywhere=may_copy is True):
+        compiled = blocks.values() if recipe.model.compile else ()
+        ComputeCopies(model, recipe, compiled=compiled, in_float8=matrices.values(), float8=product)
+    elif product is not None:
+        for module in matrices.values():  # before tensors are split, which ask how to multiply
+            float8.multiply_with(module, product)
 
 
 def _attention(

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shardyard.parallel.compute_copies import add_product, matrix_of
+from shardyard.parallel.copied_products import add_product, matrix_of
 from shardyard.parallel.tensor import OnShares
 from shardyard.parallel.vocab_loss import VocabLoss
 

@@ -6,6 +6,9 @@ names; matrices multiply by a copy that is made when weights have changed; and t
 makes a weight's gradient adds it to the fp32 sum itself. So nothing as large as a matrix is moved
 outside of products. What has one dimension (norms, biases) is cast whenever it is used.
 
+A matrix that multiplies in fp8 is kept as both of its products read it, one byte a number each: as
+much as a copy in bf16. It is cast once a step, not once a micro-batch.
+
 Shape suffixes: N = tokens, I and O = features in and out, D = width.
 """
 
@@ -14,12 +17,11 @@ from functools import cache
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shardyard.config.compute_copies import holds_compute_copies
 from shardyard.config.schema import Recipe
-from shardyard.parallel.device import adds_to_fp32
+from shardyard.parallel.copied_products import LINEAR, CastProduct, computing, read_rows
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.precision import DTYPES
 from shardyard.parallel.product import is_plain
@@ -60,41 +62,58 @@ class ComputeCopies:
     """The copies of a model's matrices, and whether they are those of its weights."""
 
     def __init__(
-        self, model: nn.Module, recipe: Recipe, *, compiled: Iterable[nn.Module] = ()
+        self,
+        model: nn.Module,
+        recipe: Recipe,
+        *,
+        compiled: Iterable[nn.Module] = (),
+        in_float8: Iterable[nn.Module] = (),
+        float8: CastProduct | None = None,
     ) -> None:
         """Let a model compute with copies, in place. It may have no storage yet.
 
         Args:
             compiled: Its modules that are compiled, each with all that is in it.
+            in_float8: Those that multiply by ``float8``.
         """
         self._model = model
         self._dtype = DTYPES[recipe.precision.compute]
+        self._float8 = float8
         self._copies: dict[str, Tensor] = {}
         self._seen: dict[str, int] = {}
         """Of each copy, how often its weight had been changed when the copy was made."""
         self._places: dict[str, list[nn.Module]] = {}
         """Modules that multiply by, or read, a matrix: several where it is tied."""
+        self._in_float8: dict[str, Any] = {}
+        """The module that multiplies by a matrix in fp8."""
         names = {id(param): name for name, param in model.named_parameters()}
         in_graphs = {id(part) for module in compiled for part in module.modules()}
+        cast = {id(module) for module in in_float8}
         self._in_graphs: list[Any] = []
         for module in model.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
-                self._places.setdefault(names[id(module.weight)], []).append(module)
-                compute: Callable[..., Tensor] = _read
-                if isinstance(module, nn.Linear):
-                    compute = _multiply
-                if isinstance(module, nn.Linear) and id(module) in in_graphs:
-                    compute = _multiply_in_graph
+                is_cast = id(module) in cast
+                is_in_graph = isinstance(module, nn.Linear) and id(module) in in_graphs
+                if is_cast:
+                    self._in_float8[names[id(module.weight)]] = module
+                    module.product = float8  # type: ignore[assignment]
+                else:
+                    self._places.setdefault(names[id(module.weight)], []).append(module)
+                if is_in_graph:
                     self._in_graphs.append(module)
+                compute: Callable[..., Tensor] = read_rows
+                if isinstance(module, nn.Linear):
+                    compute = LINEAR[is_cast, is_in_graph]
                 kind: Any = type(module)
-                module.__class__ = _computing(kind, compute, self._dtype)
+                module.__class__ = computing(kind, compute, self._dtype)
             elif any(True for _ in module.parameters(recurse=False)):
                 _cast_when_used(module, self._dtype)
         model.register_forward_pre_hook(self._before)
         model.compute_copies = self  # type: ignore[assignment]
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """Parameter -> its copy. Allocated when first asked for, where the model has storage."""
+        """Parameter -> its copy, where it has one in the format that computes. Allocated when first
+        asked for, where the model has storage."""
         if not self._copies:
             weights = dict(self._model.named_parameters())
             for matrix in self._in_graphs:  # a graph is given its sum: it cannot make it
@@ -125,6 +144,13 @@ class ComputeCopies:
             if self._seen.get(name) != changes:
                 copy.copy_(weights[name])
                 self._seen[name] = changes
+        for name, module in self._in_float8.items():
+            changes = change_count(weights[name])
+            if self._seen.get(name) != changes:
+                assert self._float8 is not None
+                cast = self._float8.cast(weights[name].to(self._dtype))
+                module.cast_IO, module.cast_for_gradient_IO = cast
+                self._seen[name] = changes
         if not self._model.training:
             return
         for module in self._in_graphs:
@@ -149,88 +175,6 @@ def return_in(model: nn.Module, dtype: torch.dtype | None) -> None:
         model.register_forward_hook(lambda _module, _args, found: tree_map(cast, found))
 
 
-def matrix_of(module: nn.Module) -> Tensor:
-    """What a linear module multiplies by: its copy, or its weight."""
-    found: Any = getattr(module, "compute_copy", module.weight)
-    matrix: Tensor = found
-    return matrix
-
-
-def add_product(total: Tensor | None, grad_NO: Tensor, x_NI: Tensor) -> Tensor:
-    """fp32 ``total`` + grad^T x, in place: a weight's gradient, rounded in its sum alone.
-
-    On CUDA a product of 16-bit matrices adds to fp32. Elsewhere both are made fp32 first, which is
-    the same sum in another order, and moves more.
-    """
-    if total is None:
-        shape = (grad_NO.shape[1], x_NI.shape[1])
-        total = torch.empty(shape, dtype=torch.float32, device=x_NI.device)
-        return write_product(total, grad_NO, x_NI)
-    if adds_to_fp32(grad_NO.device):
-        torch.ops.aten.addmm.dtype_out(total, grad_NO.T, x_NI, torch.float32, out=total)
-    else:
-        total.addmm_(grad_NO.T.float(), x_NI.float())
-    return total
-
-
-def write_product(total: Tensor, grad_NO: Tensor, x_NI: Tensor) -> Tensor:
-    """The same where there is no sum yet: what ``total`` holds is overwritten unread."""
-    if adds_to_fp32(grad_NO.device):
-        torch.ops.aten.mm.dtype_out(grad_NO.T, x_NI, torch.float32, out=total)
-    else:
-        torch.mm(grad_NO.T.float(), x_NI.float(), out=total)
-    return total
-
-
-def _multiply(module: nn.Linear, dtype: torch.dtype, x: Tensor) -> Tensor:
-    bias = None if module.bias is None else module.bias.to(dtype)
-    y: Tensor = _Product.apply(x, module.weight, matrix_of(module), bias)  # type: ignore[no-untyped-call]
-    return y
-
-
-def _multiply_in_graph(module: nn.Linear, dtype: torch.dtype, x: Tensor) -> Tensor:
-    bias = None if module.bias is None else module.bias.to(dtype)
-    y: Tensor = _ProductInGraph.apply(  # type: ignore[no-untyped-call]
-        x, module.weight, matrix_of(module), bias, module.gradient_sum, module.has_sum
-    )
-    return y
-
-
-@torch.library.custom_op("shardyard::add_product", mutates_args=("total", "has_sum"))
-def _add_in_graph(total: Tensor, has_sum: Tensor, grad_NO: Tensor, x_NI: Tensor) -> None:
-    """As ``add_product``, for a compiler: it sees what changes, and not how.
-
-    Args:
-        has_sum: In host memory: whether ``total`` is a sum already; else it is overwritten.
-    """
-    if has_sum.item():
-        add_product(total, grad_NO, x_NI)
-        return
-    write_product(total, grad_NO, x_NI)
-    has_sum.fill_(1)
-
-
-@_add_in_graph.register_fake
-def _(total: Tensor, has_sum: Tensor, grad_NO: Tensor, x_NI: Tensor) -> None:
-    pass
-
-
-def _read(module: nn.Embedding, _dtype: torch.dtype, ids: Tensor) -> Tensor:
-    x: Tensor = _Rows.apply(ids, module.weight, matrix_of(module), module.padding_idx)  # type: ignore[no-untyped-call]
-    return x
-
-
-@cache
-def _computing(kind: type, compute: Callable[..., Tensor], dtype: torch.dtype) -> type:
-    """Modules of a kind whose forward pass is another; a compiler takes those of one class for
-    one, and those whose own ``forward`` was set each for itself."""
-
-    def forward(self: nn.Module, x: Tensor) -> Tensor:
-        return compute(self, dtype, x)
-
-    return type(kind.__name__, (kind,), {"forward": forward})
-
-
 def _cast_when_used(module: nn.Module, dtype: torch.dtype) -> None:
     """Let a module's own parameters, when it asks for them, be cast; under their names they stay.
 
@@ -247,81 +191,3 @@ def _casting(kind: type, names: tuple[str, ...], dtype: torch.dtype) -> type:
         return property(lambda self: parameter_named(self, name).to(dtype))
 
     return type(kind.__name__, (kind,), {name: cast(name) for name in names})
-
-
-class _Product(torch.autograd.Function):
-    """x W^T + b by a copy of W; the gradient of W is added to its sum, and autograd sees none."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight_OI: Tensor, copy_OI: Tensor, bias_O: Tensor | None
-    ) -> Tensor:
-        ctx.save_for_backward(x, copy_OI)
-        ctx.weight = weight_OI
-        ctx.has_bias = bias_O is not None
-        return F.linear(x, copy_OI, bias_O)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, None, Tensor | None]:
-        x, copy_OI = ctx.saved_tensors
-        grad, weight = grads[0], ctx.weight
-        grad_NO = grad.flatten(0, -2)
-        weight.grad = add_product(weight.grad, grad_NO, x.flatten(0, -2))
-        of_x = grad @ copy_OI if ctx.needs_input_grad[0] else None
-        return of_x, None, None, grad_NO.sum(dim=0) if ctx.has_bias else None
-
-
-class _ProductInGraph(torch.autograd.Function):
-    """As ``_Product``, where a compiler reads it."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight_OI: Tensor,
-        copy_OI: Tensor,
-        bias_O: Tensor | None,
-        total_OI: Tensor,
-        has_sum: Tensor,
-    ) -> Tensor:
-        del weight_OI  # with it autograd asks for a backward pass where x needs none
-        ctx.save_for_backward(x, copy_OI, total_OI, has_sum)
-        ctx.has_bias = bias_O is not None
-        return F.linear(x, copy_OI, bias_O)
-
-    @staticmethod
-    def backward(
-        ctx: Any, *grads: Tensor
-    ) -> tuple[Tensor | None, None, None, Tensor | None, None, None]:
-        x, copy_OI, total_OI, has_sum = ctx.saved_tensors
-        grad_NO = grads[0].flatten(0, -2)
-        torch.ops.shardyard.add_product(total_OI, has_sum, grad_NO, x.flatten(0, -2))
-        of_bias = grad_NO.sum(dim=0) if ctx.has_bias else None
-        return grads[0] @ copy_OI, None, None, of_bias, None, None
-
-
-class _Rows(torch.autograd.Function):
-    """Rows of a copy of a table; their gradients are added to the sum of the table's."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, ids: Tensor, weight_VD: Tensor, copy_VD: Tensor, padding: int | None
-    ) -> Tensor:
-        ctx.save_for_backward(ids)
-        ctx.weight, ctx.padding = weight_VD, padding
-        return F.embedding(ids, copy_VD)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None, None]:
-        (ids,) = ctx.saved_tensors
-        weight = ctx.weight
-        ids_N, grad_ND = ids.flatten(), grads[0].flatten(0, -2).float()
-        if ctx.padding is not None:
-            grad_ND = grad_ND.masked_fill((ids_N == ctx.padding)[:, None], 0.0)
-        if weight.grad is None:
-            weight.grad = torch.zeros_like(weight)
-        if grad_ND.device.type == "cpu":  # row by row: the same bits each time
-            weight.grad.index_add_(0, ids_N, grad_ND)
-        else:  # sorted, and so the same bits each time; index_add_ is not
-            weight.grad.index_put_((ids_N,), grad_ND, accumulate=True)
-        return None, None, None, None

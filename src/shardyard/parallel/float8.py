@@ -1,15 +1,15 @@
 """Matrix products of blocks in fp8, by torchao: twice the peak rate of bf16 on devices that can.
 
 Only products are fp8. Master weights, gathered parameters, activations and gradients keep their
-formats; each factor is scaled and cast just before it is multiplied. So parameters, their names and
-their places are those of a bf16 run, and so are checkpoints and exports.
+formats; each factor is scaled and cast just before it is multiplied, but for the weights of one
+rank, which keeps them cast for a step (``compute_copies.py``). So parameters, their names and their
+places are those of a bf16 run, and so are checkpoints and exports.
 
 Embedding, head and routers stay as they are: few FLOP, or much harm. Experts too: their grouped
 products have no fp8 here.
 """
 
-from types import SimpleNamespace
-from typing import Any
+from typing import NamedTuple
 
 from torch import Tensor, nn
 from torchao.float8 import (
@@ -19,11 +19,23 @@ from torchao.float8 import (
     convert_to_float8_training,
 )
 from torchao.float8.float8_linear import matmul_with_hp_or_float8_args as _float8_matmul
+from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
+from torchao.float8.float8_training_tensor import GemmInputRole
 
 from shardyard.config.legality import FP8_MULTIPLE
 from shardyard.errors import RequestError
 from shardyard.families.family import Family
 from shardyard.parallel.product import Product
+
+_gradients = _float8_matmul.backward  # as a function, which a compiler reads
+
+
+class _Kept(NamedTuple):
+    """What torchao's product keeps for its backward pass, as it asks for it."""
+
+    saved_tensors: tuple[Tensor, Tensor]
+    linear_mm_config: LinearMMConfig
+    config: Float8LinearConfig
 
 
 class Float8Product(Product):
@@ -45,33 +57,50 @@ class Float8Product(Product):
         )
 
     def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
-        product: Tensor = _float8_matmul.apply(x, weight.t(), self._products, self._config)
-        return product
+        return self.with_cast(x, weight.t())
 
     def gradients(self, grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        kept: Any = SimpleNamespace(
-            saved_tensors=(x, weight.t()), linear_mm_config=self._products, config=self._config
+        return self.gradients_with_cast(grad, x, weight.t())
+
+    def cast(self, weight_OI: Tensor) -> tuple[Tensor, Tensor]:
+        """W^T in fp8, as ``with_cast`` and as ``gradients_with_cast`` multiply it: the same
+        numbers, laid out for each. One scale a tensor alone: by rows they are other numbers."""
+        weight = self._config.cast_config_weight
+        cast_IO: Tensor = hp_tensor_to_float8_dynamic(
+            weight_OI.t(),
+            weight.target_dtype,
+            self._products,
+            gemm_input_role=GemmInputRole.WEIGHT,
+            round_scales_to_power_of_2=self._config.round_scales_to_power_of_2,
         )
-        grad_x, grad_weight_t, *_ = _float8_matmul.backward(kept, grad)
+        return cast_IO, cast_IO.contiguous()
+
+    def with_cast(self, x: Tensor, weight_IO: Tensor) -> Tensor:
+        """x W^T of W^T, cast or not."""
+        product: Tensor = _float8_matmul.apply(x, weight_IO, self._products, self._config)
+        return product
+
+    def gradients_with_cast(
+        self, grad: Tensor, x: Tensor, weight_IO: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Of x and of the weight (O, I), by W^T, cast or not."""
+        kept = _Kept((x, weight_IO), self._products, self._config)
+        grad_x, grad_weight_t, *_ = _gradients(kept, grad)
         return grad_x, grad_weight_t.t()
 
 
-def compute_in_float8(
-    blocks: dict[str, nn.Module], family: Family, product: Float8Product, *, tp: int
-) -> list[str]:
-    """Let the matrices of blocks multiply in fp8, those whose shapes fp8 kernels take.
+def float8_matrices(
+    blocks: dict[str, nn.Module], family: Family, *, tp: int
+) -> dict[str, nn.Linear]:
+    """The matrices of blocks whose shapes fp8 kernels take, by full name.
 
     Args:
         blocks: By full name, with whole parameters: before tensor parallelism splits them.
         tp: Ranks that will split them.
 
-    Returns:
-        Full names of the modules that now do.
-
     Raises:
         RequestError: There are none.
     """
-    convert_to_float8_training(nn.Identity())  # mends inductor's fp8 casts; there is nothing else
     chosen: dict[str, nn.Linear] = {}
     for name, block in blocks.items():
         for path in (*family.colwise, *family.rowwise):
@@ -87,12 +116,17 @@ def compute_in_float8(
             f"{FP8_MULTIPLE} on each rank, which fp8 products need. Use precision.compute=bf16, or "
             "less parallel.tp."
         )
-    for module in chosen.values():
-        _multiply_with(module, product)
-    return list(chosen)
+    return chosen
 
 
-def _multiply_with(module: nn.Linear, product: Product) -> None:
+def mend_compiler() -> None:
+    """Let inductor cast to fp8 as torchao needs it; nothing else is changed."""
+    convert_to_float8_training(nn.Identity())
+
+
+def multiply_with(module: nn.Linear, product: Product) -> None:
+    """Let a linear module multiply by another product."""
+
     def forward(x: Tensor) -> Tensor:
         result = product(x, module.weight)
         return result if module.bias is None else result + module.bias.to(result.dtype)
