@@ -4,7 +4,9 @@
 
 Matrix products in the shapes of a model (forward, gradient of the input, gradient of the weight),
 long enough for clocks to settle under the power limit; the same in fp8; a copy and a sum in device
-memory; attention by each of torch's kernels. The file is written anew after each line;
+memory; attention by each of torch's kernels, and of documents with a mask or told their lengths;
+what a weight's gradient takes that adds itself to an fp32 sum. The file is written anew after each
+line;
 ``shardyard plan --calibrate`` takes it.
 """
 
@@ -17,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.record import about, result_file
@@ -24,6 +27,13 @@ from shardyard.families.presets import PRESETS
 from shardyard.families.shape import ModelShape
 from shardyard.files import write_json
 from shardyard.hardware.probe import probe
+from shardyard.models.attention import (
+    Attention,
+    attention_by_length,
+    document_starts,
+    sample_attention,
+)
+from shardyard.parallel.copied_products import add_product
 from shardyard.parallel.device import available_device, select_device, synchronize
 from shardyard.planner.device_ceilings import KIND
 
@@ -31,6 +41,7 @@ Work = Callable[[], Any]
 _WINDOW_S = 0.5
 """Calls are timed together for about so long; between two windows the device is waited for."""
 TFLOP = "TFLOP/s"
+_DOCUMENTS = 8
 _ATTENTION = ("FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION")
 
 
@@ -62,8 +73,10 @@ def measure(
     """One line for each piece; what this torch or device lacks is a line with its reason."""
     pieces = [
         (_products(shape, tokens, device), seconds),
+        (_weight_gradients(shape, tokens, device), seconds / 2),
         (_memory(device), seconds / 5),  # draws too little power for clocks to fall
         (_attention(shape, tokens, device), seconds / 2),
+        (_attention_of_documents(shape, tokens, device), seconds / 2),
     ]
     for found, long_s in pieces:
         for head, per_call, prepare in found:
@@ -95,6 +108,36 @@ def _products(shape: ModelShape, tokens: int, device: torch.device) -> Iterator[
         yield {**head, "format": "bf16"}, 3 * flop, _in_bf16(tokens, inputs, outputs, device)
         if name != "head":  # kept in bf16 in training
             yield {**head, "format": "fp8"}, flop, _in_fp8(tokens, inputs, outputs, device)
+
+
+def _weight_gradients(shape: ModelShape, tokens: int, device: torch.device) -> Iterator[Piece]:
+    """The product that makes a weight's gradient: as it is, and added to an fp32 sum by itself.
+
+    What the second takes longer is what reading and writing the sum costs: all of it hides inside
+    the product, or none (``parallel/copied_products.py``).
+    """
+    inputs, outputs = shape.hidden_size, shape.intermediate_size
+    flop = 2.0 * tokens * inputs * outputs
+
+    def factors() -> tuple[Tensor, Tensor]:
+        x_TI, grad_TO = (
+            torch.randn(tokens, size, device=device, dtype=torch.bfloat16)
+            for size in (inputs, outputs)
+        )
+        return x_TI, grad_TO
+
+    def alone() -> Work:
+        x_TI, grad_TO = factors()
+        return lambda: grad_TO.T @ x_TI
+
+    def added() -> Work:
+        x_TI, grad_TO = factors()
+        total_OI = torch.zeros(outputs, inputs, device=device)
+        return lambda: add_product(total_OI, grad_TO, x_TI)
+
+    head = {"what": "weight gradient", "shape": [tokens, inputs, outputs], "unit": TFLOP}
+    yield {**head, "sum": "none"}, flop, alone
+    yield {**head, "sum": "fp32"}, flop, added
 
 
 def _in_bf16(tokens: int, inputs: int, outputs: int, device: torch.device) -> Callable[[], Work]:
@@ -185,6 +228,46 @@ def _one_attention(
         return call
 
     return prepare
+
+
+def _attention_of_documents(
+    shape: ModelShape, tokens: int, device: torch.device
+) -> Iterator[Piece]:  # fmt: skip
+    """A sample of equally long documents, forward and backward: by a mask, and told their lengths.
+
+    The rate is that of what documents leave to compute, so that of a mask shows what it wastes.
+    """
+    heads, width, length = shape.num_attention_heads, shape.head_width, tokens // _DOCUMENTS
+    flop = 3.5 * 4.0 * heads * tokens * length * width / 2
+    positions_1L = torch.arange(tokens)[None] % length
+    starts_1S = document_starts(positions_1L)
+
+    def prepare(*, is_told: bool) -> Callable[[], Work]:
+        def prepared() -> Work:
+            q, k, v, grad = (
+                torch.randn(1, tokens, heads, width, device=device, dtype=torch.bfloat16)
+                .transpose(1, 2)
+                .requires_grad_()
+                for _ in range(4)
+            )
+            if is_told:
+                attention: Attention = attention_by_length(starts_1S.to(device), tokens)
+            else:
+                attention = sample_attention(
+                    positions_1L.to(device), is_causal=True, attend_across=False
+                )
+
+            def call() -> None:
+                out = attention(q, k, v, scale=width**-0.5)
+                torch.autograd.grad(out, (q, k, v), grad)
+
+            return call
+
+        return prepared
+
+    head = {"what": "attention of documents", "documents": _DOCUMENTS, "unit": TFLOP}
+    yield {**head, "by": "mask"}, flop, prepare(is_told=False)
+    yield {**head, "by": "length"}, flop, prepare(is_told=True)
 
 
 def _timed(

@@ -45,14 +45,22 @@ def main() -> None:
             process_group_backend(job.device),
             device_id=None if device.type == "cpu" else device,
         )
-    try:
-        answer = _measure(job, device, started)
-    except torch.OutOfMemoryError as error:
-        answer = {"status": "out of memory", "message": str(error).split(". ")[0]}
-    job.answer_file(rank).write_text(json.dumps(answer))
+    job.answer_file(rank).write_text(json.dumps(answer_of(job, device, started)))
     sys.stdout.flush()
     # past destructors: those of the process group may wait for a rank that has left
     os._exit(0)
+
+
+def answer_of(job: Job, device: torch.device, started: float) -> dict[str, Any]:
+    """What came of a job in this process, whose process group there is.
+
+    Args:
+        started: When it began, by the monotonic clock.
+    """
+    try:
+        return _measure(job, device, started)
+    except torch.OutOfMemoryError as error:
+        return {"status": "out of memory", "message": str(error).split(". ")[0]}
 
 
 def _measure(job: Job, device: torch.device, started: float) -> dict[str, Any]:
@@ -73,6 +81,7 @@ def _measure(job: Job, device: torch.device, started: float) -> dict[str, Any]:
         "peak": pace.peak,
         "losses": losses,
         "attention": pace.attention,
+        **({"saving": pace.saving} if pace.saving else {}),
         **pace.profile,
     }
 

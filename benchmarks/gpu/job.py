@@ -33,8 +33,11 @@ class Job:
         """Where a rank writes what it found."""
         return Path(self.run_dir) / f"answer-{rank}.json"
 
-    def write(self, path: Path) -> None:
+    def write(self) -> Path:
+        """Returns the file, in its run folder."""
+        path = Path(self.run_dir) / "job.json"
         path.write_text(json.dumps(asdict(self)))
+        return path
 
     @staticmethod
     def read(path: Path) -> "Job":

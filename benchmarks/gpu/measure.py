@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +12,8 @@ from benchmarks.gpu.beside import over_predicted, predicted, shares
 from benchmarks.gpu.cells import REFERENCE, Cell, Place, recipe
 from benchmarks.gpu.equal_losses import FIRST
 from benchmarks.gpu.job import Job
-from benchmarks.gpu.processes import run_job
+from benchmarks.gpu.processes import run_by_turns, run_job
+from benchmarks.gpu.turns import compared
 from shardyard.config.model_source import read_shape
 from shardyard.config.own_module import known_shape
 from shardyard.config.resolve import resolve
@@ -67,6 +68,7 @@ class Session:
     ceilings: DeviceCeilings | None = None
     """What this device reached on the pieces of a step."""
     run: Callable[[Job, int], dict[str, Any]] = run_job
+    run_turns: Callable[[Sequence[Job]], list[dict[str, Any] | None]] = run_by_turns
     _tries: int = field(default=0, init=False)
 
     def measure(self, cell: Cell, *, seconds: float, least_s: float) -> Iterator[dict[str, Any]]:
@@ -85,13 +87,37 @@ class Session:
                 return
             cell = cell.with_half_micro_batch()
 
-    def _try(self, cell: Cell, until: float) -> dict[str, Any]:
+    def by_turns(self, cells: Sequence[Cell], *, turns: int, until: float) -> list[dict[str, Any]]:
+        """One line for each cell: all in one process on one device, in turns (``by_turns.py``)."""
+        failed: dict[int, str] = {}
+        jobs: list[tuple[int, Job]] = []
+        for turn in range(turns):
+            order = list(enumerate(cells))
+            for number, cell in order if turn % 2 == 0 else reversed(order):
+                if number not in failed:
+                    try:
+                        job, _, _ = self._job(cell, until)
+                        jobs.append((number, job))
+                    except ShardyardError as error:
+                        failed[number] = str(error)
+        answers = self.run_turns([job for _, job in jobs]) if jobs else []
+        of_cells: list[list[dict[str, Any] | None]] = [[] for _ in cells]
+        for (number, _), answer in zip(jobs, answers, strict=True):
+            of_cells[number].append(answer)
+        for number, why in failed.items():
+            of_cells[number] = [{"status": "failed", "message": why}] * turns
+        lines = compared(of_cells)
+        return [{**self._head(cell), **line} for cell, line in zip(cells, lines, strict=True)]
+
+    def _job(self, cell: Cell, until: float) -> tuple[Job, Resolved, dict[str, Any]]:
+        """One try of a cell in a run folder of its own; what it resolves to, and what is predicted.
+
+        Raises:
+            ShardyardError: This device cannot do it.
+        """
         self._tries += 1
         run_dir = RunDir(self.scratch / f"try-{self._tries}")
-        try:
-            resolved, said = self._write_run(cell, run_dir)
-        except ShardyardError as error:  # this device cannot do it; the next cell may be able to
-            return {**self._head(cell), "status": "failed", "message": str(error)}
+        resolved, said = self._write_run(cell, run_dir)
         is_reference = cell.variant == REFERENCE
         steps = max(1, FIRST - self.warm_up) if is_reference else self.steps
         job = Job(
@@ -99,6 +125,13 @@ class Session:
             warm_up=self.warm_up, stop_at=until, profile=self.profile and not is_reference,
             compiled=None if self.compiled is None else str(self.compiled),
         )  # fmt: skip
+        return job, resolved, said
+
+    def _try(self, cell: Cell, until: float) -> dict[str, Any]:
+        try:
+            job, resolved, said = self._job(cell, until)
+        except ShardyardError as error:  # this device cannot do it; the next cell may be able to
+            return {**self._head(cell), "status": "failed", "message": str(error)}
         answer = self.run(job, self.place.devices)
         head = {**self._head(cell), "predicted": said}
         if answer["status"] != "ok":

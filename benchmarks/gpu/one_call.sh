@@ -11,7 +11,8 @@
 #
 # Parts: ceilings (what products, copies and attention reach here), ours, trainer, bare (llama2-7b,
 # 16 sequences a step, compiled; the last two as they come as well), fp8 (llama3-8b), limit (what
-# fits, what is tight, and what is out of memory on purpose, beside the plan).
+# fits, what is tight, and what is out of memory on purpose, beside the plan), saving (llama-1b, a
+# save every 10 steps), turns (llama-1b: settings against each other in one process).
 # Exit code: 0, or 1 where the tiny run failed: mend it here, and give the machine back meanwhile.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -24,8 +25,8 @@ carried=$(realpath -m "${CARRIED:-carried}")
 out=$(realpath -m "${OUT:-out}")
 until=$((SECONDS + minutes * 60 - 10)) # the last seconds bring the files back
 for part in $parts; do
-  case $part in ceilings | ours | trainer | bare | fp8 | limit) ;; *)
-    echo "$part is no part. There are: ceilings, ours, trainer, bare, fp8, limit." >&2
+  case $part in ceilings | ours | trainer | bare | fp8 | limit | saving | turns) ;; *)
+    echo "$part is no part: ceilings, ours, trainer, bare, fp8, limit, saving and turns are." >&2
     exit 2
     ;;
   esac
@@ -106,6 +107,18 @@ for part in $parts; do
     else
       measure limit 200 --limit --steps 3 --warm-up 2
     fi
+    ;;
+  saving) # 13 GiB of states, written to this machine's own disk
+    saving=(--models llama-1b --steps 40 --warm-up 3 --compile yes)
+    every=10
+    [ -z "${REHEARSE:-}" ] || { saving=("${seven[@]}" --steps 6) && every=2; }
+    measure saving 200 "${saving[@]}" --contenders shardyard --recompute none selective \
+      --first-that-fits --settings "checkpoint.every=$every"
+    ;;
+  turns) # what differs by a percent is told by turns alone
+    turns=(--models llama-1b --steps 8 --warm-up 3)
+    [ -z "${REHEARSE:-}" ] || turns=("${seven[@]}")
+    measure turns 350 "${turns[@]}" --by-turns 3
     ;;
   fp8) # all blocks, moments in bf16: fp32 states and a copy in bf16 would fill 139 GB alone
     fp8=(--models llama3-8b --sequences 16 --steps 8 --warm-up 3)

@@ -32,6 +32,8 @@ class Pace:
         """From the end of the warm-up to the end of the last step."""
         self.profile: dict[str, Any] = {}
         """Where the time of one more step went, if anybody asked: ``kernels.kernel_profile``."""
+        self.saving: dict[str, Any] = {}
+        """What saves cost, where there were any: ``saving.saving``."""
         self.attention: str | None = None
         """The kernel by which tokens attend, where a contender says it."""
         self._device = device

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ _GRACE_S = 45.0
 """Beyond the job's own deadline: building a model, the warm-up and the last steps take time."""
 _POLL_S = 0.2
 _TAIL_CHARACTERS = 1500
+_CONTEND, _BY_TURNS = "benchmarks.gpu.contend", "benchmarks.gpu.by_turns"
 _ROOT = Path(__file__).parents[2]
 
 
@@ -26,11 +28,11 @@ def run_job(job: Job, devices: int) -> dict[str, Any]:
         answer, with ``peak`` of every rank.
     """
     folder = Path(job.run_dir)
-    job.write(folder / "job.json")
+    file = job.write()
     logs = [folder / f"rank-{rank}.log" for rank in range(devices)]
     port = _free_port()
     processes = [
-        _start(folder / "job.json", logs[rank], rank=rank, devices=devices, port=port)
+        _start(_CONTEND, file, logs[rank], rank=rank, devices=devices, port=port)
         for rank in range(devices)
     ]
     try:
@@ -52,8 +54,30 @@ def run_job(job: Job, devices: int) -> dict[str, Any]:
     return {"status": "failed" if is_in_time else "timed out", "rank": failed, "log_tail": tail}
 
 
+def run_by_turns(jobs: Sequence[Job]) -> list[dict[str, Any] | None]:
+    """All jobs in one process on one device; returns the answer of each, None where there is none.
+
+    A failure that is no lack of memory ends the process: it is the answer of the job it came in.
+    """
+    folder = Path(jobs[0].run_dir)
+    file = folder / "turns.json"
+    file.write_text(json.dumps([str(job.write()) for job in jobs]))
+    log = folder / "turns.log"
+    process = _start(_BY_TURNS, file, log, rank=0, devices=1, port=_free_port())
+    try:
+        process.wait(max(1.0, jobs[-1].stop_at + _GRACE_S - time.time()))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    answers = [_read(job.answer_file(0)) for job in jobs]
+    if process.returncode > 0 and None in answers:
+        tail = log.read_text(errors="replace")[-_TAIL_CHARACTERS:]
+        answers[answers.index(None)] = {"status": "failed", "message": tail}
+    return answers
+
+
 def _start(
-    job_file: Path, log: Path, *, rank: int, devices: int, port: int
+    module: str, job_file: Path, log: Path, *, rank: int, devices: int, port: int
 ) -> subprocess.Popen[bytes]:
     environment = {
         **os.environ,
@@ -70,7 +94,7 @@ def _start(
             part for part in (str(_ROOT / "src"), str(_ROOT), os.environ.get("PYTHONPATH")) if part
         ),
     }
-    command = [sys.executable, "-m", "benchmarks.gpu.contend", str(job_file)]
+    command = [sys.executable, "-m", module, str(job_file)]
     with log.open("wb") as output:
         return subprocess.Popen(
             command, env=environment, stdout=output, stderr=subprocess.STDOUT, cwd=_ROOT

@@ -103,6 +103,13 @@ def _measure_all(
         compiled=args.compiled, profile=args.profile, ceilings=newest_ceilings(args.out),
     )  # fmt: skip
     until = started + (args.seconds or 60 * args.minutes - 15)
+    if args.by_turns:
+        with Clocks(0 if args.rehearse else 1) as clocks:
+            content["cells"] = session.by_turns(planned, turns=args.by_turns, until=until)
+            content["clocks"] = clocks.take()
+        content["seconds"] = round(time.time() - started, 1)
+        write_json(path, content)
+        return content, path
     fits: set[tuple[str, str, bool, str]] = set()
     for done, cell in enumerate(planned):
         if args.first_that_fits and _kind(cell) in fits:
@@ -136,7 +143,7 @@ def _planned(args: argparse.Namespace, place: Any) -> list[Any]:
     from benchmarks.gpu.cells import LOADS, REHEARSAL, cells, reference
     from benchmarks.gpu.limit import limit_cells
     from benchmarks.gpu.variants import LOADS as VARIED
-    from benchmarks.gpu.variants import VARIANTS, variant_cells
+    from benchmarks.gpu.variants import TURNS, VARIANTS, turn_cells, variant_cells
 
     if args.limit:
         return list(limit_cells(place))
@@ -147,6 +154,8 @@ def _planned(args: argparse.Namespace, place: Any) -> list[Any]:
         load if args.sequences is None else replace(load, sequences=args.sequences)
         for load in chosen.values()
     ]
+    if args.by_turns:
+        return turn_cells(loads[0], args.turns or list(TURNS), compile=not is_tiny)
     if args.variants is not None:
         return list(variant_cells(loads, args.variants or list(VARIANTS)))
     compiles = [word == "yes" for word in args.compile]
@@ -238,6 +247,10 @@ def _arguments() -> argparse.Namespace:
     add("--settings", nargs="+", default=[], help="section.key=value, for our own contender")
     add("--sequences", type=int, help="a step and device, instead of what the model's cells have")
     add("--reference", action="store_true", help="first the losses of each without compilation")
+    add(
+        "--by-turns", type=int, default=0, metavar="N", help="settings in one process, N turns each"
+    )
+    add("--turns", nargs="+", help="which of them; default: all")
     add("--limit", action="store_true", help="what fits, tight, and out of memory on purpose")
     add("--first-that-fits", action="store_true", help="of --recompute only as many as it takes")
     add("--profile", action="store_true", help="take one more step of ours apart by kernels")

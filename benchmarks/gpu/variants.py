@@ -35,11 +35,33 @@ COPIES = ("copies", "copies-compile")
 """Variants in which one device computes in copies of its weights and does not shard over itself:
 what that is worth, beside those of the same settings (``parallel/compute_copies.py``)."""
 
+TURNS: dict[str, tuple[str, ...]] = {
+    "usual": (),
+    "selective": ("memory.recompute=selective",),
+    "cudnn": ("model.attention=cudnn",),
+    "flash": ("model.attention=flash",),
+    "documents-apart": ("data.attend_across_documents=false", "model.attention=flash"),
+    "documents-masked": ("data.attend_across_documents=false", "model.attention=sdpa"),
+    "copies": (),
+}
+"""What differs by little: compared by turns in one process, all of them compiled."""
+
 LOADS = {
     "llama3-8b": Load(preset="llama3-8b", blocks=8, seq_len=4096, sequences=2),
     "mixtral-8x7b": Load(preset="mixtral-8x7b", blocks=2, seq_len=4096, sequences=2),
 }
 """Real widths at a depth whose states fit one device of 80 GB."""
+
+
+def turn_cells(load: Load, names: Sequence[str], *, compile: bool) -> list[Cell]:
+    """Cells of one load, in micro-batches of one sample."""
+    return [
+        Cell(
+            load=load, contender="shardyard", recompute="none", micro_batch=1, compile=compile,
+            variant=name, settings=TURNS[name],
+        )
+        for name in names
+    ]  # fmt: skip
 
 
 def variant_cells(loads: Sequence[Load], names: Sequence[str]) -> Iterator[Cell]:

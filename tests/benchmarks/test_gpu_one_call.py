@@ -13,7 +13,9 @@ from benchmarks.gpu.ceilings import measure
 from benchmarks.gpu.kernels import kernel_profile
 from benchmarks.gpu.pack import too_large
 from shardyard.families.presets import PRESETS
+from tests.models import varlen_on_cpu
 
+assert varlen_on_cpu.__doc__, "gives a CPU the operator"
 pytestmark = pytest.mark.system
 
 ROOT = Path(__file__).parents[2]
@@ -28,6 +30,10 @@ def test_ceilings_have_a_line_for_what_works_and_one_for_what_does_not() -> None
     assert by_name["attention", "FLASH_ATTENTION", True]["rate"] > 0.0
     cudnn = by_name["attention", "CUDNN_ATTENTION", False]
     assert cudnn["status"] == "failed" and "No viable backend" in cudnn["message"]
+    sums = {line["sum"]: line["rate"] for line in lines if line["what"] == "weight gradient"}
+    assert sums.keys() == {"none", "fp32"} and min(sums.values()) > 0.0
+    told = {line["by"]: line for line in lines if line["what"] == "attention of documents"}
+    assert told["mask"]["rate"] > 0.0 and told["length"]["rate"] > 0.0
 
 
 def test_a_products_rate_is_its_flop_by_its_time() -> None:
@@ -63,7 +69,8 @@ def test_a_part_that_does_not_exist_is_refused_before_anything_is_begun(tmp_path
     done = run_script(tmp_path, "9", "ceiling")
     assert done.returncode == 2
     assert (
-        "ceiling is no part. There are: ceilings, ours, trainer, bare, fp8, limit." in done.stderr
+        "ceiling is no part: ceilings, ours, trainer, bare, fp8, limit, saving and turns are."
+        in done.stderr
     )
     assert not (tmp_path / "out").exists()
 
@@ -85,11 +92,12 @@ def test_a_rehearsal_of_the_one_call_writes_a_file_for_each_part(tmp_path: Path)
     )  # fmt: skip
     assert prepared.returncode == 0, prepared.stderr
 
-    done = run_script(tmp_path, "10", "ceilings", "ours", "bare", "fp8")
+    done = run_script(tmp_path, "10", "ceilings", "ours", "bare", "fp8", "saving", "turns")
 
     assert done.returncode == 0, done.stderr
     files = {file.name.split("-")[0]: file for file in (tmp_path / "out").glob("*/*.json")}
-    assert set(files) == {"tiny", "ceilings", "ours", "bare", "fp8"}, done.stderr
+    parts = {"tiny", "ceilings", "ours", "bare", "fp8", "saving", "turns"}
+    assert set(files) == parts, done.stderr
     plain, ours = json.loads(files["ours"].read_text())["cells"]
     assert (plain["variant"], plain["compile"], len(plain["losses"]) >= 8) == (
         "reference",
@@ -102,6 +110,13 @@ def test_a_rehearsal_of_the_one_call_writes_a_file_for_each_part(tmp_path: Path)
     assert ours["predicted"]["memory_bytes"] > 0 and ours["clocks"] is None
     bare = json.loads(files["bare"].read_text())["cells"]
     assert [(line["status"], line["compile"]) for line in bare] == [("ok", False), ("ok", True)]
+    [saved] = json.loads(files["saving"].read_text())["cells"]
+    assert [save["step"] for save in saved["saving"]["saves"]] == [2, 4, 6]
+    assert saved["saving"]["copy_bytes_per_s"] > 0 and saved["saving"]["times_a_copy"] > 0
+    turns = {line["variant"]: line for line in json.loads(files["turns"].read_text())["cells"]}
+    assert turns["usual"]["times_the_first"] == 1.0 and len(turns["usual"]["step_s"]) == 3
+    assert turns["selective"]["losses"] == pytest.approx(turns["usual"]["losses"], rel=1e-3)
+    assert "runs on NVIDIA devices alone" in turns["cudnn"]["message"]
     # what was prepared before was taken as it is: nothing else was prepared
     assert ours["losses"][0] == pytest.approx(6.2, abs=0.2)  # ln 512 = 6.24
 
