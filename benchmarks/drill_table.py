@@ -44,9 +44,11 @@ _OWN_SETTINGS = {
     "kill-in-snapshot": ("elastic.snapshot_every=2",),
     "bit": ("parallel.strategy=NO_SHARD",),
     "pulses": ("--steps", "600"),
+    "joining-node": ("--steps", "600"),
 }
 """Of faults that need drills of their own: with snapshots a restart reads no checkpoint; of a shard
-there is one copy; a rank that is stopped now and then is told by the mean of many steps."""
+there is one copy; a rank that is stopped now and then is told by the mean of many steps; a node
+that comes needs some 15 s of a machine's two cores, beside those that train."""
 _ONLY_ON = {"bit": ("4x1", "4x4"), "pulses": ("2x1", "4x1", "2x2")}
 """Layouts of which a fault needs one: enough replicas; quick enough for many steps."""
 _STEPS = 200

@@ -12,7 +12,8 @@
 # Parts: ceilings (what products, copies and attention reach here), ours, trainer, bare (llama2-7b,
 # 16 sequences a step, compiled; the last two as they come as well), fp8 (llama3-8b), limit (what
 # fits, what is tight, and what is out of memory on purpose, beside the plan), saving (llama-1b, a
-# save every 10 steps), turns (llama-1b: settings against each other in one process).
+# save every 10 steps), turns (llama-1b: settings against each other in one process), images
+# (ResNet-50 and EfficientNet-B7 beside a plain loop).
 # Exit code: 0, or 1 where the tiny run failed: mend it here, and give the machine back meanwhile.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -25,8 +26,9 @@ carried=$(realpath -m "${CARRIED:-carried}")
 out=$(realpath -m "${OUT:-out}")
 until=$((SECONDS + minutes * 60 - 10)) # the last seconds bring the files back
 for part in $parts; do
-  case $part in ceilings | ours | trainer | bare | fp8 | limit | saving | turns) ;; *)
-    echo "$part is no part: ceilings, ours, trainer, bare, fp8, limit, saving and turns are." >&2
+  case $part in ceilings | ours | trainer | bare | fp8 | limit | saving | turns | images) ;; *)
+    echo "$part is no part. There are: ceilings, ours, trainer, bare, fp8, limit, saving, turns," \
+      "images." >&2
     exit 2
     ;;
   esac
@@ -54,9 +56,11 @@ data=$(compgen -G "$carried/prepared/*/manifest.json" | head -n 1 || true)
 run=("$python" -m benchmarks.gpu.run --out "$out" --compiled "$out/compiled")
 [ -z "$data" ] || run+=(--data "$(dirname "$data")")
 ceilings=("$python" -m benchmarks.gpu.ceilings --out "$out")
+images=("$python" -m benchmarks.gpu.images --out "$out")
 if [ -n "${REHEARSE:-}" ]; then
   run+=(--rehearse)
   ceilings+=(--rehearse)
+  images+=(--rehearse)
   export TORCHDYNAMO_DISABLE=1 # compiling for a CPU takes minutes of two cores
 fi
 
@@ -92,6 +96,10 @@ for part in $parts; do
   ceilings) # the real shapes, 10 s each
     timeout --kill-after=10 "$(($(left) > 0 ? $(left) : 1))" "${ceilings[@]}" 2>&1 |
       tee -a "$out/log.txt" || echo "ceilings failed" >&2
+    ;;
+  images)
+    timeout --kill-after=10 "$(($(left) > 0 ? $(left) : 1))" "${images[@]}" 2>&1 |
+      tee -a "$out/log.txt" || echo "images failed" >&2
     ;;
   ours) # without recompute; what is out of memory goes on with selective
     measure ours 350 "${seven[@]}" --contenders shardyard --compile yes --reference \

@@ -69,8 +69,8 @@ def test_a_part_that_does_not_exist_is_refused_before_anything_is_begun(tmp_path
     done = run_script(tmp_path, "9", "ceiling")
     assert done.returncode == 2
     assert (
-        "ceiling is no part: ceilings, ours, trainer, bare, fp8, limit, saving and turns are."
-        in done.stderr
+        "ceiling is no part. There are: ceilings, ours, trainer, bare, fp8, limit, saving, turns, "
+        "images." in done.stderr
     )
     assert not (tmp_path / "out").exists()
 
@@ -92,12 +92,12 @@ def test_a_rehearsal_of_the_one_call_writes_a_file_for_each_part(tmp_path: Path)
     )  # fmt: skip
     assert prepared.returncode == 0, prepared.stderr
 
-    done = run_script(tmp_path, "10", "ceilings", "ours", "bare", "fp8", "saving", "turns")
+    parts = ("ceilings", "ours", "bare", "fp8", "saving", "turns", "images")
+    done = run_script(tmp_path, "10", *parts)
 
     assert done.returncode == 0, done.stderr
     files = {file.name.split("-")[0]: file for file in (tmp_path / "out").glob("*/*.json")}
-    parts = {"tiny", "ceilings", "ours", "bare", "fp8", "saving", "turns"}
-    assert set(files) == parts, done.stderr
+    assert set(files) == {"tiny", *parts}, done.stderr
     plain, ours = json.loads(files["ours"].read_text())["cells"]
     assert (plain["variant"], plain["compile"], len(plain["losses"]) >= 8) == (
         "reference",
@@ -117,6 +117,9 @@ def test_a_rehearsal_of_the_one_call_writes_a_file_for_each_part(tmp_path: Path)
     assert turns["usual"]["times_the_first"] == 1.0 and len(turns["usual"]["step_s"]) == 3
     assert turns["selective"]["losses"] == pytest.approx(turns["usual"]["losses"], rel=1e-3)
     assert "runs on NVIDIA devices alone" in turns["cudnn"]["message"]
+    [images] = json.loads(files["images"].read_text())["cells"]
+    assert images["status"] == "ok" and min(images["images_per_s"].values()) > 0
+    assert [len(found) for found in images["rounds_images_per_s"].values()] == [2, 2]
     # what was prepared before was taken as it is: nothing else was prepared
     assert ours["losses"][0] == pytest.approx(6.2, abs=0.2)  # ln 512 = 6.24
 

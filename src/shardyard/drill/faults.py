@@ -283,6 +283,7 @@ FAULTS: Mapping[str, Fault] = {
         node="last",
         fewest_nodes=2,
         needs_spare_node=True,
+        is_early=True,
     ),
     "network-cut": Fault(
         what="a node is cut off from the others",
