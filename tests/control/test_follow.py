@@ -355,6 +355,22 @@ def test_the_remaining_time_is_steps_left_times_time_per_step() -> None:
     )
 
 
+def test_a_first_step_that_compiles_says_so_before_and_after() -> None:
+    lines: list[str] = []
+    story = Story(0, Log(lines.append, 100, every=1))
+    story.tell_event({"kind": "model_ready", "attempt": 0, "t": 1.0, "compiles": True})
+    assert lines[-1].endswith(
+        "first step, compiling the blocks (minutes, or seconds where torch has them)"
+    )
+    step = {"kind": "first_step", "attempt": 0, "t": 2.0, "step": 1, "seconds": 95.0}
+    story.tell_event({**step, "compile_s": 80.0})
+    assert lines[-1] == (
+        "the first step took 1 min 35 s, 1 min 20 s of it compilation; torch keeps it for restarts"
+    )
+    assert describe_event({**step, "compile_s": 0.4}) is None
+    assert describe_event(step) is None
+
+
 def test_a_run_that_became_larger_ends_sooner() -> None:
     lines: list[str] = []
     log = Log(lines.append, 100, every=1)

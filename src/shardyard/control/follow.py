@@ -161,6 +161,8 @@ class Story:
         kind = event["kind"]
         text = describe_event(event)
         phase = _last_word(event) if kind == "attempt_ended" else _PHASES.get(kind)
+        if event.get("compiles"):
+            phase = f"{phase}, compiling the blocks (minutes, or seconds where torch has them)"
         if phase is not None:
             self._view.phase(phase, is_told=text is not None)
         if text is not None:
@@ -201,6 +203,8 @@ def _last_word(attempt_ended: dict[str, Any]) -> str:
     return str(attempt_ended.get("outcome", "failed" if code else "finished"))
 
 
+_TOLD_COMPILE_S = 5.0
+"""From here on it is worth a line; torch keeps what it compiled, so a restart takes less."""
 _GAPS = {
     "not_compared": "it says nothing of these settings, so whether they are as they were is yours "
     "to know",
@@ -237,14 +241,25 @@ def describe_event(event: dict[str, Any]) -> str | None:
             return _describe_unsent(event)
         case "checkpoint_loaded" | "snapshot_restored":
             return _describe_begin(event)
-        case "phase_started":
-            length = f", samples of {event['seq_len']} tokens" if event.get("seq_len") else ""
-            return f"phase {event['phase']} of {event['phases']}{length}"
+        case "phase_started" | "first_step":
+            return _describe_start(event)
         case "checkpoint_durable" | "checkpoint_abandoned" | "checkpoint_interval":
             return _describe_save(event)
         case "profiled" | "profile_abandoned":
             return _describe_profile(event)
     return None
+
+
+def _describe_start(event: dict[str, Any]) -> str | None:
+    """Of a phase, or of a first step that compiled for long."""
+    if event["kind"] == "phase_started":
+        length = f", samples of {event['seq_len']} tokens" if event.get("seq_len") else ""
+        return f"phase {event['phase']} of {event['phases']}{length}"
+    compile_s = event.get("compile_s", 0.0)
+    if compile_s < _TOLD_COMPILE_S:
+        return None
+    took, of_it = format_seconds(event["seconds"]), format_seconds(compile_s)
+    return f"the first step took {took}, {of_it} of it compilation; torch keeps it for restarts"
 
 
 def _describe_pause(event: dict[str, Any]) -> str:

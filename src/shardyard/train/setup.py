@@ -339,6 +339,7 @@ def _report_model(
         last_step=last_step,
         layout=asdict(layout),
         attention=_attention(training.resolved, layout, training.device),
+        compiles=training.resolved.recipe.model.compile is True,
     )
 
 
