@@ -75,6 +75,30 @@ def test_blocks_are_compiled_where_they_are_known_to_be_one_graph(
     assert found.recipe.elastic.parked is compiles
 
 
+@pytest.mark.parametrize(
+    ("preset", "overrides", "kernel"),
+    [
+        ("llama3-8b", ["data.attend_across_documents=false"], "flash"),
+        ("llama3-8b", ["data.pack=whole"], "flash"),
+        ("llama3-8b", [], "sdpa"),
+        ("phi3-mini-4k", [], "flash"),  # a window of 2,047 tokens
+        ("phi3-mini-4k", ["data.seq_len=1024"], "sdpa"),
+        ("llama3-8b", ["data.pack=whole", "parallel.cp=2"], "sdpa"),
+        ("llama3-8b", ["data.pack=whole", "model.attention=cudnn"], "cudnn"),
+        ("bert-large", ["task.name=masked_lm"], "sdpa"),
+        ("llama3-8b", ["data.pack=whole", "cluster.device=cpu"], "sdpa"),
+    ],
+)
+def test_flash_attention_is_chosen_where_it_spares_a_mask(
+    preset: str, overrides: list[str], kernel: str
+) -> None:
+    machines = [] if "cluster.device=cpu" in overrides else ["cluster.instance=p5.48xlarge"]
+    found = preview(preset, *machines, *overrides)
+    assert found.recipe.model.attention == kernel
+    if kernel == "flash":
+        assert "it needs no mask" in found.reasons["model.attention"]
+
+
 def test_snapshots_are_copied_to_a_neighbour_where_there_is_one() -> None:
     def copied(*overrides: str) -> bool | str:
         return resolved(*overrides).recipe.elastic.snapshot_neighbour
