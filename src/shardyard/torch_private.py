@@ -269,6 +269,13 @@ def import_compiler() -> None:
     import_module("torch._inductor.compile_fx")
 
 
+def allow_graphs(most: int) -> None:
+    """Let torch.compile make so many graphs of one function, where it stops after 8 and runs what
+    comes then operator by operator; for this process. In all versions."""
+    config: Any = import_module("torch._dynamo.config")
+    config.recompile_limit = max(most, config.recompile_limit)
+
+
 def compile_seconds() -> float:
     """What torch.compile has taken in this process so far, forward and backward passes. In all
     versions."""

@@ -125,6 +125,32 @@ def test_a_network_is_the_same_in_a_few_layouts(kind: str, pictures: Path, tmp_p
     hold_to_one_process(kind, pictures, tmp_path, {name: MORE[name] for name in few})
 
 
+def _graphs(run_dir: RunDir) -> tuple[int, int]:
+    """Train; how many graphs that took, and functions that were given up for having too many."""
+    from torch._dynamo.utils import counters
+
+    train_here(run_dir)
+    given_up = sum(n for why, n in counters["graph_break"].items() if "recompile_limit" in why)
+    return counters["stats"]["unique_graphs"], given_up
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("kind", ["resnet", pytest.param("efficientnet", marks=pytest.mark.slow)])
+def test_compiled_blocks_of_several_sizes_learn_the_same(
+    kind: str, pictures: Path, tmp_path: Path
+) -> None:
+    network = write_network(tmp_path / "network", kind)
+    plain, compiled = (
+        make_image_run(tmp_path / name, pictures, network, _sections(1, {}, {}, compile=on))
+        for name, on in (("plain", False), ("compiled", True))
+    )
+    run_on_ranks(train_here, 1, plain)
+    [(graphs, given_up)] = run_on_ranks(_graphs, 1, compiled, timeout_s=900)
+    assert graphs > 8 and not given_up
+    for found, wanted in zip(_steps(compiled), _steps(plain), strict=True):
+        assert found == pytest.approx(wanted, rel=1e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_network_is_the_same_in_every_layout(kind: str, pictures: Path, tmp_path: Path) -> None:

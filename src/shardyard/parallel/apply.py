@@ -47,6 +47,7 @@ from shardyard.parallel.replicas import hold_whole, stays_whole
 from shardyard.parallel.tensor import shard_tensors, token_share
 from shardyard.parallel.tensor_plan import split_by_plan
 from shardyard.parallel.vocab_loss import VocabLoss
+from shardyard.torch_private import allow_graphs
 
 
 def parallelize(
@@ -155,6 +156,7 @@ def parallelize_own(
     blocks: Mapping[str, nn.Module],
     words: Mapping[str, str],
     keys: SampleKeys | None = None,
+    has_own_sizes: bool = False,
 ) -> BatchNorms | None:
     """Change a module in place of which nothing is known but what its owner says.
 
@@ -162,6 +164,8 @@ def parallelize_own(
         blocks: What is recomputed, compiled and sharded one by one, by full name.
         words: How tp splits its matrices: name -> a word of ``tensor_plan``.
         keys: What dropout of ours asks; None: it is torch's own.
+        has_own_sizes: Whether blocks of one class are of several sizes, each of which is compiled
+            for itself: for sizes that vary inductor lowers no convolution (torch 2.11 to 2.13).
 
     Returns:
         Its batch normalisations, which count in the step; None: it has none.
@@ -174,7 +178,10 @@ def parallelize_own(
         split_by_plan(module, mesh.dense["tp"], words)
     output_dtype = mixed_precision(recipe.precision).output_dtype
     groups = Groups(blocks=list(blocks.values()), output_dtype=output_dtype)
-    _wrap([(module, groups)], blocks, mesh, recipe=recipe, keys=keys, offload=None)
+    _wrap(
+        [(module, groups)], blocks, mesh, recipe=recipe, keys=keys, offload=None,
+        has_own_sizes=has_own_sizes,
+    )  # fmt: skip
     return norms
 
 
@@ -211,6 +218,7 @@ def _wrap(
     recipe: Recipe,
     keys: SampleKeys | None,
     offload: ActivationOffload | None,
+    has_own_sizes: bool = False,
 ) -> None:
     """The end of the order, for every module.
 
@@ -222,8 +230,10 @@ def _wrap(
     apply_recompute(dict(blocks), recipe.memory.recompute, keys=keys, offload=offload)
     # 5. compile inside sharding: one small graph a block; gathers stay outside of it
     if recipe.model.compile:
+        if has_own_sizes:  # each to train and to evaluate, and for a smaller last micro-batch
+            allow_graphs(4 * len(blocks))
         for block in blocks.values():
-            block.compile()
+            block.compile(dynamic=False if has_own_sizes else None)
     # 6. shard last: groups are formed from the parameters as they now are
     precision = mixed_precision(recipe.precision)
     for root, groups in roots:

@@ -72,7 +72,9 @@ def build_image_network(
         keys=keys,
     )
     blocks = blocks_of_network(model, network)
-    norms = parallelize_own(model, mesh, recipe=recipe, blocks=blocks, words={}, keys=keys)
+    norms = parallelize_own(
+        model, mesh, recipe=recipe, blocks=blocks, words={}, keys=keys, has_own_sizes=True
+    )
     return ImageComputation(
         model,
         mesh,
