@@ -156,7 +156,6 @@ def parallelize_own(
     blocks: Mapping[str, nn.Module],
     words: Mapping[str, str],
     keys: SampleKeys | None = None,
-    has_own_sizes: bool = False,
 ) -> BatchNorms | None:
     """Change a module in place of which nothing is known but what its owner says.
 
@@ -164,8 +163,6 @@ def parallelize_own(
         blocks: What is recomputed, compiled and sharded one by one, by full name.
         words: How tp splits its matrices: name -> a word of ``tensor_plan``.
         keys: What dropout of ours asks; None: it is torch's own.
-        has_own_sizes: Whether blocks of one class are of several sizes, each of which is compiled
-            for itself: for sizes that vary inductor lowers no convolution (torch 2.11 to 2.13).
 
     Returns:
         Its batch normalisations, which count in the step; None: it has none.
@@ -179,9 +176,8 @@ def parallelize_own(
     output_dtype = mixed_precision(recipe.precision).output_dtype
     groups = Groups(blocks=list(blocks.values()), output_dtype=output_dtype)
     _wrap(
-        [(module, groups)], blocks, mesh, recipe=recipe, keys=keys, offload=None,
-        has_own_sizes=has_own_sizes,
-    )  # fmt: skip
+        [(module, groups)], blocks, mesh, recipe=recipe, keys=keys, offload=None, has_own_sizes=True
+    )
     return norms
 
 
@@ -225,6 +221,9 @@ def _wrap(
     Args:
         roots: What is sharded as a whole, and its groups.
         keys: What dropout of ours asks; None: it is torch's own.
+        has_own_sizes: Whether blocks of one class may be of several sizes, each of which is then
+            compiled for itself: what inductor makes of convolutions and batch normalisations of
+            sizes that vary is wrong on a CPU, or ends with an error (torch 2.13).
     """
     # 4. recompute inside compile: the compiler then sees, and may fuse, what is made again
     apply_recompute(dict(blocks), recipe.memory.recompute, keys=keys, offload=offload)

@@ -72,9 +72,7 @@ def build_image_network(
         keys=keys,
     )
     blocks = blocks_of_network(model, network)
-    norms = parallelize_own(
-        model, mesh, recipe=recipe, blocks=blocks, words={}, keys=keys, has_own_sizes=True
-    )
+    norms = parallelize_own(model, mesh, recipe=recipe, blocks=blocks, words={}, keys=keys)
     return ImageComputation(
         model,
         mesh,
