@@ -17,6 +17,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "compile": (_COMPILE,),
     "copies-compile": (_COMPILE,),
     "fp8-compile": (_FP8, _COMPILE),
+    "fp8-copies-compile": (_FP8, _COMPILE),
     "fp8-rows-compile": (_FP8, _ROWS, _COMPILE),
     "offload": (_OFFLOAD,),
     "recompute-full": ("memory.recompute=full",),
@@ -31,7 +32,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 }
 """Name -> overrides of the recipe; the most telling first, as time may run out."""
 
-COPIES = ("copies", "copies-compile")
+COPIES = ("copies", "copies-compile", "fp8-copies-compile")
 """Variants in which one device computes in copies of its weights and does not shard over itself:
 what that is worth, beside those of the same settings (``parallel/compute_copies.py``)."""
 

@@ -90,7 +90,7 @@ def test_twenty_steps_are_those_of_one_that_shards_over_itself() -> None:
     pairs = run_on_ranks(_both_ways, 1)[0]
     for name, ((found, tensors), (expected, others)) in zip(CHANGED, pairs, strict=True):
         # before weights move apart, a forward pass has the same numbers, also those cast to fp8
-        assert found[0][0] == pytest.approx(expected[0][0], rel=1e-6), name
+        assert found[0][0] == expected[0][0], name
         # fp8 rounds what is near to either side: later steps tell of it
         most = 1e-2 if name == "fp8" else 3e-3
         for step, (mine, its) in enumerate(zip(found, expected, strict=True)):

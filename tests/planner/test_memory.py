@@ -221,6 +221,17 @@ def test_flash_attention_does_not_keep_scores() -> None:
     assert block_bytes(unfused) > 4 * block_bytes(long)
 
 
+def test_a_mask_is_kept_where_lengths_cannot_be_told() -> None:
+    def kept(cp: int, **techniques: bool) -> float:
+        return block_bytes(workload(seq_len=8192, cp=cp, techniques=Techniques(**techniques)))
+
+    for cp in (1, 2):
+        masked, free = kept(cp, mask=True), kept(cp)
+        assert masked > free
+        # told lengths it needs none, but where a sample is split it has one all the same
+        assert kept(cp, mask=True, told_lengths=True) == (free if cp == 1 else masked)
+
+
 def test_less_recompute_keeps_more() -> None:
     levels: list[Any] = ["full", 1, 2, 4, "none"]
     sizes = [memory(workload(dp_shard=8, recompute=level)).allocated_bytes for level in levels]

@@ -24,7 +24,7 @@ def test_the_step_of_a_recipe_is_that_of_fully_shard() -> None:
     states = (formats.weight_bytes, formats.gradient_bytes, formats.optimizer_bytes)
     assert (*states, formats.keeping) == (4, 4, 8, Keeping())
     assert found.techniques.kernels == "eager"
-    assert not found.techniques.mask
+    assert not found.techniques.mask and not found.techniques.told_lengths
 
 
 @pytest.mark.parametrize(

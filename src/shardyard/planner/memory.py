@@ -385,7 +385,8 @@ def _score_bytes(w: Workload) -> float:
     """Bytes per token that attention keeps beside q, k, v and its output."""
     heads, tech = w.shape.num_attention_heads, w.techniques
     if tech.attention != "unfused":
-        mask = w.formats.compute_bytes * w.seq_len / w.layout.cp if tech.mask else 0.0
+        has_mask = tech.mask and not (tech.told_lengths and w.layout.cp == 1)
+        mask = w.formats.compute_bytes * w.seq_len / w.layout.cp if has_mask else 0.0
         return 4 * heads + mask
     size = w.formats.compute_bytes
     per_score = 2 * size + 1 if tech.dropout else size  # softmax; dropout's mask and result

@@ -7,7 +7,7 @@ A recipe becomes a workload here; a row of the table of published runs becomes o
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from shardyard.config.attention import needs_mask
+from shardyard.config.attention import attends_by_length, needs_mask
 from shardyard.config.batch import step_samples
 from shardyard.config.compute_copies import allows_compute_copies
 from shardyard.config.layout import Layout
@@ -121,6 +121,8 @@ class Techniques:
     """Buffers in which gradients wait to be sent, where a framework sets them aside."""
     mask: bool = False
     """Attention is given a mask of its own, such as one that keeps documents apart."""
+    told_lengths: bool = False
+    """Attention is told lengths in place of that mask, where no cp splits samples."""
     loss: Literal["torch", "in place", "fused"] = "torch"
     """``in place`` is ours: probabilities become the gradient; ``fused`` is one kernel that keeps
     16-bit logits alone and writes their gradient over them."""
@@ -220,7 +222,8 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
             virtual_stages=recipe.parallel.virtual_stages,
             cp_exchange=recipe.parallel.cp_exchange,
             dropout=recipe.model.dropout > 0,
-            mask=needs_mask(recipe, shape),
+            mask=needs_mask(recipe, shape) or attends_by_length(recipe, shape),
+            told_lengths=attends_by_length(recipe, shape),
             prefetch=recipe.parallel.prefetch,
             offload=recipe.memory.offload,
             updates_on_host=False,
