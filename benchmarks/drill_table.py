@@ -14,7 +14,7 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +70,12 @@ def main() -> int:
         write_corpus(folder / "text")
         allowed = {name: possible(folder, name, args.faults) for name in args.only}
         for layout in args.only:
-            found = _drills(folder, layout, allowed, tries=args.tries, seed=args.seed)
             file = None if args.out is None else args.out / f"drill-{layout}.json"
-            content = {"layout": layout, "table": table(found), "cases": found}
-            write_result(f"drill-{layout}", content, file)
+            found: list[dict[str, Any]] = []
+            for drilled in _drills(folder, layout, allowed, tries=args.tries, seed=args.seed):
+                found += drilled  # written after each drill: a table takes hours, and may be ended
+                content = {"layout": layout, "table": table(found), "cases": found}
+                write_result(f"drill-{layout}", content, file)
             cases += found
     for name, row in table(cases).items():
         print(name, *(f"{key} {value}" for key, value in row.items()), sep="  ")
@@ -84,13 +86,14 @@ def possible(folder: Path, layout: str, faults: str | None) -> dict[str, tuple[s
     """Faults that a layout allows, and the settings with which."""
     found: dict[str, tuple[str, ...]] = {}
     for own in ((), *_OWN_SETTINGS.values()):
-        words = ("--dry-run", "--json", *(("--faults", faults) if faults else ()))
-        names = json.loads(_shardyard(folder, layout, own, words))["possible"]
+        names = json.loads(_shardyard(folder, layout, own, ("--dry-run", "--json")))["possible"]
         found |= {name: own for name in names if _OWN_SETTINGS.get(name, ()) == own}
     return {
         name: own
         for name, own in found.items()
-        if (layout != "8x1" or name in ALIVE) and layout in _ONLY_ON.get(name, LAYOUTS)
+        if (faults is None or name in faults.split(","))
+        and (layout != "8x1" or name in ALIVE)
+        and layout in _ONLY_ON.get(name, LAYOUTS)
     }
 
 
@@ -105,19 +108,19 @@ def repeats(allowed: dict[str, dict[str, tuple[str, ...]]], tries: int) -> dict[
 def _drills(
     folder: Path, layout: str, allowed: dict[str, dict[str, tuple[str, ...]]], *, tries: int,
     seed: int,
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> Iterator[list[dict[str, Any]]]:  # fmt: skip
+    """The cases of each drill."""
     times = repeats(allowed, tries)
     groups: dict[tuple[int, tuple[str, ...]], list[str]] = {}
     for name, own in allowed[layout].items():
         groups.setdefault((times[name], own), []).append(name)
-    found: list[dict[str, Any]] = []
     for number, ((count, own), names) in enumerate(groups.items()):
         words = (
             "--faults", ",".join(names), "--repeat", str(count), "--seed", str(seed), "--json",
             "--dir", str(folder / f"drill-{layout}-{number}"),
         )  # fmt: skip
-        found += json.loads(_shardyard(folder, layout, own, words))["cases"]
-    return [_brief(case) for case in found]
+        cases = json.loads(_shardyard(folder, layout, own, words))["cases"]
+        yield [_brief(case) for case in cases]
 
 
 def _shardyard(folder: Path, layout: str, own: Sequence[str], words: Sequence[str]) -> str:

@@ -20,7 +20,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.attention.varlen  # registers its operator
 from torch import Tensor, nn
 from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -45,17 +44,22 @@ def _version() -> tuple[int, ...]:
 
 # -- operators ----------------------------------------------------------------------------------
 
-KEPT_BY_SELECTIVE_RECOMPUTE = {
-    torch.ops.aten._scaled_mm.default,  # of fp8, where a compiler looks inside of them
-    torch.ops.aten._scaled_dot_product_flash_attention.default,
-    torch.ops.aten._scaled_dot_product_efficient_attention.default,
-    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
-    torch.ops.aten._efficient_attention_forward.default,
-    torch.ops.torch_attn._varlen_attn.default,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
-}
-"""Costly operators under public functions (attention, scaled products); torch's own examples of
-selective recompute name them. In all versions."""
+
+def kept_by_selective_recompute() -> set[Any]:
+    """Costly operators under public functions (attention, scaled products); torch's own examples of
+    selective recompute name them. In all versions."""
+    # registers its operator, and imports the compiler: 1.4 s that an agent has no use for
+    import_module("torch.nn.attention.varlen")
+    return {
+        torch.ops.aten._scaled_mm.default,  # of fp8, where a compiler looks inside of them
+        torch.ops.aten._scaled_dot_product_flash_attention.default,
+        torch.ops.aten._scaled_dot_product_efficient_attention.default,
+        torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+        torch.ops.aten._efficient_attention_forward.default,
+        torch.ops.torch_attn._varlen_attn.default,
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    }
+
 
 KERNELS_OF_ATTENTION = {
     "_scaled_dot_product_cudnn_attention": "cudnn",

@@ -13,7 +13,8 @@ from torch import Tensor
 from shardyard.checkpoint.interval import Interval
 from shardyard.checkpoint.snapshot import Snapshots
 from shardyard.checkpoint.snapshot_load import FoundSnapshot, Refused, newest_snapshot
-from shardyard.checkpoint.snapshot_slot import Moment, Room, Slot, checksum, read_slot
+from shardyard.checkpoint.snapshot_slot import Moment, checksum, read_slot
+from shardyard.checkpoint.snapshot_written import Room, Slot
 from shardyard.config.snapshots import slot_labels
 from shardyard.errors import CheckpointError, RequestError, StorageError
 from shardyard.train.hooks import no_memory

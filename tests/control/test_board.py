@@ -50,6 +50,8 @@ def test_a_straggler_is_marked_until_it_is_none(run: RunDir) -> None:
     slow = {"kind": "straggler", "t": 2e9, "rank": 1, "node": "laptop", "factor": 1.83}
     append(run, {**slow, "is_over": False})
     assert marks(read_board(run)) == {1: "computes 1.8 times as long"}
+    append(run, {**slow, "what": "stopped", "stopped_share": 0.66, "is_over": False})
+    assert marks(read_board(run)) == {1: "stopped now and then, 66% of the time"}
     append(run, {**slow, "is_over": True})
     assert marks(read_board(run)) == {}
 

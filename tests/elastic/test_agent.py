@@ -5,6 +5,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -33,6 +34,18 @@ def agents(tmp_path: Path) -> Iterator[Agents]:
 def assert_nothing_left(agents: Agents, process: subprocess.Popen[str]) -> None:
     wait_until(lambda: not session_pids(process.pid), timeout_s=20.0)
     wait_until(lambda: not list(agents.scratch.iterdir()), timeout_s=10.0)
+
+
+@pytest.mark.heavy
+def test_an_agent_waits_for_no_part_of_torch_that_only_its_workers_use() -> None:
+    """They doubled the seconds of its start, on every node and at every replacement."""
+    slow = {"torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp", "sympy"}
+    modules = "shardyard.elastic.agent, shardyard.elastic.neighbour, shardyard.elastic.worker"
+    look = (
+        f"import sys, {modules}; print(sorted({slow} & {{*sys.modules}}), 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["[]", "True"]
 
 
 @pytest.mark.heavy
@@ -210,8 +223,8 @@ def test_a_rank_that_is_stopped_in_pulses_is_a_straggler_and_no_hang(agents: Age
         os.kill(pid, signal.SIGCONT)
         time.sleep(0.2)
     (named,) = agents.events("straggler")
-    assert (named["rank"], named["is_over"], named["is_held_up"]) == (1, False, True)
-    assert named["factor"] >= 2.0
+    assert (named["rank"], named["is_over"], named["what"]) == (1, False, "stopped")
+    assert 0.4 < named["stopped_share"] < 0.9 and named["factor"] > 1.6
     assert not agents.events("worker_hung") and not agents.events("worker_lost")
 
 

@@ -124,6 +124,10 @@ def test_the_events_name_the_rank_or_the_ranks_that_a_link_joins() -> None:
          "is_over": False, "is_since_start": False, "compute_s": 0.5, "peers_s": 0.405,
          "is_held_up": False},
     )  # fmt: skip
+    assert rank.is_slow_rank
+    for differs in ({"is_over": True}, {"what": "data"}, {"what": "link"}):
+        slow = Slowness(**{**SLOW.__dict__, **differs})
+        assert not Straggler(slowness=slow, nodes=("n1",)).is_slow_rank
     slow = Slowness(**{**SLOW.__dict__, "what": "link", "ranks": (0, 8)})
     link = Straggler(slowness=slow, nodes=("n0", "n1"))
     assert (link.kind, link.event()) == (

@@ -145,6 +145,10 @@ def test_a_straggler_is_told_with_both_times() -> None:
     assert describe({**event, "is_over": True}).endswith("200 ms, no longer a straggler")
     held_up = describe({**event, "is_held_up": True})
     assert "410 ms a step on average, held up now and then, its peers" in held_up
+    stopped = {**event, "what": "stopped", "stopped_share": 0.661}
+    words = "rank 3 on n1: its process is stopped now and then, 66% of the time"
+    assert describe(stopped) == words
+    assert describe({**stopped, "is_over": True}) == "rank 3 on n1: its process is stopped no more"
 
 
 def test_late_samples_a_slow_link_and_a_slow_network_are_told_as_what_they_are() -> None:

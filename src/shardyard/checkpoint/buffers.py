@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from shardyard.errors import CheckpointError
 from shardyard.torch_private import names_not_saved
@@ -40,15 +39,6 @@ def buffers_of(model: nn.Module) -> dict[str, Tensor]:
     return {
         f"{_PREFIX}{name}": buffer for name, buffer in model.named_buffers() if name not in derived
     }
-
-
-def whole_buffers(tensors: Mapping[str, Tensor]) -> list[str]:
-    """Names, in a checkpoint, of the buffers that each rank holds all of."""
-    return [
-        name
-        for name, tensor in tensors.items()
-        if is_buffer(name) and not isinstance(tensor, DTensor)
-    ]
 
 
 def digests(buffers: Mapping[str, Tensor]) -> dict[str, str]:

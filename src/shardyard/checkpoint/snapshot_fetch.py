@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardyard.checkpoint import snapshot_wire as wire
+from shardyard.checkpoint.keeping import Memory
 from shardyard.checkpoint.snapshot_slot import Head, Moment, Sealed, SlotText, read_slot
-from shardyard.checkpoint.staging import Memory
 from shardyard.config.snapshots import ELSEWHERE
 
 

@@ -22,11 +22,11 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.futures import Future
 
+from shardyard.checkpoint.keeping import Memory
 from shardyard.checkpoint.load import SavedTensors, meet
 from shardyard.checkpoint.snapshot_fetch import Offer, read_offers
 from shardyard.checkpoint.snapshot_slot import Moment, Sealed, read_slot
 from shardyard.checkpoint.snapshot_wire import SnapshotRefusedError
-from shardyard.checkpoint.staging import Memory
 from shardyard.checkpoint.verify import FORMAT
 from shardyard.config.snapshots import neighbour_labels, slot_labels
 from shardyard.parallel.device import free_memory_bytes

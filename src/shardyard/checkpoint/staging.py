@@ -4,12 +4,7 @@ Allocating pinned memory costs more than the copy itself, so it happens at the f
 in pieces that waste none of it (``host_chunks.py``).
 """
 
-import mmap
-import os
-import sys
-import threading
 from collections.abc import Mapping
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,42 +12,6 @@ from torch.distributed.tensor import DTensor
 
 from shardyard.checkpoint.host_chunks import host_buffers
 from shardyard.parallel.device import synchronize_stream
-
-_NICE = 10
-"""Priority of threads that write, on the scale of nice(1): 0 is that of the training, 19 least."""
-
-
-class Staging(Protocol):
-    """Where a save copies the state to, before it writes."""
-
-    def take_for_save(
-        self, step: int, tensors: dict[str, Tensor], values_json: str
-    ) -> dict[str, Tensor]:
-        """Copy this rank's shards; on return the originals may change.
-
-        Returns:
-            Contiguous CPU tensors, valid until the next call.
-        """
-
-
-class Keeping(Staging, Protocol):
-    """A place for the state that outlives this process."""
-
-    def is_due(self, step: int) -> bool:
-        """Whether to copy the state after this step; call it once a step."""
-
-    def take(self, step: int, tensors: dict[str, Tensor], values: dict[str, Any]) -> float:
-        """Copy the state there; returns the seconds that training stood still."""
-
-    def close(self) -> None:
-        """End what goes on in the background."""
-
-
-class Memory(Protocol):
-    """Gives memory that outlives this process."""
-
-    def __call__(self, label: str, size_bytes: int | None = None, /) -> mmap.mmap | None:
-        """The piece of this label, grown to a size; None: nobody owns one, or it is empty."""
 
 
 class HostCopy:
@@ -100,9 +59,3 @@ def local_shard(tensor: Tensor) -> Tensor:
     with torch.no_grad():
         part: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         return part.detach()
-
-
-def yield_to_training() -> None:
-    """In a thread that writes: where cores are scarce training goes first."""
-    if sys.platform == "linux":  # elsewhere the call would slow down the whole process
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

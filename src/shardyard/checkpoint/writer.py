@@ -35,7 +35,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
-from shardyard.checkpoint.buffers import digests, refuse_differing, whole_buffers
+from shardyard.checkpoint.buffers import digests, is_buffer, refuse_differing
 from shardyard.checkpoint.finite import refuse_not_finite
 from shardyard.checkpoint.retention import (
     complete_steps,
@@ -71,6 +71,7 @@ class ShardPlanner(SavePlanner):
         self._is_new = True
         self._shards: dict[str, Tensor] = {}
         self._whole_buffers: list[str] = []
+        """Those that each rank holds all of."""
         self._plans_by_rank: list[SavePlan] = []  # rank 0 only
         self._final = SavePlan([])
         self.total_bytes = 0
@@ -85,7 +86,11 @@ class ShardPlanner(SavePlanner):
         """Take the next state to save: ``shards`` is this rank's part of ``tensors``."""
         layout = {name: _place(tensor) for name, tensor in tensors.items()}
         self._shards = shards
-        self._whole_buffers = whole_buffers(tensors)
+        self._whole_buffers = [
+            name
+            for name, tensor in tensors.items()
+            if is_buffer(name) and not isinstance(tensor, DTensor)
+        ]
         if layout == self._layout:
             return
         plan = create_default_local_save_plan(tensors, is_coordinator=False)

@@ -225,15 +225,21 @@ def _rank_marks(events: Sequence[Line]) -> dict[int, str]:
         if type(rank) is not int:
             continue
         if kind == "straggler":
-            factor = event.get("factor") or math.nan
-            does = "waits for samples," if event.get("what") == "data" else "computes"
-            marks[rank] = "" if event.get("is_over") else f"{does} {factor:.2g} times as long"
+            marks[rank] = "" if event.get("is_over") else _slow(event)
         elif kind == "device_problem":
             marks[rank] = f"odd: {event.get('cause')}"
         elif kind in LOSSES:
             word = "hung" if kind == "worker_hung" else "lost"
             marks[rank] = f"{word}: {event.get('reason') or event.get('cause')}"
     return marks
+
+
+def _slow(event: Line) -> str:
+    if event.get("what") == "stopped":
+        return f"stopped now and then, {event.get('stopped_share', 0.0):.0%} of the time"
+    factor = event.get("factor") or math.nan
+    does = "waits for samples," if event.get("what") == "data" else "computes"
+    return f"{does} {factor:.2g} times as long"
 
 
 def _median(lines: Sequence[Line], key: str) -> float | None:

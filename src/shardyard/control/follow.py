@@ -338,8 +338,14 @@ def _describe_device(event: dict[str, Any]) -> str:
 
 
 def describe_straggler(event: dict[str, Any]) -> str:
-    """How long a rank computes, or waits for its samples, beside its peers."""
+    """How long a rank computes, or waits for its samples, beside its peers; or that it is stopped
+    now and then."""
     who = f"rank {event['rank']} on {event['node']}"
+    if event.get("what") == "stopped":
+        if event["is_over"]:
+            return f"{who} is no straggler any more: its process is stopped no more"
+        times = f"its process is stopped now and then, {event['stopped_share']:.0%} of the time"
+        return f"{who} is a straggler: {times} (SIGSTOP, or job control){_stays(event)}"
     compute, peers = (format_seconds(event[key]) for key in ("compute_s", "peers_s"))
     held_up = " on average, held up now and then" if event.get("is_held_up") else ""
     is_data = event.get("what") == "data"

@@ -75,7 +75,7 @@ class Fault:
         if drilled.nodes > self.most_nodes:
             return f"of a run on one node; this one has {drilled.nodes}"
         if drilled.steps < self.fewest_steps:
-            return f"it is told after some 300 steps; --steps {self.fewest_steps} leaves room"
+            return f"it is told after some 15 s; --steps {self.fewest_steps} leaves room"
         if self.needs_spare_node and drilled.fewest_nodes >= drilled.nodes:
             return f"the run needs all {drilled.nodes} nodes; elastic.min_nodes lets it go on"
         if self.needs_snapshots and not drilled.takes_snapshots:
@@ -195,7 +195,7 @@ FAULTS: Mapping[str, Fault] = {
         f"go for {strikes.LET_GO_S:g} s (SIGCONT), until it is told",
         is_early=True,
         acts_on="rank",
-        named=Named(kinds=("straggler",), words="", who="rank"),
+        named=Named(kinds=("straggler",), words="what stopped|is_held_up True", who="rank"),
         strike=strikes.pulse_rank,
         fewest_steps=500,
     ),

@@ -53,6 +53,7 @@ from shardyard.elastic.parked import Parking
 from shardyard.elastic.processes import OwnLogs, ProcessesAgent
 from shardyard.elastic.rendezvous import Rendezvous
 from shardyard.elastic.shared_memory import semaphores_told
+from shardyard.elastic.stops import StopWatch
 from shardyard.elastic.straggler import StragglerWatch
 from shardyard.elastic.verdict_rules import VerdictRules
 from shardyard.elastic.worker import failure_path, read_failure
@@ -126,6 +127,7 @@ class GroupAgent(ProcessesAgent):
         self._monitored_s = math.inf
         self._stages = stages
         self._stragglers: StragglerWatch | None = None
+        self._stops: StopWatch | None = None
         self._node = Node.here(node_rank)
         self._events: EventWriter | None = None
         self._world_size = 0
@@ -240,7 +242,12 @@ class GroupAgent(ProcessesAgent):
             pids: dict[int, Any] = super()._start_workers(worker_group)
         self._announce(worker_group, pids)
         self._hangs = []
-        self._hang_finder = self._find_hangs_of(worker_group, pids)
+        self._hang_finder = finder = self._find_hangs_of(worker_group, pids)
+        if finder is not None:
+            self._stops = StopWatch(
+                finder.watch.stops, self._notices, node=self._node.name,
+                ranks=list(self._pids_by_rank()), step_of=finder.watch.step_of,
+            )  # fmt: skip
         if self._stages is not None:
             self._stragglers = StragglerWatch(
                 self._notices, node=self._node.name, ranks=list(self._pids_by_rank()),
@@ -376,14 +383,25 @@ class GroupAgent(ProcessesAgent):
         return is_over and self.get_worker_group().group_rank == 0
 
     def _look_for_stragglers(self) -> None:
-        if self._stragglers is None or self._drain.is_requested:
+        if self._drain.is_requested:
+            return
+        for turn in [] if self._stops is None else self._stops.look(writes=self.writes_events):
+            stays = "" if turn.is_over else self._leave_out_if_asked(turn.rank, turn.factor)
+            self.write_event("straggler", **turn.event(), **({"stays": stays} if stays else {}))
+        if self._stragglers is None:
             return
         steps = read_steps(self._notes, len(self._processes()), after=self._stragglers.newest)
         for straggler in self._stragglers.look(steps, judges=self.writes_events):
-            node = self._node_of(straggler.slowness.ranks[0])
-            stays = self._rules.on_straggler(straggler, node, self._notices, self.nodes_left())
+            slow = straggler.slowness
+            is_slow = straggler.is_slow_rank
+            stays = self._leave_out_if_asked(slow.ranks[0], slow.factor) if is_slow else ""
             said = {**straggler.event(), **({"stays": stays} if stays else {})}
             self.write_event(straggler.kind, **said)
+
+    def _leave_out_if_asked(self, rank: int, factor: float) -> str:
+        """Why the node of a slow rank stays although the recipe asks to go on without it."""
+        node, left = self._node_of(rank), self.nodes_left()
+        return self._rules.on_slow_rank(rank, factor, node, self._notices, left)
 
     def _is_to_go_on_without_one(self, result: RunResult) -> bool:
         """Whether a rule of the recipe has all go on without a node, which leaves now."""

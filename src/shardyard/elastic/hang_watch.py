@@ -22,6 +22,7 @@ from shardyard.elastic.process_state import (
     process_state,
 )
 from shardyard.elastic.stacks import Frame
+from shardyard.elastic.stops import Stops
 from shardyard.train.hooks import Phase
 
 _LEARNED_STEPS = 32
@@ -136,6 +137,7 @@ class HangWatch:
         self._last_look_s: float | None = None
         self._lock = threading.Lock()
         self._ranks = [Watched() for _ in pids]
+        self.stops = Stops(len(pids))
         self.moves = 0
         """How often a rank was seen to have moved."""
 
@@ -150,6 +152,13 @@ class HangWatch:
                 state = self._state_of(pid)
                 self.moves += watched.look(notes if is_its_own else None, state, gap_s=gap_s)
             self._learn(gap_s)
+        self.stops.take(now_s, [watched.letter == STOPPED for watched in self._ranks])
+
+    def step_of(self, local_rank: int) -> int:
+        """The one that a rank is at; 0: it has noted none."""
+        with self._lock:
+            notes = self._ranks[local_rank].notes
+        return 0 if notes is None else notes.step
 
     def is_suspicious(self) -> bool:
         """Whether a rank is stopped, or none of this node has moved for too long."""

@@ -25,7 +25,7 @@ from torch.distributed.elastic.agent.server.api import WorkerGroup
 from shardyard.checkpoint import snapshot_wire as wire
 from shardyard.checkpoint.snapshot_fetch import offers_to_json
 from shardyard.checkpoint.snapshot_sent import Sent
-from shardyard.checkpoint.staging import yield_to_training
+from shardyard.checkpoint.yielding import yield_to_training
 from shardyard.config.schema import Recipe
 from shardyard.config.snapshots import ELSEWHERE, SENT
 from shardyard.elastic.agent_memory import AgentMemory

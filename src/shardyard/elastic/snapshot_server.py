@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from shardyard.checkpoint import snapshot_wire as wire
 from shardyard.checkpoint.snapshot_slot import Head, SlotText
-from shardyard.checkpoint.staging import yield_to_training
+from shardyard.checkpoint.yielding import yield_to_training
 from shardyard.elastic.held_snapshots import HeldSnapshots
 
 _MOST_LINKS = 64

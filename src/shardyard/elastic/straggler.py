@@ -37,6 +37,12 @@ class Straggler:
         """Of the event."""
         return "slow_link" if self.slowness.what == "link" else "straggler"
 
+    @property
+    def is_slow_rank(self) -> bool:
+        """Whether a rank computes longer from now on: of samples and links its node is not the
+        cause."""
+        return self.slowness.what == "compute" and not self.slowness.is_over
+
     def event(self) -> dict[str, object]:
         """Its fields."""
         slow = self.slowness

@@ -11,7 +11,6 @@ from typing import Any
 from shardyard.elastic.device_watch import PROBLEM
 from shardyard.elastic.leave_out import Verdicts
 from shardyard.elastic.notices import Node, Notices
-from shardyard.elastic.straggler import Straggler
 
 SLOW_RANK = "slow_rank"
 _DECISION = "left_out"
@@ -29,20 +28,22 @@ class VerdictRules:
         self._rules = rules
         self._bounds = bounds
 
-    def on_straggler(
-        self, straggler: Straggler, node: Node, notices: Notices, left: Sequence[Node]
+    def on_slow_rank(
+        self, rank: int, factor: float, node: Node, notices: Notices, left: Sequence[Node]
     ) -> str:
-        """Have all go on without the node of a slow rank, if a rule says so.
+        """Have all go on without the node of a rank that is slow from now on, if a rule says so.
+
+        Args:
+            factor: Times as long as its step takes.
 
         Returns:
             Why it stays although one does; empty: it goes, or none does.
         """
-        slow = straggler.slowness
-        if slow.is_over or slow.what != "compute" or not self._asks_for(SLOW_RANK, notices):
+        if not self._asks_for(SLOW_RANK, notices):
             return ""
-        why = self._bounds.why_stays(node, left) or _why_no_gain(slow.factor, len(left))
+        why = self._bounds.why_stays(node, left) or _why_no_gain(factor, len(left))
         if not why:
-            cause = f"rank {slow.ranks[0]} is a straggler, {slow.factor:.1f} times as slow"
+            cause = f"rank {rank} is a straggler, {factor:.1f} times as slow"
             self._decide(SLOW_RANK, node, cause, notices)
         return why
 

@@ -28,7 +28,7 @@ _SAVED_OPERATORS = {
     torch.ops.aten.addmm.default,
     torch.ops.aten.bmm.default,
     torch.ops.aten.convolution.default,
-    *torch_private.KEPT_BY_SELECTIVE_RECOMPUTE,
+    *torch_private.kept_by_selective_recompute(),
     *grouped.SAVED_OPERATORS,
     *tensor.SAVED_OPERATORS,
 }

@@ -34,15 +34,7 @@ def describe(event: Line) -> str:
     if kind in ("node_lost", "node_left_out"):
         return f"{fields.get('node', '?')}: {fields.get('cause', 'cause not known')}"
     if kind == "straggler":
-        rank, node = fields.get("rank", "?"), fields.get("node", "?")
-        compute_s, peers_s = fields.get("compute_s", 0.0), fields.get("peers_s", 0.0)
-        over = ", no longer a straggler" if fields.get("is_over") else ""
-        over = ", so since the start" if fields.get("is_since_start") else over
-        does = "computes and waits for samples" if fields.get("what") == "data" else "computes"
-        held_up = " on average, held up now and then" if fields.get("is_held_up") else ""
-        mine, peers = f"{format_seconds(compute_s)} a step{held_up}", format_seconds(peers_s)
-        times = f"{mine}, its peers {peers}"
-        return f"rank {rank} on {node}: {does} {times}{over}"
+        return _describe_straggler(fields)
     if kind == "slow_link":
         return _describe_link(fields)
     if kind == "model_ready" and "seconds" in fields:
@@ -78,6 +70,21 @@ def _describe_problem(fields: Line) -> str:
     if "problem" in fields:
         return f"{node}: {cause}"
     return f"rank {fields.get('rank', '?')} on {node}: {cause}"
+
+
+def _describe_straggler(fields: Line) -> str:
+    who = f"rank {fields.get('rank', '?')} on {fields.get('node', '?')}"
+    over = ", no longer a straggler" if fields.get("is_over") else ""
+    if fields.get("what") == "stopped":
+        if over:
+            return f"{who}: its process is stopped no more"
+        share = fields.get("stopped_share", 0.0)
+        return f"{who}: its process is stopped now and then, {share:.0%} of the time"
+    over = ", so since the start" if fields.get("is_since_start") else over
+    does = "computes and waits for samples" if fields.get("what") == "data" else "computes"
+    held_up = " on average, held up now and then" if fields.get("is_held_up") else ""
+    mine = f"{format_seconds(fields.get('compute_s', 0.0))} a step{held_up}"
+    return f"{who}: {does} {mine}, its peers {format_seconds(fields.get('peers_s', 0.0))}{over}"
 
 
 def _describe_link(fields: Line) -> str:

@@ -7,10 +7,10 @@ from typing import Any, Protocol
 import torch.distributed as dist
 from torch import Tensor
 
+from shardyard.checkpoint.keeping import Memory
 from shardyard.checkpoint.load import Chosen, agreed_steps, choose, load_tensors, read_values
 from shardyard.checkpoint.snapshot_load import FoundSnapshot, Refused, newest_snapshot
 from shardyard.checkpoint.snapshot_slot import Moment
-from shardyard.checkpoint.staging import Memory
 from shardyard.config.schema import Recipe
 from shardyard.errors import CheckpointError
 from shardyard.train.state import Progress

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardyard.checkpoint.interval import Interval
+from shardyard.checkpoint.keeping import Keeping
 from shardyard.checkpoint.save import Saver
-from shardyard.checkpoint.staging import Keeping
 from shardyard.config.resolved import Resolved
 from shardyard.config.tasks import TaskRow
 from shardyard.data.loader import Loader, Samples

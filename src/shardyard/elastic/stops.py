@@ -1,0 +1,145 @@
+"""Which ranks are stopped now and then, as by SIGSTOP and SIGCONT or job control.
+
+The kernel says so of their processes. What they note does not: a stop that falls into a collective
+is a wait of all ranks alike. A rank that stays stopped hangs (`elastic/hang_watch.py`).
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+
+from shardyard.elastic.notices import Notices
+
+WINDOW_S = 10.0
+"""Over which looks are counted."""
+_FEWEST_STOPS = 3
+_LEAST_SHARE = 0.2
+"""Of the looks, so that a step takes at least 1.25 times as long."""
+_FEWEST_LOOKS = 50
+"""Half of those that there are in the window: an agent that gets no processor counts nothing."""
+_WELL_S = 20.0
+"""Without a stop, before a rank is told to be well."""
+_TELL_EVERY_S = 2.0
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A rank is stopped now and then from now on, or is so no more."""
+
+    rank: int
+    node: str
+    step: int
+    """The one that it was at."""
+    share: float
+    """Of the time, in which it was stopped."""
+    is_over: bool
+
+    @property
+    def factor(self) -> float:
+        """Times as long as its step takes without stops, at most."""
+        return 1.0 / (1.0 - self.share)
+
+    def event(self) -> dict[str, object]:
+        """Fields of the event that tells it."""
+        return {
+            "rank": self.rank,
+            "node": self.node,
+            "what": "stopped",
+            "step": self.step,
+            "factor": round(self.factor, 4),
+            "is_over": self.is_over,
+            "stopped_share": round(self.share, 3),
+        }
+
+
+class Stops:
+    """What has been seen of the processes of one node's ranks; one thread looks, another asks."""
+
+    def __init__(self, ranks: int) -> None:
+        self._looks: deque[tuple[float, tuple[bool, ...]]] = deque()
+        self._stopped_s: list[float | None] = [None] * ranks
+        """When each was seen stopped last."""
+        self._named: set[int] = set()
+        self._lock = threading.Lock()
+
+    def take(self, now_s: float, is_stopped: Sequence[bool]) -> None:
+        """Count one look, by local rank; ``now_s`` by the monotonic clock."""
+        with self._lock:
+            self._looks.append((now_s, tuple(is_stopped)))
+            while now_s - self._looks[0][0] > WINDOW_S:
+                self._looks.popleft()
+            for local_rank, stopped in enumerate(is_stopped):
+                if stopped:
+                    self._stopped_s[local_rank] = now_s
+
+    def turns(self) -> list[tuple[int, float, bool]]:
+        """What is new: local rank, share of the time that it was stopped, whether it is over."""
+        with self._lock:
+            found = []
+            for local_rank in range(len(self._stopped_s)):
+                looks = [stopped[local_rank] for _, stopped in self._looks]
+                share = sum(looks) / max(1, len(looks))
+                if local_rank in self._named:
+                    is_new = self._is_well(local_rank)
+                else:
+                    stops = sum(now and not before for before, now in pairwise(looks))
+                    is_new = (
+                        len(looks) >= _FEWEST_LOOKS
+                        and stops >= _FEWEST_STOPS
+                        and _LEAST_SHARE <= share < 1.0
+                    )
+                if is_new:
+                    found.append((local_rank, share, local_rank in self._named))
+                    self._named ^= {local_rank}
+            return found
+
+    def _is_well(self, local_rank: int) -> bool:
+        stopped_s = self._stopped_s[local_rank]
+        return stopped_s is not None and self._looks[-1][0] - stopped_s > _WELL_S
+
+
+class StopWatch:
+    """One node's part in telling them, in one generation."""
+
+    def __init__(
+        self, stops: Stops, notices: Notices, *, node: str, ranks: Sequence[int],
+        step_of: Callable[[int], int],
+    ) -> None:  # fmt: skip
+        """Args:
+        ranks: Those of this node, by local rank.
+        step_of: The step that a local rank is at.
+        """
+        self._stops = stops
+        self._notices = notices
+        self._node = node
+        self._ranks = ranks
+        self._step_of = step_of
+        self._mine: list[Turn] = []
+        self._told: list[Turn] = []
+        self._looked_s = time.monotonic()
+
+    def look(self, *, writes: bool) -> list[Turn]:
+        """Now and then, tell the node that writes events, or find what is to be written.
+
+        Args:
+            writes: Whether this node's agent writes events.
+        """
+        if time.monotonic() - self._looked_s < _TELL_EVERY_S:
+            return []
+        self._looked_s = time.monotonic()
+        new = [
+            Turn(self._ranks[local_rank], self._node, self._step_of(local_rank), share, is_over)
+            for local_rank, share, is_over in self._stops.turns()
+        ]
+        self._mine += new
+        if not writes:
+            if new:
+                self._notices.publish("stops", [asdict(turn) for turn in self._mine])
+            return []
+        theirs = [Turn(**told) for told in self._notices.from_others("stops")]
+        untold = [turn for turn in [*self._mine, *theirs] if turn not in self._told]
+        self._told += untold
+        return untold
