@@ -1,6 +1,7 @@
 """How long the command line and `import shardyard` take to answer; beside another checkout's, too.
 
-Whole processes, wall time, one warm-up, nothing else running. The bars are of medians. With
+And what an agent and a fork server import before a node's training begins. Whole processes, wall
+and processor time, one warm-up, nothing else running. The bars are of medians. With
 ``--before`` each command is started in turn here and there, and the median of the ratios of such
 pairs is told: times of two moments do not compare on a machine that others use.
 
@@ -9,8 +10,10 @@ pairs is told: times of two moments do not compare on a machine that others use.
 
 import argparse
 import os
+import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +33,18 @@ PYTHON = {
 
 REFUSED = "config model.preset=llama-tiny optim.lr=fast"
 VERBS = {"--help": 0.3, REFUSED: 0.7, PLAN: None}
-BARS_S: dict[str, float | None] = {**VERBS, "import shardyard": 0.25, "shardyard.plan(...)": None}
+NODE = {
+    "an agent's imports": "import shardyard.elastic.agent, shardyard.elastic.neighbour",
+    "a fork server's imports": "import shardyard.elastic.forkserver",
+}
+"""Of each node of a run; the fork server does its work when a child of an agent imports it."""
+_PRELOAD = (
+    "torch", "transformers.models.llama.modeling_llama", "shardyard.train.run",
+    "shardyard.elastic.worker", "shardyard.tasks.causal_lm",
+)  # fmt: skip
+BARS_S: dict[str, float | None] = {
+    **VERBS, "import shardyard": 0.25, "shardyard.plan(...)": None, **dict.fromkeys(NODE),
+}  # fmt: skip
 """Median in seconds, where there is a bar."""
 
 
@@ -48,42 +62,61 @@ def main() -> int:
     for name, row in rows.items():
         bar = "" if row["bar_s"] is None else f", bar {row['bar_s']} s"
         ratio = f", {row['ratio']:.3f} of before" if "ratio" in row else ""
-        print(f"{name}: median {row['median_s']:.3f} s{bar}{ratio}")
+        of_processor = f" ({row['median_cpu_s']:.3f} s of a processor)"
+        print(f"{name}: median {row['median_s']:.3f} s{of_processor}{bar}{ratio}")
     return 0 if is_met else 1
 
 
 def _measure(name: str, runs: int, before: Path | None) -> dict[str, Any]:
-    command = _command(name)
-    pairs = before is not None and name in VERBS
-    here_s, there_s = [], []
+    pairs = before is not None and name not in PYTHON
+    here, there = [], []
     for _ in range(runs + 1):
-        here_s.append(_time_s(command, ROOT, code=2 if name == REFUSED else 0))
+        here.append(_times_s(name, ROOT))
         if pairs and before is not None:
-            there_s.append(_time_s(command, before, code=2 if name == REFUSED else 0))
-    row: dict[str, Any] = {
-        "bar_s": BARS_S[name], "median_s": median(here_s[1:]), "times_s": here_s[1:],
-    }  # fmt: skip
+            there.append(_times_s(name, before))
+    row = {"bar_s": BARS_S[name], **_medians(here[1:])}
     if pairs:
-        ratios = [here / there for here, there in zip(here_s[1:], there_s[1:], strict=True)]
-        row |= {"before_times_s": there_s[1:], "ratio": round(median(ratios), 4)}
+        row |= {f"before_{key}": value for key, value in _medians(there[1:]).items()}
+        for key, which in (("ratio", 0), ("cpu_ratio", 1)):
+            ratios = [a[which] / b[which] for a, b in zip(here[1:], there[1:], strict=True)]
+            row[key] = round(median(ratios), 4)
     return row
 
 
+def _medians(times: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    wall_s, cpu_s = zip(*times, strict=True)
+    return {
+        "median_s": median(wall_s), "times_s": wall_s, "median_cpu_s": median(cpu_s),
+        "cpu_s": cpu_s,
+    }  # fmt: skip
+
+
 def _command(name: str) -> Sequence[str]:
-    if name in PYTHON:
-        return [sys.executable, "-c", PYTHON[name]]
+    if (program := (PYTHON | NODE).get(name)) is not None:
+        return [sys.executable, "-c", program]
     started = "import sys; from shardyard.cli import main; sys.exit(main())"
     return [sys.executable, "-c", started, *name.split()]
 
 
-def _time_s(command: Sequence[str], checkout: Path, *, code: int) -> float:
-    """Seconds from start to end, of a command that ends with this exit code."""
-    path = {**os.environ, "PYTHONPATH": str(checkout.resolve() / "src")}
-    started = time.perf_counter()
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=path)
-    seconds = time.perf_counter() - started
-    assert ended.returncode == code, ended.stderr
-    return round(seconds, 4)
+def _times_s(name: str, checkout: Path) -> tuple[float, float]:
+    """Seconds from start to end, and of a processor."""
+    env = {**os.environ, "PYTHONPATH": str(checkout.resolve() / "src")}
+    with tempfile.TemporaryDirectory(prefix="start-up-") as scratch:
+        if name in NODE:  # this process is the agent
+            env |= {
+                "SHARDYARD_AGENT_PID": str(os.getpid()), "SHARDYARD_AGENT_SCRATCH": scratch,
+                "SHARDYARD_PRELOAD": ",".join(_PRELOAD),
+            }  # fmt: skip
+        before_s, started = _cpu_of_children_s(), time.perf_counter()
+        ended = subprocess.run(_command(name), capture_output=True, text=True, check=False, env=env)
+        seconds = time.perf_counter() - started
+    assert ended.returncode == (2 if name == REFUSED else 0), ended.stderr
+    return round(seconds, 4), round(_cpu_of_children_s() - before_s, 4)
+
+
+def _cpu_of_children_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _commit(checkout: Path) -> str:

@@ -25,6 +25,7 @@ from shardyard.config.snapshots import snapshot_labels
 from shardyard.elastic import forkserver
 from shardyard.elastic.agent_memory import NOTES, AgentMemory
 from shardyard.elastic.drain import DrainRequest, end_with
+from shardyard.elastic.garbage import no_search
 from shardyard.errors import LostNodeError, ShardyardError, StorageError
 from shardyard.files import make_folder
 from shardyard.observe.exporter import RunReader, exporting
@@ -95,9 +96,10 @@ def _conduct(
     forkserver.start(forkserver.preload_of(resolved.recipe) if preload is None else preload)
     try:
         # Imported now: the fork server imports the same modules at the same time.
-        from shardyard.elastic.agent import Attempt
-        from shardyard.elastic.neighbour import Neighbour
-        from shardyard.elastic.worker import run_worker
+        with no_search():
+            from shardyard.elastic.agent import Attempt
+            from shardyard.elastic.neighbour import Neighbour
+            from shardyard.elastic.worker import run_worker
 
         telemetry = _telemetry(run, args, resolved, notes)
         attempt = Attempt(

@@ -23,6 +23,7 @@ from typing import Any
 from shardyard.config.schema import Recipe
 from shardyard.config.tasks import TASKS
 from shardyard.elastic.drain import signal_at_parent_death
+from shardyard.elastic.garbage import no_search
 from shardyard.errors import StorageError
 from shardyard.locks import take_lock
 
@@ -161,8 +162,9 @@ def _set_up() -> None:
     signal_at_parent_death(signal.SIGUSR2)
     if os.getppid() != int(os.environ[_AGENT_PID]):
         _leave_with_agent(signal.SIGUSR2, None)
-    for module in filter(None, os.environ[_PRELOAD].split(",")):
-        importlib.import_module(module)
+    with no_search():
+        for module in filter(None, os.environ[_PRELOAD].split(",")):
+            importlib.import_module(module)
     # What was imported never becomes garbage. A worker that looks through it all the same, as it
     # does before it leaves, takes a second, and copies every page that it shares with the others.
     gc.collect()
