@@ -35,7 +35,7 @@ REFUSED = "config model.preset=llama-tiny optim.lr=fast"
 VERBS = {"--help": 0.3, REFUSED: 0.7, PLAN: None}
 NODE = {
     "an agent's imports": "import shardyard.elastic.agent, shardyard.elastic.neighbour",
-    "a fork server's imports": "import shardyard.elastic.forkserver",
+    (FORK_SERVER := "a fork server's imports"): "import shardyard.elastic.forkserver",
 }
 """Of each node of a run; the fork server does its work when a child of an agent imports it."""
 _PRELOAD = (
@@ -102,7 +102,7 @@ def _times_s(name: str, checkout: Path) -> tuple[float, float]:
     """Seconds from start to end, and of a processor."""
     env = {**os.environ, "PYTHONPATH": str(checkout.resolve() / "src")}
     with tempfile.TemporaryDirectory(prefix="start-up-") as scratch:
-        if name in NODE:  # this process is the agent
+        if name == FORK_SERVER:  # this process is the agent
             env |= {
                 "SHARDYARD_AGENT_PID": str(os.getpid()), "SHARDYARD_AGENT_SCRATCH": scratch,
                 "SHARDYARD_PRELOAD": ",".join(_PRELOAD),
