@@ -89,7 +89,7 @@ class Stops:
                     is_new = (
                         len(looks) >= _FEWEST_LOOKS
                         and stops >= _FEWEST_STOPS
-                        and _LEAST_SHARE <= share < 1.0
+                        and share >= _LEAST_SHARE
                     )
                 if is_new:
                     found.append((local_rank, share, local_rank in self._named))
