@@ -31,9 +31,11 @@ def test_pulses_are_told_once_and_once_more_when_they_are_over() -> None:
     looks = Looks()
     looks.take(WELL, 30.0)
     assert looks.stops.turns() == []
-    looks.take(PULSES, 9.0)
+    looks.take(PULSES, 4.0)
+    assert looks.stops.turns() == []
+    looks.take(PULSES, 2.0)
     ((rank, share, is_over),) = looks.stops.turns()
-    assert (rank, is_over) == (1, False) and 0.5 < share < 0.7
+    assert (rank, is_over) == (1, False) and 0.6 < share < 0.75, "of the time since they began"
     looks.take(PULSES, 60.0)
     assert looks.stops.turns() == []
     looks.take(WELL, 15.0)

@@ -75,7 +75,7 @@ class Fault:
         if drilled.nodes > self.most_nodes:
             return f"of a run on one node; this one has {drilled.nodes}"
         if drilled.steps < self.fewest_steps:
-            return f"it is told after some 15 s; --steps {self.fewest_steps} leaves room"
+            return f"it is told after some 8 s; --steps {self.fewest_steps} leaves room"
         if self.needs_spare_node and drilled.fewest_nodes >= drilled.nodes:
             return f"the run needs all {drilled.nodes} nodes; elastic.min_nodes lets it go on"
         if self.needs_snapshots and not drilled.takes_snapshots:

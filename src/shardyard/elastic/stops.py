@@ -9,7 +9,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import dropwhile, pairwise
+from operator import not_
 
 from shardyard.elastic.notices import Notices
 
@@ -19,7 +20,8 @@ _FEWEST_STOPS = 3
 _LEAST_SHARE = 0.2
 """Of the looks, so that a step takes at least 1.25 times as long."""
 _FEWEST_LOOKS = 50
-"""Half of those that there are in the window: an agent that gets no processor counts nothing."""
+"""Since the first stop; half of those that there are in the window, so that an agent that gets no
+processor counts nothing."""
 _WELL_S = 20.0
 """Without a stop, before a rank is told to be well."""
 _TELL_EVERY_S = 2.0
@@ -78,14 +80,15 @@ class Stops:
     def turns(self) -> list[tuple[int, float, bool]]:
         """What is new: local rank, share of the time that it was stopped, whether it is over."""
         with self._lock:
-            found = []
+            found: list[tuple[int, float, bool]] = []
             for local_rank in range(len(self._stopped_s)):
-                looks = [stopped[local_rank] for _, stopped in self._looks]
+                in_window = (stopped[local_rank] for _, stopped in self._looks)
+                looks = list(dropwhile(not_, in_window))  # since the first stop
                 share = sum(looks) / max(1, len(looks))
                 if local_rank in self._named:
                     is_new = self._is_well(local_rank)
                 else:
-                    stops = sum(now and not before for before, now in pairwise(looks))
+                    stops = sum(now and not before for before, now in pairwise([False, *looks]))
                     is_new = (
                         len(looks) >= _FEWEST_LOOKS
                         and stops >= _FEWEST_STOPS
