@@ -222,7 +222,7 @@ PROBLEMS = [
     ),
     (
         [
-            "elastic.leave_out_for=[xid,slow_network]",
+            "elastic.leave_out_for=[xid,throttled,slow_network]",
             "cluster.nodes=2",
             "elastic.min_nodes=1",
             "cluster.device=cpu",

@@ -150,3 +150,35 @@ def test_the_network_of_nodes_is_compared_with_that_of_their_peers() -> None:
     assert verdict([(1, "b", told[3][1])]) == [
         "node 1 (b): its network links are set to 200 Gbit/s, its peers' to 400"
     ]
+
+
+def limited(t: float, periods: float | None, throttled: float | None) -> Sample:
+    """Of a node whose container may use two cores."""
+    names = ("cpu_limit_cores", "cpu_limit_periods", "cpu_throttled_periods")
+    return sample(t, numbers=dict(zip(names, (2.0, periods, throttled), strict=True)))
+
+
+def test_a_limit_of_processor_time_is_said_with_its_share_and_when_it_is_over() -> None:
+    held = [limited(5.0 * k, 50.0 * k, 30.0 * k) for k in range(6)]
+    free = [limited(5.0 * k, 50.0 * k, 150.0) for k in range(6, 12)]
+    begun, over = look(*held, *free)
+    assert (begun.t, begun.kind, begun.device, begun.whose) == (20.0, "throttled", None, "either")
+    assert begun.cause == (
+        "its processes use up their limit of 2 cores, and stand still for the rest of 60% of the "
+        "periods (cgroup cpu.max; resources.limits.cpu in Kubernetes)"
+    )
+    assert (over.t, over.is_over, over.cause) == (45.0, True, begun.cause)
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [limited(5.0 * k, 50.0 * k, 10.0 * k) for k in range(20)],  # a fifth
+        [limited(5.0 * k, 50.0, 50.0) for k in range(20)],  # nothing ran
+        [limited(5.0 * k, None, None) for k in range(20)],
+        [limited(5.0 * k, None if k % 2 else 50.0 * k, 50.0 * k) for k in range(20)],  # gaps
+        [limited(5.0 * k, 50.0 * (k % 5), 50.0 * (k % 5 > 3)) for k in range(30)],  # starts anew
+    ],
+)
+def test_a_limit_that_is_seldom_reached_or_not_known_is_no_news(samples: list[Sample]) -> None:
+    assert look(*samples) == []

@@ -10,8 +10,10 @@ from shardyard.errors import Problem, RecipeError, RequestError
 _SETTING = "elastic.leave_out_for"
 _OF_RANKS = "slow_rank"
 """The verdict that comes of steps."""
-_OF_NODES = "slow_network"
+_OF_AGENTS = "slow_network"
 """The verdict that agents come to themselves; all others come of telemetry."""
+_OF_PROCESSORS = "throttled"
+"""The one of them that is not of a device."""
 
 
 def left_out_problems(recipe: Recipe) -> Iterable[Problem]:
@@ -28,7 +30,7 @@ def left_out_problems(recipe: Recipe) -> Iterable[Problem]:
             f"of the {most} that there may be. Set elastic.min_nodes below, or leave it empty."
         )
         yield Problem(_SETTING, text)
-    of_telemetry = [rule for rule in rules if rule not in (_OF_RANKS, _OF_NODES)]
+    of_telemetry = [rule for rule in rules if rule not in (_OF_RANKS, _OF_AGENTS)]
     if of_telemetry and recipe.observe.telemetry_every_s is None:
         text = (
             f"={_shown(of_telemetry)} follows from what telemetry finds, and "
@@ -54,7 +56,8 @@ def device_problems(recipe: Recipe) -> Iterable[Problem]:
             f"left out. Leave {_OF_RANKS} out."
         )
         yield Problem(_SETTING, text)
-    of_devices = [rule for rule in rules if rule not in (_OF_RANKS, _OF_NODES)]
+    others = (_OF_RANKS, _OF_AGENTS, _OF_PROCESSORS)
+    of_devices = [rule for rule in rules if rule not in others]
     if of_devices and device == "cpu":
         text = (
             f"={_shown(of_devices)} with cluster.device=cpu: processors have no counters of "

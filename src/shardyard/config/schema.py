@@ -304,9 +304,10 @@ class Checkpoint(Section):
 
 
 LeaveOutFor = Literal[
-    "xid", "ecc", "slowed", "slow_clock", "silent", "slow_pcie", "slow_network", "slow_rank"
-]
-"""Verdicts that name a node: of its devices, of its network, of its ranks."""
+    "xid", "ecc", "slowed", "slow_clock", "silent", "slow_pcie", "throttled", "slow_network",
+    "slow_rank",
+]  # fmt: skip
+"""Verdicts that name a node: of its devices, its processors, its network, its ranks."""
 
 
 class Elastic(Section):

@@ -47,14 +47,13 @@ from shardyard.elastic.losses import (
     first_cause,
 )
 from shardyard.elastic.neighbour import Neighbour, Place
-from shardyard.elastic.notes import forget_notes, read_notes, read_steps
+from shardyard.elastic.notes import forget_notes, read_notes
 from shardyard.elastic.notices import Node, Notices
 from shardyard.elastic.parked import Parking
 from shardyard.elastic.processes import OwnLogs, ProcessesAgent
 from shardyard.elastic.rendezvous import Rendezvous
 from shardyard.elastic.shared_memory import semaphores_told
-from shardyard.elastic.stops import StopWatch
-from shardyard.elastic.straggler import StragglerWatch
+from shardyard.elastic.slow_ranks import SlowRanks
 from shardyard.elastic.verdict_rules import VerdictRules
 from shardyard.elastic.worker import failure_path, read_failure
 from shardyard.errors import StorageError
@@ -126,8 +125,7 @@ class GroupAgent(ProcessesAgent):
         self._hangs: list[Hang] = []
         self._monitored_s = math.inf
         self._stages = stages
-        self._stragglers: StragglerWatch | None = None
-        self._stops: StopWatch | None = None
+        self._slow_ranks: SlowRanks | None = None
         self._node = Node.here(node_rank)
         self._events: EventWriter | None = None
         self._world_size = 0
@@ -243,17 +241,11 @@ class GroupAgent(ProcessesAgent):
         self._announce(worker_group, pids)
         self._hangs = []
         self._hang_finder = finder = self._find_hangs_of(worker_group, pids)
-        if finder is not None:
-            self._stops = StopWatch(
-                finder.watch.stops, self._notices, node=self._node.name,
-                ranks=list(self._pids_by_rank()), step_of=finder.watch.step_of,
-            )  # fmt: skip
-        if self._stages is not None:
-            self._stragglers = StragglerWatch(
-                self._notices, node=self._node.name, ranks=list(self._pids_by_rank()),
-                world_size=self._world_size,
-                ranks_of_stage=max(1, self._world_size // self._stages),
-            )  # fmt: skip
+        self._slow_ranks = SlowRanks(
+            self._notices, node=self._node.name, ranks=list(self._pids_by_rank()),
+            world_size=self._world_size, stages=self._stages, notes=self._notes,
+            looks=None if finder is None else finder.watch,
+        )  # fmt: skip
         return pids
 
     def _pause(self, seconds: float) -> None:
@@ -310,7 +302,7 @@ class GroupAgent(ProcessesAgent):
         result: RunResult = super()._monitor_workers(worker_group)
         if result.state is WorkerState.FAILED:  # died between the look above and torch's own
             return self._lose()
-        self._look_for_stragglers()
+        self._look_for_slow_ranks()
         for kind, problem in self._devices.look(self._notices, writes=self.writes_events):
             stays = self._rules.on_device(kind, problem, self._notices, self.nodes_left())
             self._write_event(kind, **problem, **({"stays": stays} if stays else {}))
@@ -382,26 +374,14 @@ class GroupAgent(ProcessesAgent):
         is_over = time.monotonic() - self._joined_s >= self._join_interval_s
         return is_over and self.get_worker_group().group_rank == 0
 
-    def _look_for_stragglers(self) -> None:
-        if self._drain.is_requested:
+    def _look_for_slow_ranks(self) -> None:
+        if self._slow_ranks is None or self._drain.is_requested:
             return
-        for turn in [] if self._stops is None else self._stops.look(writes=self.writes_events):
-            stays = "" if turn.is_over else self._leave_out_if_asked(turn.rank, turn.factor)
-            self.write_event("straggler", **turn.event(), **({"stays": stays} if stays else {}))
-        if self._stragglers is None:
-            return
-        steps = read_steps(self._notes, len(self._processes()), after=self._stragglers.newest)
-        for straggler in self._stragglers.look(steps, judges=self.writes_events):
-            slow = straggler.slowness
-            is_slow = straggler.is_slow_rank
-            stays = self._leave_out_if_asked(slow.ranks[0], slow.factor) if is_slow else ""
-            said = {**straggler.event(), **({"stays": stays} if stays else {})}
-            self.write_event(straggler.kind, **said)
-
-    def _leave_out_if_asked(self, rank: int, factor: float) -> str:
-        """Why the node of a slow rank stays although the recipe asks to go on without it."""
-        node, left = self._node_of(rank), self.nodes_left()
-        return self._rules.on_slow_rank(rank, factor, node, self._notices, left)
+        for told in self._slow_ranks.look(writes=self.writes_events):
+            stays, node, left = "", self._node_of(told.rank), self.nodes_left()
+            if told.is_slow_rank:
+                stays = self._rules.on_slow_rank(told.rank, told.factor, node, self._notices, left)
+            self.write_event(told.kind, **told.fields, **({"stays": stays} if stays else {}))
 
     def _is_to_go_on_without_one(self, result: RunResult) -> bool:
         """Whether a rule of the recipe has all go on without a node, which leaves now."""

@@ -1,4 +1,4 @@
-"""What is wrong with the devices of one node, in words, from its telemetry line by line.
+"""What is wrong with one node and its devices, in words, from its telemetry line by line.
 
 A number speaks against a device only beside its peers, or where the device itself says why; one
 that is missing speaks against nobody. What passes within a few lines is not said.
@@ -12,7 +12,9 @@ from typing import Any, Literal
 from shardyard.health.xid import Whose, xid
 from shardyard.rundir.telemetry import Sample
 
-Kind = Literal["xid", "ecc", "slowed", "slow_clock", "silent", "slow_pcie", "slow_network"]
+Kind = Literal[
+    "xid", "ecc", "slowed", "slow_clock", "silent", "slow_pcie", "throttled", "slow_network"
+]
 
 _ROW = 4
 """Lines in a row that say the same, before it is said, or said to be over."""
@@ -21,6 +23,8 @@ _SLOW_CLOCK = 0.93
 _WORKS = 0.5
 """A device that is used less has no reason for its full clock."""
 _SAME_XID_S = 600.0
+_THROTTLED = 0.25
+"""Of the periods between two lines, in which the limit of processor time was used up."""
 _SLOW_LINK = 0.9
 """Of what the link could be set to, or of its peers': the next lower setting is half."""
 
@@ -47,20 +51,25 @@ class DeviceJudge:
     """One node's, over the lines of one process that writes them."""
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[Kind, int], int] = {}
-        self._said: dict[tuple[Kind, int], str] = {}
+        self._rows: dict[tuple[Kind, int | None], int] = {}
+        self._said: dict[tuple[Kind, int | None], str] = {}
+        self._periods: tuple[float, float] | None = None
+        """Of the limit of processor time: all, and those in which it was used up."""
         self._ecc: dict[int, float] = {}
         self._xids: dict[tuple[int, int], float] = {}
 
     def look(self, sample: Sample) -> list[Finding]:
         """What is new with this line."""
+        devices = set(range(len(sample.head.names)))
+        slow_pcie, unknown = self._behind_on_pcie(sample)
         return [
             *self._driver_errors(sample),
             *self._memory_errors(sample),
-            *self._lasting(sample, "slowed", self._held_down(sample)),
-            *self._lasting(sample, "slow_clock", self._behind_peers(sample)),
-            *self._lasting(sample, "silent", self._without_answer(sample)),
-            *self._lasting(sample, "slow_pcie", *self._behind_on_pcie(sample)),
+            *self._lasting(sample, "slowed", self._held_down(sample), devices),
+            *self._lasting(sample, "slow_clock", self._behind_peers(sample), devices),
+            *self._lasting(sample, "silent", self._without_answer(sample), devices),
+            *self._lasting(sample, "slow_pcie", slow_pcie, devices - unknown),
+            *self._lasting(sample, "throttled", *self._held_back(sample)),
         ]
 
     def _driver_errors(self, sample: Sample) -> Iterator[Finding]:
@@ -135,23 +144,49 @@ class DeviceJudge:
     def _without_answer(self, sample: Sample) -> dict[int, str]:
         return dict.fromkeys(sample.unanswered, "its counters do not answer")
 
+    def _held_back(self, sample: Sample) -> tuple[dict[None, str], set[None]]:
+        """By the limit of processor time; nothing is known of a line in which nothing ran."""
+        limit, *counts = (
+            sample.numbers.get(f"cpu_{name}")
+            for name in ("limit_cores", "limit_periods", "throttled_periods")
+        )
+        before, self._periods = self._periods, None
+        if limit is None or counts[0] is None or counts[1] is None:
+            return {}, set()
+        self._periods = counts[0], counts[1]
+        periods = counts[0] - before[0] if before else 0
+        if before is None or periods <= 0:
+            return {}, set()
+        share = (counts[1] - before[1]) / periods
+        words = (
+            f"its processes use up their limit of {limit:g} cores, and stand still for the rest "
+            f"of {share:.0%} of the periods (cgroup cpu.max; resources.limits.cpu in Kubernetes)"
+        )
+        return {None: words} if share >= _THROTTLED else {}, {None}
+
     def _lasting(
-        self, sample: Sample, kind: Kind, now: dict[int, str], unknown: Collection[int] = ()
+        self, sample: Sample, kind: Kind, now: Mapping[Any, str], known: Collection[int | None]
     ) -> Iterator[Finding]:
-        """What so many lines in a row say that the line before did not."""
-        for device in set(range(len(sample.head.names))).difference(unknown):
+        """What so many lines in a row say that the line before did not.
+
+        Args:
+            now: What is wrong, by device; None: by the node itself.
+            known: Those of which the line says anything.
+        """
+        for device in known:
             key = (kind, device)
             is_turning = (device in now) != (key in self._said)
             self._rows[key] = self._rows.get(key, 0) + 1 if is_turning else 0
             if self._rows[key] < _ROW:
                 continue
             self._rows[key] = 0
-            if device in now:
+            if is_wrong := device in now:
                 self._said[key] = now[device]
-                yield Finding(t=sample.t, kind=kind, device=device, cause=now[device])
-            else:
-                cause = self._said.pop(key)
-                yield Finding(t=sample.t, kind=kind, device=device, cause=cause, is_over=True)
+            cause = self._said[key] if is_wrong else self._said.pop(key)
+            yield Finding(
+                t=sample.t, kind=kind, device=device, cause=cause, is_over=not is_wrong,
+                whose="either" if device is None else "device",  # a limit is somebody's setting
+            )  # fmt: skip
 
 
 class NetworkJudge:

@@ -52,6 +52,9 @@ LINK_FIELDS = (
 
 NODE_FIELDS = (
     Field(name="cpu_busy_cores", title="Cores at work"),
+    Field(name="cpu_limit_cores", title="Cores that its container may use"),
+    Field(name="cpu_limit_periods", title="Periods of that limit", kind="counter"),
+    Field(name="cpu_throttled_periods", title="Of them, those it was used up in", kind="counter"),
     Field(name="memory_available_bytes", title="Memory that programs could have"),
     Field(name="page_cache_bytes", title="Files held in memory"),
     Field(name="disk_read_bytes", title="Read from disks", kind="counter"),
