@@ -138,7 +138,8 @@ class Data(Section):
     dir: str = "prepared"
     """Folder that holds prepared data sets, one folder each, named by fingerprint."""
     workers: Annotated[int, Field(ge=1)] | Auto = "auto"
-    """Processes that prepare data; auto: the cores of this machine."""
+    """Processes that prepare data; auto: the cores of this machine, within the limit
+    of its container."""
     prefetch_steps: Annotated[int, Field(ge=1)] = 2
     """Steps read ahead while the device computes."""
     images: Images = Images()

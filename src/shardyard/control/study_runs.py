@@ -24,6 +24,7 @@ from shardyard.control.study import (
     refuse_another,
 )
 from shardyard.control.submission import Launchers, Proposal, refusals
+from shardyard.cores import usable_cores
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.files import FILE_MODE, make_folder, write_json
 from shardyard.launchers.base import JobState, Launcher
@@ -119,7 +120,7 @@ class Runs:
         """Which sizes have more CPU processes than this machine has cores; none: nothing."""
         if not (self.study.is_here and self.study.is_cpu):
             return []
-        cores = len(os.sched_getaffinity(0))
+        cores = usable_cores()
         above = [size.nodes for size in self.sizes if size.nodes > cores]
         if not above:
             return []

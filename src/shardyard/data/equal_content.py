@@ -7,13 +7,13 @@ compared; beside it then stands that these times mean that content, so it is rea
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from shardyard.config.sources import is_remote
+from shardyard.cores import usable_cores
 from shardyard.data.shards import MANIFEST
 from shardyard.data.spans import SourceFile
 from shardyard.errors import DataError
@@ -77,7 +77,7 @@ def _listed(files: Sequence[SourceFile], content: Sequence[str]) -> list[list[An
 
 
 def _content_of(files: Sequence[SourceFile]) -> list[str]:
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # hashing leaves the lock
+    with ThreadPoolExecutor(usable_cores()) as pool:  # hashing leaves the lock
         return list(pool.map(_sha256, files))
 
 

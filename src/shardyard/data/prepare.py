@@ -8,7 +8,6 @@ workers and interruptions. docs/design/data.md has the reasons.
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +30,7 @@ from shardyard.config.resolved import DataFacts
 from shardyard.config.schema import Recipe
 from shardyard.config.task_names import task_row
 from shardyard.config.tasks import imported
+from shardyard.cores import usable_cores
 from shardyard.data.encoders import LEARNT, Column
 from shardyard.data.equal_content import find_equal, record_sources
 from shardyard.data.formats import SECTION_BYTES, format_named
@@ -381,7 +381,7 @@ def _build(
 ) -> None:
     data = recipe.data
     pieces = split_into_pieces(files, _piece_bytes(files))
-    workers = len(os.sched_getaffinity(0)) if data.workers == "auto" else data.workers
+    workers = usable_cores() if data.workers == "auto" else data.workers
     tasks = [
         TokenizePiece(
             folder,

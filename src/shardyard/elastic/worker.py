@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from shardyard.config.schema import Recipe
+from shardyard.cores import usable_cores
 from shardyard.elastic.agent_memory import attach
 from shardyard.elastic.drain import signal_at_parent_death
 from shardyard.elastic.notes import own_notes
@@ -195,7 +196,7 @@ def take_device(recipe: Recipe) -> torch.device:
     kind = recipe.cluster.device
     if kind == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         processes = int(os.environ["LOCAL_WORLD_SIZE"])
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // processes))
+        torch.set_num_threads(max(1, usable_cores() // processes))
     return select_device(kind, int(os.environ["LOCAL_RANK"]))
 
 

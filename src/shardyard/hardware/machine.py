@@ -16,7 +16,7 @@ class Machine:
     memory_bytes: int
     """Memory of one device; for cpu: of the machine."""
     cores: int
-    """CPU cores of the machine."""
+    """CPU cores of the machine, within the limit of its container."""
     hostname: str
     has_fp8: bool = False
     """Whether torchao's fp8 products run on its devices."""

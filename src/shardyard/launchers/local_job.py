@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shardyard.cores import usable_cores
 from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED, LostNodeError, StorageError
 from shardyard.files import write_json
 from shardyard.rundir.drilled import hosts_of
@@ -224,7 +225,7 @@ class Supervisor:
         job = self._job
         processes = job.nodes * job.devices_per_node
         # A worker takes its share of the cores from its own node's number of processes alone.
-        threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes))}
+        threads = {"OMP_NUM_THREADS": str(max(1, usable_cores() // processes))}
         env = {**(threads if job.nodes > 1 else {}), **os.environ, **job.env}
         hosts = hosts_of(os.environ, job.nodes)
         with socket.create_server(("127.0.0.1", 0)) as free:

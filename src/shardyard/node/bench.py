@@ -17,6 +17,7 @@ from typing import Any
 from shardyard.bench import pairs, table
 from shardyard.bench.table import Measured
 from shardyard.config.schema import Recipe
+from shardyard.cores import usable_cores
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.hardware.network_counters import busiest
 from shardyard.launchers.marked import mark
@@ -119,7 +120,7 @@ def _start(words: list[str], env: dict[str, str], *, is_read: bool) -> "subproce
 
 def _environment(bench: NetworkBench, place: Place, local_rank: int) -> dict[str, str]:
     rank = place.node_rank * bench.processes + local_rank
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     env = {"OMP_NUM_THREADS": str(max(1, cores // bench.processes)), **os.environ}
     env |= {
         "RANK": str(rank),

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from shardyard.cores import usable_cores
 from shardyard.errors import RequestError
 
 _HAS_COLLECTIVES = {"hpu": "habana_frameworks.torch.distributed.hccl"}
@@ -233,7 +234,7 @@ def _describe() -> dict[str, str | int]:
         "name": name,
         "count": count,
         "memory_bytes": memory,
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": usable_cores(),
         "hostname": socket.gethostname(),
         "has_fp8": _has_fp8(device),
         "has_bf16": _has_bf16(device),

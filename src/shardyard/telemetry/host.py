@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from shardyard.hardware.network_counters import LOOPBACK, efa_sent_bytes, moved_bytes
-from shardyard.telemetry.processor_limit import ProcessorLimit
+from shardyard.telemetry.throttled import Throttled
 
 _SECTOR_BYTES = 512
 """Of /proc/diskstats, whatever a disk's own are."""
@@ -22,7 +22,7 @@ class Host:
         self._ticks_s = 1 / os.sysconf("SC_CLK_TCK")
         self._looked_s = time.monotonic()
         self._busy_s = self._cpu_busy_s()
-        self._limit = ProcessorLimit(root)
+        self._throttled = Throttled(root)
         self._is_disk: dict[str, bool] = {}
 
     def read(self) -> dict[str, float | None]:
@@ -34,7 +34,7 @@ class Host:
         moved = [both for name, both in interfaces if name not in LOOPBACK]
         return {
             "cpu_busy_cores": self._busy_cores(),
-            **self._limit.read(),
+            **self._throttled.read(),
             "memory_available_bytes": memory.get("MemAvailable"),
             "page_cache_bytes": memory.get("Cached"),
             "disk_read_bytes": read,

@@ -6,7 +6,6 @@ text (``data/prepare.py``) holds here: the folder is named by what is asked for,
 outlive a kill, the manifest comes last, and the result is the same for any number of workers.
 """
 
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from shardyard.config.fingerprint import digest
 from shardyard.config.resolved import DataFacts
 from shardyard.config.schema import Recipe
 from shardyard.config.sources import is_remote
+from shardyard.cores import usable_cores
 from shardyard.data.images.commit import commit
 from shardyard.data.images.files import InTar
 from shardyard.data.images.index import read_facts
@@ -131,7 +131,7 @@ def _build(
     folder: Path, recipe: Recipe, listing: Listing, request: dict[str, Any], progress: Progress
 ) -> None:
     data = recipe.data
-    workers = len(os.sched_getaffinity(0)) if data.workers == "auto" else data.workers
+    workers = usable_cores() if data.workers == "auto" else data.workers
     options = Options(
         hold_out=HoldOut(0.0 if listing.says_splits else data.eval_fraction),
         packs=request["packed"],

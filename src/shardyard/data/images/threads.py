@@ -11,6 +11,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from shardyard.cores import usable_cores
+
 T = TypeVar("T")
 
 _MEASURED_S = 2.0
@@ -25,7 +27,7 @@ def decode_threads(wanted: int | str) -> "DecodeThreads":
     if isinstance(wanted, int):
         return DecodeThreads(wanted)
     processes_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    cores = max(1, len(os.sched_getaffinity(0)) // processes_here)
+    cores = max(1, usable_cores() // processes_here)
     return DecodeThreads(cores, is_fixed=False)
 
 

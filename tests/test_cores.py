@@ -1,5 +1,6 @@
-"""The limit of processor time of a run's control group: the tightest one, or not known."""
+"""The cores a process may keep busy; its control group's limit: the tightest, or not known."""
 
+import re
 import subprocess
 import sys
 import time
@@ -8,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.telemetry.processor_limit import ProcessorLimit
+from shardyard.cores import usable_cores
+from shardyard.telemetry.throttled import Throttled
 from tests.mounts import needs_root
 
 UNKNOWN = {"cpu_limit_cores": None, "cpu_limit_periods": None, "cpu_throttled_periods": None}
@@ -28,7 +30,7 @@ def tree(root: Path, cgroup: str, **files: str) -> Path:
 
 def test_a_container_of_its_own_name_space_has_its_limit_at_the_top(tmp_path: Path) -> None:
     root = tree(tmp_path, "0::/\n", **{"cpu.max": "250000 100000\n", "cpu.stat": STAT})
-    assert ProcessorLimit(root).read() == {
+    assert Throttled(root).read() == {
         "cpu_limit_cores": 2.5, "cpu_limit_periods": 40, "cpu_throttled_periods": 25,
     }  # fmt: skip
 
@@ -42,14 +44,14 @@ def test_of_a_job_step_the_tightest_limit_above_it_counts(tmp_path: Path) -> Non
             "slurm/cpu.max": "3200000 100000\n", "slurm/cpu.stat": "nr_periods 1\n",
         },
     )  # fmt: skip
-    assert ProcessorLimit(root).read()["cpu_limit_cores"] == 4.0
-    assert ProcessorLimit(root).read()["cpu_throttled_periods"] == 25
+    assert Throttled(root).read()["cpu_limit_cores"] == 4.0
+    assert Throttled(root).read()["cpu_throttled_periods"] == 25
 
 
 def test_where_only_the_end_of_the_hosts_path_is_seen_the_top_is_the_group(tmp_path: Path) -> None:
     files = {"cpu.max": "100000 100000\n", "cpu.stat": STAT}
     root = tree(tmp_path, "0::/kubepods/pod1/container\n", **files)
-    assert ProcessorLimit(root).read()["cpu_limit_cores"] == 1.0
+    assert Throttled(root).read()["cpu_limit_cores"] == 1.0
 
 
 def test_version_1_is_read_too(tmp_path: Path) -> None:
@@ -62,7 +64,7 @@ def test_version_1_is_read_too(tmp_path: Path) -> None:
             "cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n",
         },
     )  # fmt: skip
-    assert ProcessorLimit(root).read() == {
+    assert Throttled(root).read() == {
         "cpu_limit_cores": 0.5, "cpu_limit_periods": 40, "cpu_throttled_periods": 25,
     }  # fmt: skip
 
@@ -72,15 +74,27 @@ def test_version_1_is_read_too(tmp_path: Path) -> None:
     [{}, {"cpu.max": "max 100000\n", "cpu.stat": STAT}, {"cpu.max": "odd\n", "cpu.stat": STAT}],
 )
 def test_without_a_limit_nothing_is_known(tmp_path: Path, files: dict[str, str]) -> None:
-    assert ProcessorLimit(tree(tmp_path, "0::/\n", **files)).read() == UNKNOWN
-    assert ProcessorLimit(tmp_path / "elsewhere").read() == UNKNOWN
+    assert Throttled(tree(tmp_path, "0::/\n", **files)).read() == UNKNOWN
+    assert Throttled(tmp_path / "elsewhere").read() == UNKNOWN
 
 
 def test_a_group_that_is_gone_leaves_its_counts_unknown(tmp_path: Path) -> None:
     root = tree(tmp_path, "0::/\n", **{"cpu.max": "100000 100000\n", "cpu.stat": STAT})
-    limit = ProcessorLimit(root)
+    limit = Throttled(root)
     (root / "sys/fs/cgroup/cpu.stat").unlink()
     assert limit.read() == {**UNKNOWN, "cpu_limit_cores": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("limit", "usable"), [("350000", 3), ("50000", 1), ("max", 8), ("6400000", 8)]
+)
+def test_as_many_cores_are_usable_as_there_are_within_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, usable: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    root = tree(tmp_path, "0::/\n", **{"cpu.max": f"{limit} 100000\n", "cpu.stat": STAT})
+    assert usable_cores(root) == usable
+    assert usable_cores(tmp_path / "elsewhere") == 8
 
 
 @pytest.fixture
@@ -108,8 +122,10 @@ def group() -> Iterator[Path]:
 BUSY = """
 import os, sys, time
 open(sys.argv[1] + "/cgroup.procs", "w").write(str(os.getpid()))
-from shardyard.telemetry.processor_limit import ProcessorLimit
-limit = ProcessorLimit()
+from shardyard.cores import usable_cores
+from shardyard.telemetry.throttled import Throttled
+assert usable_cores() == 1
+limit = Throttled()
 before, until = limit.read(), time.monotonic() + 2.0
 while time.monotonic() < until:
     pass
@@ -127,3 +143,14 @@ def test_the_kernel_counts_the_periods_in_which_a_process_stood_still(group: Pat
     )
     cores, share = map(float, done.stdout.split())
     assert cores == 0.2 and share > 0.5
+
+
+def test_nothing_else_asks_the_machine_how_many_cores_there_are() -> None:
+    source = Path(__file__).parents[1] / "src/shardyard"
+    asking = {
+        str(path.relative_to(source))
+        for path in source.rglob("*.py")
+        if re.search(r"sched_getaffinity|cpu_count", path.read_text())
+    }
+    told = "telemetry/__main__.py"  # says how many the node has, beside the limit
+    assert asking == {"cores.py", told}
