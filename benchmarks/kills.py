@@ -13,7 +13,7 @@
 Each kill is a case of `shardyard drill`. A kill that came when the save, the copy or the load was
 over is told and does not count: others are made until there are enough. A state that was damaged
 and taken for sound would show as other losses, samples or final bits than the twin's.
-Writes one JSON file.
+Writes one JSON file, anew after each drill.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,15 +51,18 @@ def main() -> int:
     end_by_signals()
     wanted = {name: math.ceil(count * args.scale) for name, count in WANTED.items()}
     cases: list[dict[str, Any]] = []
+    rows: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="kills-") as scratch:
         write_corpus(Path(scratch) / "text")
         for seed in range(1, _MOST_ROUNDS + 1):
             due = {name: count - hits(cases, name) for name, count in wanted.items()}
             if max(due.values()) <= 0:
                 break
-            cases += one_round(Path(scratch), due, args.settings, seed=seed)
-    rows = {name: row_of(cases, name, count) for name, count in wanted.items()}
-    write_result("kills", {"rows": rows, "cases": [_brief(case) for case in cases]}, args.out)
+            for drilled in one_round(Path(scratch), due, args.settings, seed=seed):
+                cases += drilled  # written after each drill: all take an hour, and may be ended
+                rows = {name: row_of(cases, name, count) for name, count in wanted.items()}
+                content = {"rows": rows, "cases": [_brief(case) for case in cases]}
+                write_result("kills", content, args.out)
     for name, row in rows.items():
         print(name, *(f"{key} {value}" for key, value in row.items()), sep="  ")
     return 0 if all(row["equal"] == row["kills"] >= row["wanted"] for row in rows.values()) else 1
@@ -67,17 +70,16 @@ def main() -> int:
 
 def one_round(
     folder: Path, due: dict[str, int], settings: Sequence[str], *, seed: int
-) -> list[dict[str, Any]]:
-    """Cases of what is due, of each at most a few: two drills, as snapshots change what is read."""
+) -> Iterator[list[dict[str, Any]]]:
+    """Cases of what is due, of each at most a few, drill by drill; those with snapshots are drills
+    of their own, as a restart then reads no checkpoint."""
     asked = {name: min(count, _MOST_A_ROUND) for name, count in due.items() if count > 0}
-    found = []
     for in_copies in (False, True):
         names = {name: count for name, count in asked.items() if ("snapshot" in name) == in_copies}
         for count in sorted(set(names.values())):
             faults = ",".join(name for name, times in names.items() if times == count)
             own = (*settings, *(_SNAPSHOTS if in_copies else ()))
-            found += _drill(folder, faults, count, own, seed=seed)
-    return found
+            yield _drill(folder, faults, count, own, seed=seed)
 
 
 def _drill(
