@@ -1,6 +1,6 @@
 """No search for garbage while modules are imported: they are none, and there are ever more of them.
 
-The searches take a sixth of the processor time of an import of torch.
+The searches take a tenth of what a fork server needs for its imports (docs/benchmarks.md).
 """
 
 import gc
