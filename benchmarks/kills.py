@@ -1,6 +1,6 @@
 """200 SIGKILLs at random moments of real runs: does each end in the bits of the undisturbed run?
 
-    OMP_NUM_THREADS=1 python -m benchmarks.kills [--scale 1.0] [-- SETTING ...]
+    OMP_NUM_THREADS=1 python -m benchmarks.kills [--scale 1.0] [--only KILL ...] [-- SETTING ...]
 
 | kills | of | at |
 |---|---|---|
@@ -45,11 +45,12 @@ def main() -> int:
     """Measure, print the counts, write the result file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of kills")
+    parser.add_argument("--only", nargs="+", choices=WANTED, default=list(WANTED))
     parser.add_argument("--out", type=Path, help="file of the result")
     parser.add_argument("settings", nargs="*", help="for all runs")
     args = parser.parse_args()
     end_by_signals()
-    wanted = {name: math.ceil(count * args.scale) for name, count in WANTED.items()}
+    wanted = {name: math.ceil(WANTED[name] * args.scale) for name in args.only}
     cases: list[dict[str, Any]] = []
     rows: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="kills-") as scratch:

@@ -322,8 +322,8 @@ FAULTS: Mapping[str, Fault] = {
         strike=strikes.kill_in_save,
     ),
     "kill-in-load": Fault(
-        what="a rank is killed, and again while the restart loads",
-        how="SIGKILL, and another at a random moment of the restart's load",
+        what="a rank is killed, and again while a restart loads",
+        how="SIGKILL twice, and another at a random moment of the second restart's load",
         acts_on="rank",
         named=_lost("SIGKILL"),
         strike=strikes.kill_in_load,

@@ -17,8 +17,8 @@ from shardyard.drill.network import Weather
 from shardyard.drill.scene import Missed, Scene
 from shardyard.drill.slots import SlotWatch
 
-_LOAD_S = 0.1
-"""From the first look into a checkpoint until a small model has read it, and some more."""
+_LOOKS = 200
+"""Into a process, for each one at the events."""
 DELAY_S, LOSS = 0.005, 0.01
 """Of a bad network: each way, and of packets."""
 _HOUR_S = 3600.0
@@ -108,19 +108,41 @@ def _half_written(scene: Scene) -> bool:
 
 
 def kill_in_load(scene: Scene) -> None:
-    """Kill a rank, and once more at a random moment while the restart reads its checkpoint."""
+    """Kill a rank twice: the first restart shows how long a load takes, in the second one the rank
+    is killed at a random moment of it."""
     scene.kill(scene.worker)
+    generation = _wait_for_load(scene)
+    began_s = time.monotonic()
+    scene.wait_closely(lambda: _has_loaded(scene, generation), "the end of a load")
+    took_s = time.monotonic() - began_s
+    step = scene.last_step()
+    scene.wait(lambda: scene.last_step() > step, "a step after the restart")
+    scene.kill(scene.worker)
+    generation = _wait_for_load(scene)
+    worker = scene.worker
+    time.sleep(scene.draw.uniform(0.0, took_s))
+    scene.kill(worker)
+    scene.wait_until_gone(worker, "the killed rank")
+    scene.notes |= {"was_inside": not _has_loaded(scene, generation), "load_s": round(took_s, 4)}
+
+
+def _wait_for_load(scene: Scene) -> int:
+    """Until the target of the restart that comes now looks into a checkpoint: its generation."""
     before = len(scene.events("rendezvous"))
     scene.wait(lambda: len(scene.events("rendezvous")) > before, "the restart")
-    worker, generation = scene.worker, scene.events("rendezvous")[-1]["generation"]
+    worker, generation = scene.worker, int(scene.events("rendezvous")[-1]["generation"])
 
-    def has_loaded() -> bool:
-        return any(e["generation"] == generation for e in scene.events("checkpoint_loaded"))
+    def has_begun() -> bool:
+        # a small model's files are open for less time than a look at the events takes
+        looks = (scene.has_open(worker, scene.run.checkpoints) for _ in range(_LOOKS))
+        return any(looks) or _has_loaded(scene, generation)
 
-    scene.wait(lambda: scene.has_open(worker, scene.run.checkpoints) or has_loaded(), "a load")
-    time.sleep(scene.draw.uniform(0.0, _LOAD_S))
-    scene.notes["was_inside"] = not has_loaded()
-    scene.kill(worker)
+    scene.wait_closely(has_begun, "a load")
+    return generation
+
+
+def _has_loaded(scene: Scene, generation: int) -> bool:
+    return any(e["generation"] == generation for e in scene.events("checkpoint_loaded"))
 
 
 def kill_in_snapshot(scene: Scene) -> None:
