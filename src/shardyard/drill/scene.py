@@ -5,7 +5,6 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -155,12 +154,6 @@ class Scene:
             if time.monotonic() > deadline_s:
                 raise Missed(f"{what} did not come")
 
-    def has_open(self, pid: int, folder: Path) -> bool:
-        """Whether a process has a file below a folder open."""
-        with suppress(OSError):  # it has ended
-            return any(_leads_into(folder, link) for link in Path(f"/proc/{pid}/fd").iterdir())
-        return False
-
     def wait_until_gone(self, pid: int, what: str) -> None:
         """Wait for the end of a process of this case; the others may end with it."""
         wait_for(lambda: not self.marked.has(pid), every_s=_POLL_S, within_s=self.within_s)
@@ -181,12 +174,6 @@ class Scene:
         if pid is None or not self.marked.has(pid):
             raise Missed(f"{what} had ended")
         return pid
-
-
-def _leads_into(folder: Path, link: Path) -> bool:
-    with suppress(OSError):  # it was closed meanwhile
-        return folder in link.readlink().parents
-    return False
 
 
 def _lines(log: Path) -> list[str]:

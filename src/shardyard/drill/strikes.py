@@ -14,11 +14,12 @@ from shardyard.drill.apart import SHARED_MEMORY, is_apart
 from shardyard.drill.disks import fill, make_room
 from shardyard.drill.marked import environment_of, words_of
 from shardyard.drill.network import Weather
+from shardyard.drill.openings import Openings
 from shardyard.drill.scene import Missed, Scene
 from shardyard.drill.slots import SlotWatch
 
-_LOOKS = 200
-"""Into a process, for each one at the events."""
+_LOOK_S = 0.1
+"""At most, for a load that begins."""
 DELAY_S, LOSS = 0.005, 0.01
 """Of a bad network: each way, and of packets."""
 _HOUR_S = 3600.0
@@ -113,7 +114,7 @@ def kill_in_load(scene: Scene) -> None:
     scene.kill(scene.worker)
     generation = _wait_for_load(scene)
     began_s = time.monotonic()
-    scene.wait_closely(lambda: _has_loaded(scene, generation), "the end of a load")
+    scene.wait(lambda: _has_loaded(scene, generation), "the end of a load")
     took_s = time.monotonic() - began_s
     step = scene.last_step()
     scene.wait(lambda: scene.last_step() > step, "a step after the restart")
@@ -127,17 +128,15 @@ def kill_in_load(scene: Scene) -> None:
 
 
 def _wait_for_load(scene: Scene) -> int:
-    """Until the target of the restart that comes now looks into a checkpoint: its generation."""
+    """Until the restart that comes now opens a checkpoint's tensors: its generation."""
     before = len(scene.events("rendezvous"))
     scene.wait(lambda: len(scene.events("rendezvous")) > before, "the restart")
-    worker, generation = scene.worker, int(scene.events("rendezvous")[-1]["generation"])
-
-    def has_begun() -> bool:
-        # a small model's files are open for less time than a look at the events takes
-        looks = (scene.has_open(worker, scene.run.checkpoints) for _ in range(_LOOKS))
-        return any(looks) or _has_loaded(scene, generation)
-
-    scene.wait_closely(has_begun, "a load")
+    generation = int(scene.events("rendezvous")[-1]["generation"])
+    saved = [scene.run.checkpoint(step) for step in scene.run.checkpoint_steps()]
+    with closing(Openings(saved)) as openings:
+        scene.wait_closely(
+            lambda: openings.have_come(_LOOK_S) or _has_loaded(scene, generation), "a load"
+        )
     return generation
 
 

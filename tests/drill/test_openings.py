@@ -1,0 +1,24 @@
+"""The kernel's word of files that are opened."""
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from shardyard.drill.openings import Openings
+
+
+def test_the_opening_of_a_tensor_file_is_told_once_and_that_of_another_not(tmp_path: Path) -> None:
+    for name in ("rank-00000.safetensors", "manifest.json"):
+        (tmp_path / name).write_bytes(b"0")
+    with closing(Openings([tmp_path])) as openings:
+        assert not openings.have_come(0.0)
+        (tmp_path / "manifest.json").read_bytes()
+        assert not openings.have_come(0.0)
+        (tmp_path / "rank-00000.safetensors").read_bytes()  # open for some microseconds
+        assert openings.have_come(0.0) and not openings.have_come(0.0)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="gone"):
+        Openings([tmp_path / "gone"])
