@@ -123,6 +123,8 @@ class Attempt:
             polls_in_vain += self.drain.is_overdue or (self.drain.is_requested and is_meeting)
         folder.stop()
         answer = self._answer or self._given_up()
+        if answer.outcome == "failed" and folder.is_missing():
+            return self._folder_gone()
         self._finish(answer)
         return replace(answer, drain_left_s=self.drain.left_s)
 

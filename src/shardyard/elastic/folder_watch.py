@@ -26,6 +26,10 @@ class FolderWatch:
     def stop(self) -> None:
         self._is_over.set()
 
+    def is_missing(self) -> bool:
+        """Look now: what failed for want of the folder may have ended before it was missed."""
+        return not _is_there(self._file)
+
     def _watch(self) -> None:
         missed = 0
         while not (self.is_gone or self._is_over.wait(_LOOK_EVERY_S)):
