@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -89,18 +89,29 @@ def false_alarms(
         began_s = time.monotonic()
         command = verb("train", *RECIPE, *asked, *settings, "run.id=calm")
         with running(folder, command, environment=_cache(folder)) as process:
-            code = process.wait()
+            loads = list(_loads_until_end(process))
     events = list(read_lines(run.events))
     return {
-        "exit_code": code,
+        "exit_code": process.returncode,
         "steps": max((line["step"] for line in read_steps(run.metrics)), default=0),
         "evaluations": sum(event["kind"] == "evaluated" for event in events),
         "saves": sum(event["kind"] == "checkpoint_durable" for event in events),
         "losses": [event for event in events if event["kind"] in LOSSES],
         "stragglers": [e for e in events if e["kind"] in ("straggler", "slow_link")],
         "busy_processes": others,
+        "load_average": {"median": statistics.median(loads), "min": min(loads)},
         "seconds": round(time.monotonic() - began_s, 1),
     }
+
+
+def _loads_until_end(process: subprocess.Popen[bytes]) -> Iterator[float]:
+    """The machine's load, a minute's mean each: with the run's own and all that others do."""
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=60.0)
+        yield round(os.getloadavg()[0], 2)
+        if process.returncode is not None:
+            return
 
 
 def stopped_ranks(
