@@ -19,6 +19,13 @@ def test_the_opening_of_a_tensor_file_is_told_once_and_that_of_another_not(tmp_p
         assert openings.have_come(0.0) and not openings.have_come(0.0)
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="gone"):
-        Openings([tmp_path / "gone"])
+def test_a_folder_that_was_removed_is_left_out(tmp_path: Path) -> None:
+    with closing(Openings([tmp_path / "removed", tmp_path])) as openings:
+        (tmp_path / "rank-00000.safetensors").write_bytes(b"0")
+        assert openings.have_come(0.0)
+
+
+def test_what_is_no_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError, match="file"):
+        Openings([tmp_path / "file" / "step"])

@@ -5,6 +5,7 @@ too late for half of them.
 """
 
 import ctypes
+import errno
 import os
 import select
 from pathlib import Path
@@ -16,7 +17,10 @@ _MOST_BYTES = 1 << 16
 
 
 class Openings:
-    """Of tensor files that lie in folders; each is watched until `close`."""
+    """Of tensor files that lie in folders; each is watched until `close`.
+
+    A folder that is gone is left out: a run removes its old checkpoints.
+    """
 
     def __init__(self, folders: list[Path]) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -24,7 +28,8 @@ class Openings:
         if self._words < 0:
             raise _refused()
         for folder in folders:
-            if libc.inotify_add_watch(self._words, os.fsencode(folder), _OPENED) < 0:
+            watched = libc.inotify_add_watch(self._words, os.fsencode(folder), _OPENED)
+            if watched < 0 and ctypes.get_errno() != errno.ENOENT:
                 self.close()
                 raise _refused(folder)
 
