@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from shardyard import doctor
+from shardyard.cores import ProcessorLimit
 from shardyard.doctor.finding import Finding
 from shardyard.doctor.machine import (
     check_address,
@@ -20,6 +22,7 @@ from shardyard.doctor.machine import (
     judge_driver,
     judge_locked_memory,
     judge_open_files,
+    judge_processor_limit,
     judge_shared_memory,
     measure_write_bytes_per_s,
     nccl_of_torch,
@@ -110,6 +113,13 @@ def test_the_nccl_of_a_wheel_tells_its_cuda() -> None:
     [
         (judge_shared_memory(64 * GIB), "ok: /dev/shm has 64.0 GiB"),
         (judge_shared_memory(64 * MIB), "warning: /dev/shm has 64.0 MiB; processes of a node"),
+        (judge_processor_limit(8.0, processes=8), "ok: 8 cores for 8 processes"),
+        (judge_processor_limit(1.5, processes=1), "ok: 1.5 cores for 1 process"),
+        (
+            judge_processor_limit(3.5, processes=8),
+            "warning: 3.5 cores for 8 processes; all stand still for the rest of each tenth of a "
+            "second in which they have used it up. Raise it to a core a process",
+        ),
         (judge_open_files(1024), "warning: 1,024 a process; rank 0"),
         (judge_open_files(65536), "ok: 65,536 a process"),
         (judge_open_files(resource.RLIM_INFINITY), "ok: no limit"),
@@ -169,6 +179,16 @@ def test_all_is_looked_at_also_where_the_devices_do_not_answer(tmp_path: Path) -
     found = {finding.name: finding for finding in check_machine(tmp_path, look=broken)}
     assert found["devices"].verdict == "problem"
     assert {"packages", "open files", "run folder", "address"} <= set(found)
+
+
+@pytest.mark.parametrize(("processes", "verdict"), [(None, "ok"), (8, "ok"), (9, "warning")])
+def test_a_limit_of_processor_time_is_held_against_the_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int | None, verdict: str
+) -> None:
+    limit = ProcessorLimit(tmp_path, cores=8.0)
+    monkeypatch.setattr(doctor.machine, "processor_limit", lambda: limit)
+    findings = check_machine(tmp_path, processes=processes, look=lambda: H200)
+    assert [each.verdict for each in findings if each.name == "processor limit"] == [verdict]
 
 
 V100 = replace(H200, name="Tesla V100-SXM2-16GB")

@@ -72,11 +72,12 @@ def findings_here(request: Request | None = None) -> list[Finding]:
         return check_machine(Path("runs"))
     recipe = request.recipe
     devices = recipe.cluster.devices
-    is_cpu = recipe.cluster.device == "cpu"
+    processes = None if devices == "auto" else int(devices)
     return [
         *check_machine(
             Path(recipe.run.dir).expanduser(),
-            devices_wanted=None if is_cpu or devices == "auto" else int(devices),
+            devices_wanted=None if recipe.cluster.device == "cpu" else processes,
+            processes=processes,
             # weights in fp32 and the optimizer's state of each
             checkpoint_bytes=0  # of a module of the user's own nobody knows
             if request.shape is None

@@ -23,6 +23,7 @@ from shardyard.config.compatibility import (
     installed_version,
     wheels_for_older,
 )
+from shardyard.cores import processor_limit
 from shardyard.doctor.clock import clock_offset_s
 from shardyard.doctor.finding import Finding
 from shardyard.errors import RequestError
@@ -47,6 +48,7 @@ def check_machine(
     run_dir: Path,
     *,
     devices_wanted: int | None = None,
+    processes: int | None = None,
     checkpoint_bytes: int | None = None,
     checkpoints: int = 1,
     engines: tuple[Engine, ...] = ENGINES,
@@ -57,6 +59,7 @@ def check_machine(
     Args:
         run_dir: Where the runs' folders will be.
         devices_wanted: Devices of one node that the recipe asks for.
+        processes: Of one node, as the recipe asks for; None: one a device that is found.
         checkpoint_bytes: Size of one, as planned; None: not known.
         checkpoints: How many are kept at a time.
         engines: Packages that a recipe needs.
@@ -84,6 +87,10 @@ def check_machine(
     has_rdma = any(Path("/sys/class/infiniband").glob("*"))
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if processes is None:
+        processes = 1 if machine is None else machine.count
+    if (limit := processor_limit()) is not None:
+        findings.append(judge_processor_limit(limit.cores, processes=processes))
     findings += [
         *([] if (shared := shared_memory_bytes()) is None else [judge_shared_memory(shared)]),
         judge_open_files(files),
@@ -208,6 +215,20 @@ def judge_shared_memory(num_bytes: int) -> Finding:
         name="shared memory", verdict="warning",
         what=f"{what}; processes of a node that exchange data through it may end with a bus error",
         mend="docker run --shm-size=8g; on Kubernetes launch.kubernetes.shared_memory_gib.",
+    )  # fmt: skip
+
+
+def judge_processor_limit(limit_cores: float, *, processes: int) -> Finding:
+    """Each process needs a core, or its device waits for the next thing to do."""
+    what = f"{limit_cores:g} cores for {processes} process{'es' if processes > 1 else ''}"
+    if limit_cores >= processes:
+        return Finding(name="processor limit", verdict="ok", what=what)
+    return Finding(
+        name="processor limit", verdict="warning",
+        what=f"{what}; all stand still for the rest of each tenth of a second in which they have "
+        "used it up",
+        mend="Raise it to a core a process at least, or take it away: resources.limits.cpu in "
+        "Kubernetes, --cpus of a container, cpu.max of a control group.",
     )  # fmt: skip
 
 
