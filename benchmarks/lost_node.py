@@ -1,6 +1,6 @@
 """Seconds from a lost node to the next finished step, and from its replacement's start to the next.
 
-    python -m benchmarks.lost_node [--tries 10] [--silently] [-- SETTING ...]
+    python -m benchmarks.lost_node [--tries 10] [--silently] [--give-way] [-- SETTING ...]
 
 Four hosts, each a network namespace with a process of llama-tiny, at least three of which train.
 In turn the host that serves the store at which all meet, and another one, is lost: all of its
@@ -19,14 +19,20 @@ another one too, else the checkpoints. Phases are told by the run's own events:
 | load | `checkpoint_loaded.seconds`, or `snapshot_restored.seconds` |
 | first step | `model_ready`, `first_step` |
 
+Four hosts on two cores are not four machines: with `--give-way` those that train leave the cores to
+one that comes until it trains too (SCHED_IDLE), so that its imports take as long as on a host of
+its own.
+
 Needs root. Writes one JSON file; seconds mean something on an idle machine alone.
 """
 
 import argparse
+import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -63,11 +69,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tries", type=int, default=10, help="of each kind of node")
     parser.add_argument("--silently", action="store_true", help="lost as by a power cut")
+    parser.add_argument("--give-way", action="store_true", help="cores for the host that comes")
     parser.add_argument("--out", type=Path, help="file of the result")
     parser.add_argument("settings", nargs="*", help="of the recipe, in place of its own")
     args = parser.parse_args()
     enter("benchmarks.lost_node")
-    tries = measure(args.tries, args.settings, is_told=not args.silently)
+    tries = measure(args.tries, args.settings, is_told=not args.silently, give_way=args.give_way)
     rows = {
         (kind, which): [each[kind] for each in tries if each["served"] == (which == "server")]
         for kind in ("lost", "joined")
@@ -85,13 +92,14 @@ def main() -> int:
     }
     print(f"most steps lost {lost_steps}, every {EVERY} a state; bars {is_met}")
     content = {"settings": [*SETTINGS, *args.settings], "bar_s": BAR_S, "is_met": is_met}
+    content |= {"gives_way": args.give_way}
     content |= {"most_lost_steps": lost_steps, "medians_s": summary, "tries": tries}
     write_result("lost-node", content, args.out)
     return 0 if all(is_met.values()) else 1
 
 
 def measure(
-    tries: int, settings: Sequence[str] = (), *, is_told: bool = True
+    tries: int, settings: Sequence[str] = (), *, is_told: bool = True, give_way: bool = False
 ) -> list[dict[str, Any]]:
     """So many losses of each kind of host, and their replacements."""
     folder = Path(tempfile.mkdtemp(prefix="lost-node-"))
@@ -102,7 +110,9 @@ def measure(
         run = HostedRun(folder, RunDir(folder / "run"), [*SETTINGS, *own, *settings], nodes=4)
         run.begin(hosts)
         kinds = [number % 2 == 0 for number in range(2 * tries)]
-        found = [_try(run, hosts, served=served, is_told=is_told) for served in kinds]
+        found = [
+            _try(run, hosts, served=served, is_told=is_told, give_way=give_way) for served in kinds
+        ]
         run.drain()
         return found
     finally:
@@ -111,7 +121,9 @@ def measure(
         shutil.rmtree(folder)
 
 
-def _try(run: HostedRun, hosts: list[Host], *, served: bool, is_told: bool) -> dict[str, Any]:
+def _try(
+    run: HostedRun, hosts: list[Host], *, served: bool, is_told: bool, give_way: bool
+) -> dict[str, Any]:
     """Lose the host that serves the store, or the one after it, and start it again."""
     generation = _steady(run)
     moved = run.events("store_moved")
@@ -125,13 +137,30 @@ def _try(run: HostedRun, hosts: list[Host], *, served: bool, is_told: bool) -> d
     row["is_named"] = [event["node"] for event in told] == [host.name]
     row["lost_steps"] = last - row["from_step"]
     generation = _steady(run)
-    came_t = run.come(host)
-    after = _next_step(run, generation, nodes=4)
+    others = [other for other in hosts if other is not host] if give_way else []
+    with _behind(others):
+        came_t = run.come(host)
+        after = _next_step(run, generation, nodes=4)
     (met,) = run.events("rendezvous", generation=after)
     joined = _phases(run, after, began_t=came_t, noticed_t=met["t"] - met["seconds"])
     (resized,) = run.events("resized", generation=after)
     joined["is_named"] = resized["joined"] == [host.name]
     return {"served": served, "host": host.name, "lost": row, "joined": joined}
+
+
+@contextmanager
+def _behind(hosts: Sequence[Host]) -> Iterator[None]:
+    """What runs on these hosts gets a core only where nothing else wants it; so do its children."""
+    _schedule(hosts, os.SCHED_IDLE)
+    yield
+    _schedule(hosts, os.SCHED_OTHER)
+
+
+def _schedule(hosts: Sequence[Host], policy: int) -> None:
+    for pid in (pid for host in hosts for pid in host.pids()):
+        for thread in Path(f"/proc/{pid}/task").glob("*"):
+            with suppress(ProcessLookupError):  # it ended meanwhile
+                os.sched_setscheduler(int(thread.name), policy, os.sched_param(0))
 
 
 def _steady(run: HostedRun) -> int:
