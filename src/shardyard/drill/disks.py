@@ -4,6 +4,7 @@ A file system in memory is full once its size is what is used of it, so nothing 
 """
 
 import os
+import stat
 import subprocess
 from pathlib import Path
 
@@ -14,9 +15,10 @@ _ATTEMPTS = 100
 
 
 def mount_own(folder: Path) -> None:
-    """Put an empty file system over a folder."""
+    """Put an empty file system over a folder, which stays writable by whom it was."""
     folder.mkdir(parents=True, exist_ok=True)
-    _mount("-t", "tmpfs", "-o", f"size={_ROOM}", "tmpfs", str(folder))
+    mode = stat.S_IMODE(folder.stat().st_mode)  # else everybody's, as /tmp is
+    _mount("-t", "tmpfs", "-o", f"size={_ROOM},mode={mode:o}", "tmpfs", str(folder))
 
 
 def fill(folder: Path) -> None:
