@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -226,10 +227,27 @@ def count_frozen(_run: RunDir, _attempt: int, _generation: int, _drained: Draine
 
 
 def bad_data_on_a_full_disk(run: RunDir, _attempt: int, _generation: int, _drained: Drained) -> str:
-    with suppress(OSError), (run.path / "filler").open("wb", buffering=0) as filler:
+    _fill(run.path)
+    raise DataError("shard-3.bin is damaged. Run `shardyard prepare` again.")
+
+
+def talk_to_a_full_disk(run: RunDir, _attempt: int, _generation: int, _drained: Drained) -> str:
+    _fill(run.path)
+    for _ in range(8192):
+        print("a line", flush=True)
+    return "finished"
+
+
+def write_to_a_full_disk(run: RunDir, _attempt: int, _generation: int, _drained: Drained) -> str:
+    _fill(run.path)
+    (run.path / "notes.txt").write_text("more" * 8192)
+    return "finished"
+
+
+def _fill(folder: Path) -> None:
+    with suppress(OSError), (folder / "filler").open("wb", buffering=0) as filler:
         while filler.write(b"x" * 4096) == 4096:
             pass
-    raise DataError("shard-3.bin is damaged. Run `shardyard prepare` again.")
 
 
 def leave_early(_run: RunDir, _attempt: int, _generation: int, _drained: Drained) -> str:

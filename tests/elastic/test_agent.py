@@ -285,6 +285,22 @@ def test_last_words_are_written_before_they_are_told_to_a_full_disk(
 
 
 @pytest.mark.system
+@needs_root
+@pytest.mark.parametrize(
+    ("body", "file"), [("talk_to_a_full_disk", "rank-0.log, "), ("write_to_a_full_disk", "")]
+)
+def test_a_full_disk_is_named_whatever_is_written_there_and_no_restart_is_tried(
+    agents: Agents, tmp_path: Path, body: str, file: str
+) -> None:
+    with mounted(tmp_path / "run-2", "size=1m") as disk:
+        agents.run = RunDir(disk)
+        agents.prepare(devices=1)
+        end = answer(agents.start(body))
+        assert f"{file}cannot be written: No space left on device. Free some" in end["message"]
+        assert len(agents.events("rendezvous")) == 1
+
+
+@pytest.mark.system
 def test_a_worker_that_just_leaves_is_lost_too(agents: Agents) -> None:
     agents.prepare(max_restarts=0)
     end = answer(agents.start("leave_early"))

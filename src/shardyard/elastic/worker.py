@@ -4,6 +4,7 @@ An error ends the process at once. Leaving through the interpreter's exit would 
 the process group, which wait for ranks that wait for this one.
 """
 
+import errno
 import gc
 import json
 import os
@@ -30,7 +31,7 @@ from shardyard.elastic.notes import own_notes
 from shardyard.elastic.rendezvous import worker_store
 from shardyard.elastic.shared_memory import semaphores_told
 from shardyard.elastic.stacks import dump_on_signal
-from shardyard.errors import LostNodeError, LostRankError, ShardyardError
+from shardyard.errors import LostNodeError, LostRankError, ShardyardError, StorageError
 from shardyard.files import make_folder
 from shardyard.parallel.device import process_group_backend, select_device
 from shardyard.rundir.layout import RunDir
@@ -69,7 +70,7 @@ def work(run_dir: str, attempt: int, generation: int, *, body: Body) -> str:
         gc.collect()  # what still holds the process group aborts the process at its end
         dist.destroy_process_group()
     except BaseException as error:  # noqa: BLE001  the outermost line of a process
-        failure.end_process(error)
+        failure.end_process(_told(error, run.log(attempt, rank)))
     failure.remove()
     return outcome
 
@@ -96,6 +97,14 @@ def last_words(content: dict[str, Any]) -> bytes:
         if len(data) <= _FAILURE_FILE_BYTES:
             return data
         words = words[: len(words) * 3 // 4]
+
+
+def _told(error: BaseException, log: Path) -> BaseException:
+    """A full disk as such, whatever was written to it: a restart makes no room there."""
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return error
+    file = error.filename or f"a file that this rank had opened, as it has {log},"
+    return StorageError(f"{file} cannot be written: {error.strerror}. Free some space and resume.")
 
 
 class _FailureFile:
