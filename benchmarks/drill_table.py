@@ -2,11 +2,13 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.drill_table [--tries 10] [--only LAYOUT ...]
         [--faults LIST]
+    python -m benchmarks.drill_table --sum FILE ...
 
 A layout is processes x hosts. Each fault is tried on every layout that allows it, at least
 `--tries` times in all; 8x1 is for those that do not die. Several hosts train with
 `precision.reduce=exact`, so that bits are compared also where a node was lost. One result file for
-each layout, and the table of all that were asked for at the end.
+each layout, and the table of all that were asked for at the end. With `--sum` nothing is tried: it
+is the table of results that are there.
 """
 
 import argparse
@@ -62,7 +64,11 @@ def main() -> int:
     parser.add_argument("--faults", help="these alone, joined by commas")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, help="folder of the results")
+    parser.add_argument("--sum", nargs="+", type=Path, metavar="FILE", help="of earlier results")
     args = parser.parse_args()
+    if args.sum:
+        _show([case for file in args.sum for case in json.loads(file.read_text())["cases"]])
+        return 0
     end_by_signals()
     cases: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="drill-table-") as scratch:
@@ -77,9 +83,13 @@ def main() -> int:
                 content = {"layout": layout, "table": table(found), "cases": found}
                 write_result(f"drill-{layout}", content, file)
             cases += found
+    _show(cases)
+    return 0
+
+
+def _show(cases: Iterable[dict[str, Any]]) -> None:
     for name, row in table(cases).items():
         print(name, *(f"{key} {value}" for key, value in row.items()), sep="  ")
-    return 0
 
 
 def possible(folder: Path, layout: str, faults: str | None) -> dict[str, tuple[str, ...]]:
