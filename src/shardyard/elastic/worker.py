@@ -70,7 +70,7 @@ def work(run_dir: str, attempt: int, generation: int, *, body: Body) -> str:
         gc.collect()  # what still holds the process group aborts the process at its end
         dist.destroy_process_group()
     except BaseException as error:  # noqa: BLE001  the outermost line of a process
-        failure.end_process(_told(error, run.log(attempt, rank)))
+        failure.end_process(_with_full_disk_named(error, run.log(attempt, rank)))
     failure.remove()
     return outcome
 
@@ -99,7 +99,7 @@ def last_words(content: dict[str, Any]) -> bytes:
         words = words[: len(words) * 3 // 4]
 
 
-def _told(error: BaseException, log: Path) -> BaseException:
+def _with_full_disk_named(error: BaseException, log: Path) -> BaseException:
     """A full disk as such, whatever was written to it: a restart makes no room there."""
     if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return error
