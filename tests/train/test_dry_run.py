@@ -66,9 +66,11 @@ def allocated_peak(recipe: Recipe, layout: Layout, shape: ModelShape = SHAPE) ->
     does not see.
     """
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=layout.world_size)
-    seen = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
-    # oneDNN copies what is in bf16 to fp32 on processors without instructions for it
-    with torch.backends.mkldnn.flags(enabled=False), seen:
+    with (
+        # oneDNN copies what is in bf16 to fp32 on processors without instructions for it
+        torch.backends.mkldnn.flags(enabled=False),
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen,
+    ):
         _step_on_real_tensors(recipe, layout, shape)
     gc.collect()
     dist.destroy_process_group()
