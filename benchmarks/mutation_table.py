@@ -34,6 +34,8 @@ _LEDGER = ("tests/launchers/test_ledger.py",)
 _LEGALITY = ("tests/config/test_legality.py",)
 _READINESS = ("tests/cli/test_readiness.py",)
 _RECEIVE = ("tests/transfer/test_receive.py",)
+_SNAPSHOT = ("tests/checkpoint/test_snapshot.py",)
+_TAKEN_UP = ("tests/train/test_taken_up.py",)
 
 MUTATIONS = (
     # --- what earlier tests did not notice ---------------------------------------------------
@@ -153,6 +155,33 @@ MUTATIONS = (
              "fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)",
              "fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)",
              ("tests/rundir/test_state.py",)),
+    # --- averages and snapshots ----------------------------------------------------------------
+    Mutation("averages follow skipped steps", "train/averages.py",
+             "is_taken = (~skip.bool()).double()", "is_taken = torch.ones_like(skip).double()",
+             ("tests/train/test_averages.py",)),
+    Mutation("averages hear of no skipped step", "train/step.py",
+             "follow(skip=not_finite | is_empty)", "follow(skip=torch.zeros_like(not_finite))",
+             _SKIPPED),
+    Mutation("a snapshot while steps are skipped", "train/loop.py",
+             "if self.snapshot_step == step or self.skipped_in_row:",
+             "if self.snapshot_step == step:", _SKIPPED),
+    Mutation("an older snapshot before a newer checkpoint", "train/taken_up.py",
+             "if snapshot is not None and snapshot.moment.step >= durable_step:",
+             "if snapshot is not None:", _TAKEN_UP),
+    Mutation("an older snapshot before the checkpoint that is sound", "train/taken_up.py",
+             "(chosen is None or chosen.step <= snapshot.moment.step)", "True", _TAKEN_UP),
+    Mutation("the newest snapshot may be overwritten", "checkpoint/snapshot.py",
+             "not in (self._of_save, self._newest)]", "is not self._of_save]", _SNAPSHOT),
+    Mutation("what is not finite is the newest snapshot", "checkpoint/snapshot.py",
+             "        found = not_finite(slot.shards)\n",
+             "        found = not_finite(slot.shards)\n        self._newest = slot\n", _SNAPSHOT),
+    Mutation("the mark before the lengths", "checkpoint/snapshot_slot.py",
+             "    memory[len(_MARK) : HEAD_BYTES] = packed[len(_MARK) :]\n"
+             "    memory[: len(_MARK)] = _MARK\n",
+             "    memory[: len(_MARK)] = _MARK\n"
+             "    memory[len(_MARK) : HEAD_BYTES] = packed[len(_MARK) :]\n", _SNAPSHOT),
+    Mutation("a new generation counts old copies", "checkpoint/snapshot_sent.py",
+             "            self._fields[place] = -1\n", "            pass\n", _SNAPSHOT),
     # --- losses and gradients -----------------------------------------------------------------
     Mutation("ignored targets count", "parallel/vocab_loss.py", "counts_N = targets_N != IGNORED",
              "counts_N = targets_N == targets_N", ("tests/parallel/test_vocab_loss.py",)),

@@ -2,6 +2,7 @@
 
 import json
 import math
+import mmap
 import os
 from pathlib import Path
 
@@ -13,7 +14,16 @@ from torch import Tensor
 from shardyard.checkpoint.interval import Interval
 from shardyard.checkpoint.snapshot import Snapshots
 from shardyard.checkpoint.snapshot_load import FoundSnapshot, Refused, newest_snapshot
-from shardyard.checkpoint.snapshot_slot import Moment, checksum, read_slot
+from shardyard.checkpoint.snapshot_sent import Sent
+from shardyard.checkpoint.snapshot_slot import (
+    HEAD_BYTES,
+    Head,
+    Moment,
+    checksum,
+    empty,
+    read_slot,
+    write_head,
+)
 from shardyard.checkpoint.snapshot_written import Room, Slot
 from shardyard.config.snapshots import slot_labels
 from shardyard.errors import CheckpointError, RequestError, StorageError
@@ -78,6 +88,35 @@ def test_a_slot_holds_nothing_while_it_is_written_and_all_of_it_once_sealed(
     assert read_slot(piece) is None
 
 
+def test_a_slot_of_which_only_a_part_was_written_holds_nothing() -> None:
+    seen: list[bool] = []
+
+    class Watched(mmap.mmap):
+        """Memory that a reader looks at after each write."""
+
+        def __setitem__(self, place: int | slice, value: int | bytes) -> None:  # type: ignore[override]
+            super().__setitem__(place, value)  # type: ignore[index,assignment]
+            seen.append(Head.from_bytes(self[:HEAD_BYTES]) is not None)
+
+    memory = Watched(-1, mmap.PAGESIZE)
+    write_head(memory, Head(2, 64, 64, 0), b"{}")
+    empty(memory)
+    del seen[:]
+    write_head(memory, Head(9, 128, 64, 0), b'{"at": 2}')  # lengths of the slot before are there
+    assert seen == [False] * (len(seen) - 1) + [True]
+
+
+def test_a_new_generation_waits_for_copies_of_its_own() -> None:
+    sent = Sent(mmap.mmap(-1, Sent.bytes_for(2)))
+    sent.begin()
+    sent.have_neighbour(True)
+    sent.note(1, 50)
+    assert not sent.is_awaited(1, 40)
+    sent.begin()  # step 40 comes again
+    sent.have_neighbour(True)
+    assert sent.is_awaited(1, 40)
+
+
 def test_a_flipped_bit_of_a_tensor_is_found_and_one_of_the_text_hides_the_slot(
     memory: FolderMemory,
 ) -> None:
@@ -122,6 +161,27 @@ def test_the_newest_snapshot_and_what_a_save_reads_are_left_alone(memory: Folder
     snapshots.take_for_save(50, state(50), "{}")  # the save before is over: its slot is the oldest
     snapshots.close()
     assert slots_of(memory) == [30, 40, 50]
+
+
+def test_a_state_that_is_not_finite_costs_the_newest_snapshot_nothing(
+    memory: FolderMemory,
+) -> None:
+    snapshots = open_snapshots(memory)
+    snapshots.take_for_save(1, state(1), "{}")  # the save goes on: two slots are left
+    snapshots.take(2, state(2), {})
+    for step in (3, 4):
+        snapshots.take(step, {**state(step), "model.w": torch.full((3, 5), math.inf)}, {})
+    snapshots.close()
+    assert slots_of(memory) == [-1, 1, 2]
+
+
+def test_the_newest_snapshot_is_the_one_taken_last_whatever_its_step(memory: FolderMemory) -> None:
+    snapshots = open_snapshots(memory)
+    snapshots.take_for_save(10, state(10), "{}")
+    for step in (30, 20, 21):
+        snapshots.take(step, state(step), {})
+    snapshots.close()
+    assert slots_of(memory) == [10, 20, 21]
 
 
 def test_a_state_that_is_not_finite_is_no_snapshot(

@@ -5,14 +5,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from shardyard.checkpoint.load import load_tensors
+from shardyard.checkpoint.snapshot_slot import read_slot
 from shardyard.checkpoint.verify import read_manifest
+from shardyard.config.snapshots import slot_labels
 from shardyard.errors import TrainingError
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import EventWriter, read_lines
 from shardyard.train.hooks import Faults, Hooks
 from shardyard.train.loop import DRAINED, FINISHED
 from shardyard.train.run import train
+from tests.checkpoint.kept_memory import FolderMemory
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import Corpus, make_run
 
@@ -91,6 +96,36 @@ def test_the_last_step_of_a_run_is_saved_though_skipped_and_removes_nothing(
     run = made(tmp_path / "run", corpus, keep_last=1)
     told = run_on_ranks(train_with, 1, run, gradient(STEPS))[0]
     assert (told.outcome, told.steps) == (FINISHED, [4, 6])
+
+
+def train_with_snapshots(run: RunDir, memory: FolderMemory, faults: Faults) -> set[int]:
+    """Train; the steps of the snapshots in memory after each step."""
+    taken: set[int] = set()
+
+    def looked() -> bool:
+        pieces = [memory(label) for label in slot_labels(0)]
+        slots = [read_slot(piece) for piece in pieces if piece is not None]
+        taken.update(slot.moment.step for slot in slots if slot is not None)
+        return False
+
+    hooks = Hooks(generation=0, drain_requested=looked, events=None, faults=faults, memory=memory)
+    train(run, 0, hooks)
+    looked()
+    return taken
+
+
+def test_no_snapshot_is_taken_while_steps_are_skipped(corpus: Corpus, tmp_path: Path) -> None:
+    sections = {
+        "run": {"steps": STEPS}, "elastic": {"snapshot_every": 1}, "checkpoint": {"every": 100},
+        "optim": {"ema_decay": 0.5},
+    }  # fmt: skip
+    run = make_run(tmp_path / "run", corpus, sections)
+    memory = FolderMemory(tmp_path)
+    taken = run_on_ranks(train_with_snapshots, 1, run, memory, gradient(2, 4))[0]
+    assert taken == {1, 3, 5, 6}
+    steps = {"average.steps": torch.zeros(())}
+    load_tensors(run.checkpoint(STEPS), steps, allow_extra=True)
+    assert steps["average.steps"] == STEPS - 2  # averages stand still as well
 
 
 def test_skipped_steps_are_counted_on_in_a_resume(corpus: Corpus, tmp_path: Path) -> None:
