@@ -55,6 +55,25 @@ def test_a_lease_is_seen_without_being_taken(tmp_path: Path) -> None:
     Lease(path).close()
 
 
+def test_a_limit_reached_before_the_attempt_has_started_is_why_it_stopped(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "dear")
+    run_dir.path.mkdir()
+    events = [
+        {"kind": "stopping", "attempt": 0, "reason": "it has cost $9.00"},
+        {**ended(143), "attempt": 0},
+        {"kind": "stopping", "attempt": 1, "reason": "it has cost $10.00"},
+        {**STARTED, "attempt": 1},
+        {**ended(143), "attempt": 1},
+    ]
+    run_dir.events.write_text("".join(json.dumps(event) + "\n" for event in events))
+    state = read_state(run_dir)
+    assert (state.state, state.stop_reason) == ("drained", "it has cost $10.00")
+    run_dir.events.write_text(
+        "".join(json.dumps(event) + "\n" for event in events[:2] + events[3:])
+    )
+    assert read_state(run_dir).stop_reason is None
+
+
 def test_a_row_shows_the_last_step(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path / "a-run")
     run_dir.path.mkdir()

@@ -137,12 +137,18 @@ def _stall(events: Sequence[dict[str, Any]]) -> tuple[float | None, float | None
 
 
 def _newest_events(file: Path) -> list[dict[str, Any]]:
-    """Those of the newest attempt that tell its state, in order."""
-    events = []
+    """Events of the newest attempt that decide its state, in order."""
+    events: list[dict[str, Any]] = []
+    started = None
     for event in read_lines_backwards(file, with_any=_TELLING):
+        # A run that starts slowly can reach a limit, and say why it stops, before it has started.
+        if started is not None and event.get("attempt") != started:
+            break
         events.append(event)
         if event.get("kind") == "attempt_started":
-            break
+            started = event.get("attempt")
+            if started is None:
+                break
     return events[::-1]
 
 
