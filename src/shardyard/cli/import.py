@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     "--without",
     multiple=True,
     metavar="KEY",
-    help="Leave a key out though it is refused; * stands for anything. May be repeated.",
+    help="Leave a key out though it is refused, or an argument of a Megatron checkpoint; * stands "
+    "for anything. May be repeated.",
 )
 @click.option("--force", "is_forced", is_flag=True, help="Write over a file that is there.")
 @click.option("--dry-run", is_flag=True, help="Print the recipe; write nothing.")
@@ -75,14 +76,15 @@ def command(
     if not paths:
         raise click.UsageError("FILE is missing: a configuration of your job, or a checkpoint.")
     if any(map(is_checkpoint, paths)):
-        if len(paths) > 1 or words or without or is_forced:
+        if len(paths) > 1 or words or is_forced:
             raise click.UsageError(
-                "A checkpoint is imported alone: no other FILE, section.key=value, --without or "
-                "--force beside it. Its folder then goes into a recipe as model.path."
+                "A checkpoint is imported alone: no other FILE, section.key=value or --force "
+                "beside it. Its folder then goes into a recipe as model.path."
             )
         _import_checkpoint(
-            paths[0], to, like, prefix=prefix, dtype=dtype, dry_run=dry_run, as_json=as_json
-        )
+            paths[0], to, like, prefix=prefix, dtype=dtype, without=without,
+            dry_run=dry_run, as_json=as_json,
+        )  # fmt: skip
         return
     given = {"--like": like, "--prefix": prefix, "--dtype": dtype}
     for name in (name for name, value in given.items() if value is not None):
@@ -99,6 +101,7 @@ def _import_checkpoint(
     *,
     prefix: str | None,
     dtype: str | None,
+    without: tuple[str, ...],
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -114,7 +117,7 @@ def _import_checkpoint(
         raise click.UsageError(
             "--to is missing: the folder to write. --dry-run says what is there."
         )
-    planned = plan_import(path, like, prefix=prefix, dtype=dtype)
+    planned = plan_import(path, like, prefix=prefix, dtype=dtype, without=without)
     if not dry_run:
         assert to is not None
         with bytes_progress(planned.bytes) as progress:

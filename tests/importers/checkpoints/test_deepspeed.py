@@ -62,3 +62,18 @@ def test_shares_of_another_run_are_told(tmp_path: Path) -> None:
     shutil.copy(MADE / "zero-1" / "global_step2" / name, tmp_path / "a" / "global_step2" / name)
     with pytest.raises(CheckpointError):
         plan_import(tmp_path / "a", MADE / "like")
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "layer_00-model_states.pt",
+        "mp_rank_01_model_states.pt",
+        "layer_0_expert_0_mp_rank_00_model_states.pt",
+    ],
+)
+def test_stages_and_experts_are_rejected(file: str, tmp_path: Path) -> None:
+    torch.save({"module": None, "mp_world_size": 1}, tmp_path / "mp_rank_00_model_states.pt")
+    torch.save({"weight": torch.ones(2)}, tmp_path / file)
+    with pytest.raises(CheckpointError, match=rf"split by .*{file[:8]}.*model's state dict"):
+        plan_import(tmp_path, MADE / "like")

@@ -102,6 +102,16 @@ def test_a_model_that_was_cut_is_whole_again(
     assert torch.equal(again(TOKENS).logits, model()(TOKENS).logits)
 
 
+def test_a_head_under_its_older_name_is_the_head(like: Path, tmp_path: Path) -> None:
+    path = cut(tmp_path / "cut", ranks=1, stages=2)
+    file = path / "iter_0000040" / "mp_rank_00_001" / "model_optim_rng.pt"
+    content = torch.load(file, weights_only=False)
+    head = content["model"].pop("output_layer.weight")
+    content["model"]["word_embeddings_for_head.weight"] = head
+    torch.save(content, file)
+    assert "lm_head.weight" in plan_import(path, like).model.tensors
+
+
 def test_a_missing_rank_is_named(like: Path, tmp_path: Path) -> None:
     path = cut(tmp_path / "cut", ranks=2, stages=2)
     (path / "iter_0000040" / "mp_rank_01_000" / "model_optim_rng.pt").unlink()
@@ -109,10 +119,41 @@ def test_a_missing_rank_is_named(like: Path, tmp_path: Path) -> None:
         plan_import(path, like)
 
 
-def test_angles_of_neighbours_are_refused(like: Path, tmp_path: Path) -> None:
-    path = cut(tmp_path / "cut", ranks=1, stages=1, rotary_interleaved=True)
-    with pytest.raises(CheckpointError, match=r"rotary_interleaved.*own tools"):
+def test_weights_with_another_meaning_are_rejected(like: Path, tmp_path: Path) -> None:
+    path = cut(tmp_path / "cut", ranks=1, stages=1, apply_layernorm_1p=True, rotary_percent=0.5)
+    with pytest.raises(CheckpointError) as caught:
         plan_import(path, like)
+    assert "apply_layernorm_1p=True, rotary_percent=0.5" in str(caught.value)
+    assert "Megatron's own tools" in str(caught.value)
+
+
+def test_an_unknown_argument_is_rejected_unless_it_is_left_out(like: Path, tmp_path: Path) -> None:
+    path = cut(tmp_path / "cut", ranks=1, stages=1, residual_multiplier=0.22)
+    with pytest.raises(
+        CheckpointError, match=r"residual_multiplier=0\.22.*\n?.*--without residual_"
+    ):
+        plan_import(path, like)
+    assert plan_import(path, like, without=("residual_multiplier",)).parameters
+    torch.save(model().state_dict(), tmp_path / "other.pt")
+    with pytest.raises(RequestError, match="only a Megatron checkpoint has arguments"):
+        plan_import(tmp_path / "other.pt", like, without=("residual_multiplier",))
+
+
+def test_the_older_order_of_queries_keys_and_values_is_rejected(like: Path, tmp_path: Path) -> None:
+    path = cut(tmp_path / "cut", ranks=1, stages=1)
+    (file,) = path.glob("*/*/model_optim_rng.pt")
+    content = torch.load(file, weights_only=False)
+    torch.save({**content, "checkpoint_version": 1.0}, file)
+    with pytest.raises(CheckpointError, match=r"checkpoint_version=1\.0.*newer Megatron"):
+        plan_import(path, like)
+
+
+def test_a_checkpoint_without_arguments_says_so(like: Path, tmp_path: Path) -> None:
+    path = cut(tmp_path / "cut", ranks=1, stages=1)
+    (file,) = path.glob("*/*/model_optim_rng.pt")
+    content = torch.load(file, weights_only=False)
+    torch.save({**content, "args": None}, file)
+    assert "no `args`" in plan_import(path, like).checkpoint.remarks[1]
 
 
 def test_stages_that_take_turns_are_refused(like: Path, tmp_path: Path) -> None:

@@ -197,3 +197,18 @@ def test_a_family_that_is_not_known_needs_a_folder_with_weights(made: Path, tmp_
     assert taken(made / "full.pt", tmp_path / "like", tmp_path / "to")["tensors"] == 21
     with pytest.raises(RequestError, match="holds no weights that would tell them"):
         plan_import(made / "full.pt", tmp_path / "bare")
+
+
+def test_a_config_beside_the_checkpoint_has_to_be_of_the_same_model(
+    made: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "checkpoint-7"
+    folder.mkdir()
+    torch.save(model().state_dict(), folder / "pytorch_model.bin")
+    config = json.loads((made / "like" / "config.json").read_text())
+    own = folder / "config.json"
+    own.write_text(json.dumps({**config, "use_cache": False}))
+    assert plan_import(folder, made / "like").parameters
+    own.write_text(json.dumps({**config, "rms_norm_eps": 1e-5}))
+    with pytest.raises(CheckpointError, match=r"rms_norm_eps is 1e-05, there 1e-06.*--like .*-7"):
+        plan_import(folder, made / "like")

@@ -51,14 +51,17 @@ def read(folder: Path) -> Checkpoint:
     """
     models, optimizers = _files(folder, _MODEL), _files(folder, _OPTIMIZER)
     first: dict[str, Any] = load(models[0])
-    if not isinstance(first, dict) or not isinstance(first.get("module"), dict):
-        raise CheckpointError(f"{models[0]} is no file of DeepSpeed's model states.")
-    parallel = first.get("mp_world_size")
-    if parallel not in (None, 1) or any(_split_by_tensor(path) for path in models):
+    parallel = first.get("mp_world_size") if isinstance(first, dict) else None
+    layers = sorted(path.name for path in folder.glob("layer_*_states.pt"))
+    if layers or parallel not in (None, 1) or any(_split_by_tensor(path) for path in models):
+        ranks = sorted(path.name for path in models if _split_by_tensor(path))
+        what = f"mp_world_size={parallel}" if parallel not in (None, 1) else [*layers, *ranks][0]
         raise CheckpointError(
-            f"{folder} was split by tensor or pipeline parallelism ({parallel} ways), which only "
+            f"{folder} was split by tensor, pipeline or expert parallelism ({what}), which only "
             "its model's own code can undo. Save the model's state dict from there, whole."
         )
+    if not isinstance(first, dict) or not isinstance(first.get("module"), dict):
+        raise CheckpointError(f"{models[0]} is no file of DeepSpeed's model states.")
     held = _masters(folder, optimizers)
     if held is None or "param_shapes" not in first:
         whole = {name: each for name, each in first["module"].items() if isinstance(each, Stored)}

@@ -1,5 +1,6 @@
 """A checkpoint of another tool becomes a Hugging Face folder: recognised, checked, written."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,13 +10,16 @@ from shardyard.errors import CheckpointError, RequestError
 from shardyard.importers.checkpoints import dcp, deepspeed, megatron, saved_file
 from shardyard.importers.checkpoints.checkpoint import STEPS, Checkpoint
 from shardyard.importers.checkpoints.folder import DTYPES, dealt, write_folder
-from shardyard.importers.checkpoints.like import CONFIG, Like, read_like
+from shardyard.importers.checkpoints.like import CONFIG, Like, read_like, shape_in
 from shardyard.importers.checkpoints.model import Model, find_model
 from shardyard.safetensors_header import ITEM_BYTES
 from shardyard.units import format_bytes, format_count
 
 SAVED = (".pt", ".pth", ".bin", ".ckpt")
 """How files of torch.save are called."""
+
+_NOT_OF_WEIGHTS = ("hidden_dropout", "max_position_embeddings")
+"""Fields of a shape that change no output of the weights."""
 
 _BELOW = ("pytorch_model_fsdp_0", "pytorch_model_fsdp.bin", "pytorch_model.bin")
 """What Trainer and accelerate write into a folder of theirs."""
@@ -94,7 +98,12 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def plan_import(
-    path: Path, like: Path, *, prefix: str | None = None, dtype: str | None = None
+    path: Path,
+    like: Path,
+    *,
+    prefix: str | None = None,
+    dtype: str | None = None,
+    without: tuple[str, ...] = (),
 ) -> Import:
     """Read what a checkpoint holds, and hold it to the model; no weights are read.
 
@@ -102,14 +111,16 @@ def plan_import(
         like: A Hugging Face folder of the same model.
         prefix: What stands before the model's names; None: it is found.
         dtype: float32, bfloat16 or float16; None: as they were saved.
+        without: Arguments of a Megatron checkpoint that are not looked at.
 
     Raises:
         CheckpointError: It is damaged, or not of that model.
         RequestError: It is of no kind that is known.
     """
     model_like = read_like(like)
+    _refuse_other_config(path, model_like)
     try:
-        checkpoint = read_checkpoint(path, model_like)
+        checkpoint = read_checkpoint(path, model_like, without=without)
         model = find_model(checkpoint, model_like, prefix=prefix)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
@@ -118,14 +129,45 @@ def plan_import(
     )
 
 
-def read_checkpoint(path: Path, like: Like) -> Checkpoint:
+def _refuse_other_config(path: Path, like: Like) -> None:
+    """Raise where a config.json beside the checkpoint (Trainer writes one) is of another model."""
+    try:
+        config = json.loads((path / CONFIG).read_bytes())
+    except (OSError, ValueError):
+        return
+    own = shape_in(config, path) if isinstance(config, dict) else None
+    if own is None or like.shape is None:
+        return
+    here = {**own.to_dict(), "head_dim": own.head_width}
+    there = {**like.shape.to_dict(), "head_dim": like.shape.head_width}
+    wrong = [
+        f"{key} is {value!r}, there {there[key]!r}"
+        for key, value in here.items()
+        if value != there[key] and key not in _NOT_OF_WEIGHTS
+    ]
+    if wrong:
+        raise CheckpointError(
+            f"{path / CONFIG} is not of the model of {like.folder}: {', '.join(wrong)}. Give "
+            f"--like {path} if the checkpoint's own is right."
+        )
+
+
+def read_checkpoint(path: Path, like: Like, *, without: tuple[str, ...] = ()) -> Checkpoint:
     """Recognise a checkpoint by its files.
+
+    Args:
+        without: Arguments of a Megatron checkpoint that are not looked at.
 
     Raises:
         CheckpointError: It is damaged.
         RequestError: It is of no kind that is known.
         OSError: A file cannot be read.
     """
+    iteration = megatron.find(path) if path.is_dir() else None
+    if without and iteration is None:
+        raise RequestError(
+            f"--without {without[0]}: only a Megatron checkpoint has arguments, and {path} is none."
+        )
     if path.is_file():
         return saved_file.read(path)
     if not path.exists():
@@ -135,9 +177,8 @@ def read_checkpoint(path: Path, like: Like) -> Checkpoint:
     stepped = deepspeed.find(path)
     if stepped is not None:
         return deepspeed.read(stepped)
-    iteration = megatron.find(path)
     if iteration is not None:
-        return megatron.read(iteration, like)
+        return megatron.read(iteration, like, without=without)
     below = [path / name for name in _BELOW if (path / name).exists()]
     if len(below) == 1:
         return read_checkpoint(below[0], like)

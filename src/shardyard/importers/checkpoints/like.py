@@ -72,18 +72,22 @@ def read_like(folder: Path) -> Like:
         raise RequestError(f"{folder / CONFIG} cannot be read: {error}") from error
     if not isinstance(config, dict):
         raise RequestError(f"{folder / CONFIG} is no JSON object.")
-    shape = None
-    if is_family(config.get("model_type")):
-        with suppress(RequestError):  # what cannot be trained here may be imported all the same
-            shape = shape_of_config(
-                config, str(folder / CONFIG), is_random=False, says_dropout=True
-            )
+    shape = shape_in(config, folder)
     copied = {
         path.name: path
         for path in sorted(folder.iterdir())
         if path.is_file() and path.suffix in _TAKEN and path.name not in (CONFIG, *_OF_WEIGHTS)
     }
     return Like(folder=folder, config=config, shape=shape, known=_known(folder), copied=copied)
+
+
+def shape_in(config: Mapping[str, Any], folder: Path) -> ModelShape | None:
+    """Sizes that a folder's config.json gives; None: they are of no model that is known here."""
+    if not is_family(config.get("model_type")):
+        return None
+    with suppress(RequestError):  # what cannot be trained here may be imported all the same
+        return shape_of_config(config, str(folder / CONFIG), is_random=False, says_dropout=True)
+    return None
 
 
 def _known(folder: Path) -> dict[str, tuple[int, ...]] | None:

@@ -21,6 +21,7 @@ from shardyard.errors import CheckpointError, RequestError
 from shardyard.families.shape import ModelShape
 from shardyard.importers.checkpoints.checkpoint import Checkpoint
 from shardyard.importers.checkpoints.like import Like
+from shardyard.importers.checkpoints.megatron_args import differences
 from shardyard.importers.checkpoints.pickles import Record, load
 from shardyard.importers.checkpoints.saved_file import leaves_of
 from shardyard.importers.checkpoints.stored import Stored, joined
@@ -29,12 +30,14 @@ LATEST = "latest_checkpointed_iteration.txt"
 _RANK = re.compile(r"mp_rank_(\d+)(?:_(\d+))?")
 _BESIDE = ("optimizer", "opt_param_scheduler", "rng_state")
 _FILES = ("model_optim_rng.pt", "model_rng.pt")
+_WITHOUT_ARGS = "it has no `args`, so nothing says what its weights mean: compare its outputs"
 
 _OF_BLOCK = {
     "self_attention.query_key_value": "qkv", "self_attention.linear_qkv": "qkv",
     "self_attention.dense": "o", "self_attention.linear_proj": "o",
     "mlp.dense_h_to_4h": "gate_up", "mlp.linear_fc1": "gate_up",
     "mlp.dense_4h_to_h": "down", "mlp.linear_fc2": "down",
+    "self_attention.q_layernorm": "query norm", "self_attention.k_layernorm": "key norm",
     "input_layernorm": "first norm", "input_norm": "first norm",
     "post_attention_layernorm": "second norm", "post_attention_norm": "second norm",
     "pre_mlp_layernorm": "second norm",
@@ -49,7 +52,24 @@ _ENDS = {
     "final_layernorm.weight": "last norm",
     "final_norm.weight": "last norm",
     "output_layer.weight": "head",
+    "word_embeddings_for_head.weight": "head",
 }
+_NORMS = {
+    "first norm": "input_layernorm",
+    "second norm": "post_attention_layernorm",
+    "query norm": "self_attn.q_norm",
+    "key norm": "self_attn.k_norm",
+}
+_WRITTEN = {
+    *_NORMS.values(),
+    *(f"self_attn.{name}_proj" for name in "qkvo"),
+    *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
+}
+"""Modules of a block under which tensors come out."""
+
+_OLDEST_VERSION = 2.0
+"""Of ``checkpoint_version``; before it rows of query_key_value had another order. Source:
+``fix_query_key_value_ordering`` in megatron/training/checkpointing.py."""
 
 Parts = Mapping[str, Sequence[Stored]]
 """What a matrix is in the words above -> its part on each rank of tensor parallelism."""
@@ -65,11 +85,15 @@ def find(folder: Path) -> Path | None:
     return below if below is not None and any(below.glob("mp_rank_*")) else None
 
 
-def read(folder: Path, like: Like) -> Checkpoint:
+def read(folder: Path, like: Like, *, without: tuple[str, ...] = ()) -> Checkpoint:
     """What the folder holds, under Hugging Face's names.
 
+    Args:
+        without: Arguments of the checkpoint, or patterns of their names, that are not looked at.
+
     Raises:
-        CheckpointError: It is damaged, incomplete, or of another model.
+        CheckpointError: It is damaged, incomplete, or its arguments say that its weights mean
+            something else than those of the model.
         RequestError: The model is of a kind whose layout is not known.
         OSError: A file cannot be read.
     """
@@ -81,8 +105,10 @@ def read(folder: Path, like: Like) -> Checkpoint:
     tensors: dict[str, Stored] = {}
     blocks_before = 0
     for stage in stages:
-        contents = [_content(ranks, rank, stage, folder) for rank in tensor_ranks]
-        first = first or contents[0]
+        contents = [_content(ranks, rank, stage) for rank in tensor_ranks]
+        if not first:
+            first = contents[0]
+            has_args = _check_args(first, shape, folder, like, without)
         split = [_words_of(content, folder) for content in contents]
         blocks = 1 + max((number for number, _ in split[0] if number is not None), default=-1)
         for number in (None, *range(blocks)):
@@ -103,13 +129,19 @@ def read(folder: Path, like: Like) -> Checkpoint:
         beside=tuple(
             key for key in ("optimizer", "opt_param_scheduler", "rng_state") if key in first
         ),
-        remarks=("put together by Megatron's documented layout: compare a few outputs with yours",),
+        remarks=(
+            "put together by Megatron's documented layout: compare a few outputs with yours",
+            *(() if has_args else (_WITHOUT_ARGS,)),
+        ),
     )
 
 
 def _known_shape(like: Like) -> ModelShape:
     shape = like.shape
-    if shape is None or not shape.is_gated or not shape.is_causal or shape.num_experts:
+    is_known = shape is not None and all(
+        (row.in_files or row.module) in _WRITTEN and row.fused is None for row in shape.family.block
+    )
+    if shape is None or not is_known or not shape.is_causal or shape.num_experts:
         raise RequestError(
             f"Megatron's layout is known here for decoders with a gate and without experts, and "
             f"{like.folder} is of model type {like.config.get('model_type')!r}. Convert it with "
@@ -138,22 +170,54 @@ def _ranks(folder: Path) -> dict[tuple[int, int], Path]:
     return found
 
 
-def _content(
-    ranks: Mapping[tuple[int, int], Path], rank: int, stage: int, folder: Path
-) -> dict[str, Any]:
+def _content(ranks: Mapping[tuple[int, int], Path], rank: int, stage: int) -> dict[str, Any]:
     content = load(ranks[rank, stage])
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
         raise CheckpointError(
             f"{ranks[rank, stage]} holds no `model`: interleaved stages (model0, model1) are not "
             "read. Save with --num-layers-per-virtual-pipeline-stage left out."
         )
-    args = content.get("args")
-    if isinstance(args, Record) and args.get("rotary_interleaved"):
-        raise CheckpointError(
-            f"{folder} turns neighbouring elements of a head together (rotary_interleaved), which "
-            "Hugging Face's models do not. Convert it with Megatron's own tools."
-        )
     return content
+
+
+def _check_args(
+    content: Mapping[str, Any],
+    shape: ModelShape,
+    folder: Path,
+    like: Like,
+    without: tuple[str, ...],
+) -> bool:
+    """Whether the checkpoint says what its weights mean.
+
+    Raises:
+        CheckpointError: They mean something else than those of the model, or that is not known.
+    """
+    version = content.get("checkpoint_version", _OLDEST_VERSION)
+    if not isinstance(version, int | float) or version < _OLDEST_VERSION:
+        raise CheckpointError(
+            f"{folder} has checkpoint_version={version!r}, whose query_key_value has another order "
+            "of rows. Load and save it once with a newer Megatron."
+        )
+    args = content.get("args")
+    values = args.state if isinstance(args, Record) else args
+    if not isinstance(values, dict):
+        return False
+    wrong, unknown = differences(values, shape, without=without)
+    lines = []
+    if wrong:
+        lines.append(
+            f"The model of {like.folder} has no such weights: {', '.join(wrong)}. Give --like a "
+            "folder of the same model, or convert it with Megatron's own tools (tools/checkpoint)."
+        )
+    if unknown:
+        names = " ".join(f"--without {each.partition('=')[0]}" for each in unknown)
+        lines.append(
+            f"It is not known what these arguments change: {', '.join(unknown)}. For those that "
+            f"change no output: {names}"
+        )
+    if lines:
+        raise CheckpointError("\n".join([f"{folder} cannot be imported as it is.", *lines]))
+    return True
 
 
 def _words_of(content: Mapping[str, Any], folder: Path) -> dict[tuple[int | None, str], Stored]:
@@ -225,7 +289,7 @@ def _of_block(
         name = {"o": "self_attn.o_proj", "down": "mlp.down_proj"}[kind]
         yield f"{name}.{end}", joined(split, dim=1) if end == "weight" else split[0]
     else:
-        name = {"first norm": "input_layernorm", "second norm": "post_attention_layernorm"}[kind]
+        name = _NORMS[kind]
         yield f"{name}.{end}", split[0]
 
 
