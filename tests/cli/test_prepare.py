@@ -89,7 +89,9 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(
     assert "train a byte-level BPE of 300 tokens" in out
     assert not (tmp_path / "prepared").exists()
     assert main(["prepare", *recipe, "--dry-run", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["held out"] == "30% of the documents"
+    assert json.loads(capsys.readouterr().out)["validation"] == (
+        "what is named validation; without it 30% of the documents"
+    )
 
 
 def test_a_dry_run_of_images_speaks_of_pictures(
@@ -98,7 +100,7 @@ def test_a_dry_run_of_images_speaks_of_pictures(
     words = ["task.name=image_classification", "model.preset=resnet18", "optim.lr=0.1"]
     assert main(["prepare", *words, f"data.source={tmp_path}", "--dry-run"]) == 0
     said = capsys.readouterr().out
-    assert "what val or test holds; without them 5% of the pictures" in said
+    assert "what is named val, else test; without it 5% of the pictures" in said
     assert "tokenizer" not in said and "documents" not in said
 
 

@@ -70,6 +70,10 @@ def test_a_mixture_is_read_and_all_its_places_are_known() -> None:
         (mixed(WEB, {**CODE, "name": "a b"}), "data.mixture"),
         (mixed(WEB, {"name": "code", "source": "/code"}), "data.mixture"),
         (mixed({**WEB, "source": "s4://bucket/x"}), "is a URL that is not read"),
+        (mixed({**WEB, "eval_source": "s4://bucket/x"}), "is a URL that is not read"),
+        (mixed(WEB, CODE, eval_source="/v"), "Give eval_source in the entry of data.mixture"),
+        ({"data": {"eval_source": "/v", "eval_fraction": 0.1}}, "=0.1, and data.eval_source both"),
+        ({"data": {"source": "/v", "eval_source": "/v"}}, "and data.source are the same"),
     ],
 )
 def test_what_cannot_be_mixed_is_refused(recipe: dict[str, Any], words: str) -> None:

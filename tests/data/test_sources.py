@@ -90,9 +90,36 @@ def test_a_missing_path_says_where_it_was_looked_for(tmp_path: Path) -> None:
 
 
 def test_what_names_no_file_says_what_is_read(tmp_path: Path) -> None:
-    for source in (tmp_path, tmp_path / "*.txt"):
-        with pytest.raises(RequestError, match=r"names no file.*\.txt, \.md, \.py.*\.jsonl"):
-            list_files(str(source))
+    with pytest.raises(RequestError, match=r"names no file.*\.txt, \.md, \.py.*\.jsonl"):
+        list_files(str(tmp_path))
+
+
+def test_what_exists_is_literal_and_the_rest_is_a_pattern(tmp_path: Path) -> None:
+    folder = tmp_path / "[D] *"
+    (folder / "my text").mkdir(parents=True)
+    for name in ("a[1].txt", "a1.txt", "my text/b.txt"):
+        (folder / name).write_text(name)
+    for pattern, found in {
+        "": ["a1.txt", "a[1].txt", "my text/b.txt"],
+        "a[1].txt": ["a[1].txt"],
+        "a[0-9].txt": ["a1.txt"],
+        "*/*.txt": ["my text/b.txt"],
+        "**/*.txt": ["a1.txt", "a[1].txt", "my text/b.txt"],
+        "a[[]*": ["a[1].txt"],
+    }.items():
+        assert texts_of(str(folder / pattern)) == found, pattern
+
+
+def test_every_entry_must_match_and_all_that_do_not_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "empty").mkdir()
+    names = ("a.txt", "[x]*.txt", "missing", "empty")
+    with pytest.raises(RequestError) as told:
+        list_files([str(tmp_path / name) for name in names])
+    first, second, third = str(told.value).split("\n")
+    assert "no file matches '[x]*.txt' in" in first and first.endswith("name is written [[].")
+    assert "missing' does not exist" in second
+    assert "empty' holds no file" in third and "take it out of the list" in third
 
 
 @pytest.mark.parametrize(

@@ -216,6 +216,7 @@ def _values(name: str, text: str) -> Iterator[Item]:
 _FOLDERS = ("model.path", "model.dir", "data.dir", "run.dir", "data.tokenizer")
 _FILES: Mapping[str, tuple[str, ...]] = {
     "data.source": (),
+    "data.eval_source": (),
     "model.config": (".json",),
     "cluster.file": (".yaml", ".yml"),
 }

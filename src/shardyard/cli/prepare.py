@@ -16,6 +16,7 @@ from shardyard.control.prepare_on import prepare_on
 from shardyard.control.prune import delete, unused_sets
 from shardyard.control.request import Request
 from shardyard.control.side_jobs import SideTerms
+from shardyard.control.splits import split_rows
 from shardyard.control.submission import launcher_named
 from shardyard.launchers.base import LAUNCHERS
 from shardyard.terminal import tell
@@ -147,12 +148,14 @@ def _rows(facts: DataFacts) -> list[tuple[str, str]]:
             ("folder", facts.dir),
             ("classes", f"{facts.num_classes:,}"),
             ("training", _pictures(facts.train_samples, facts.train_bytes)),
-            ("evaluation", _pictures(facts.eval_samples, facts.eval_bytes)),
+            ("validation", _pictures(facts.eval_samples, facts.eval_bytes)),
+            *split_rows(facts),
         ]
     return [
         ("folder", facts.dir),
         ("training", f"{facts.train_tokens:,} tokens of {facts.train_documents:,} documents"),
-        ("evaluation", f"{facts.eval_tokens:,} tokens of {facts.eval_documents:,} documents"),
+        ("validation", f"{facts.eval_tokens:,} tokens of {facts.eval_documents:,} documents"),
+        *split_rows(facts),
         *_learnt(facts),
         *_packed(facts),
         ("vocabulary", f"{facts.vocab_size:,} tokens{_bytes_a_token(facts)}"),
@@ -169,7 +172,7 @@ def _pictures(number: int | None, num_bytes: int | None) -> str:
 
 def _of_part(part: PartFacts) -> str:
     data = part.data
-    held_out = f"{data.eval_tokens:,} for evaluation"
+    held_out = f"{data.eval_tokens:,} for validation"
     return f"{part.slots / SLOTS:.1%} of the samples, {data.train_tokens:,} tokens, {held_out}"
 
 

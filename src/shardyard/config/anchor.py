@@ -3,10 +3,9 @@
 A run is resumed from anywhere, so what it records must not depend on where it was started.
 """
 
-import glob
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from shardyard.config.data_section import Sources
 from shardyard.config.reach import reach_problems
@@ -50,8 +49,14 @@ def _places(recipe: Recipe) -> dict[str, dict[str, Any]]:
         "cluster": {"file": None if cluster_file is None else _anchor(cluster_file)},
         "data": {
             "source": _anchor_sources(data.source),
+            "eval_source": _anchor_sources(data.eval_source),
             "mixture": tuple(
-                share.model_copy(update={"source": _anchor_sources(share.source)})
+                share.model_copy(
+                    update={
+                        "source": _anchor_sources(share.source),
+                        "eval_source": _anchor_sources(share.eval_source),
+                    }
+                )
                 for share in data.mixture
             ),
             "dir": _anchor(data.dir),
@@ -60,20 +65,19 @@ def _places(recipe: Recipe) -> dict[str, dict[str, Any]]:
     }
 
 
-def _anchor_sources(source: Sources) -> Sources:
+_Given = TypeVar("_Given", Sources, Sources | None)
+
+
+def _anchor_sources(source: _Given) -> _Given:
+    if source is None:
+        return None
     return _anchor_source(source) if isinstance(source, str) else tuple(map(_anchor_source, source))
 
 
 def _anchor_source(entry: str) -> str:
-    """A path or a glob made absolute; what is special to globs in the current folder's own name is
-    not meant. An address stays as it is."""
-    if is_name(entry) or is_remote(entry):
-        return entry
-    if Path(entry).expanduser().exists() or not glob.has_magic(entry):
-        return _anchor(entry)
-    return _anchor(entry, start=glob.escape(os.getcwd()))  # noqa: PTH109 (a text)
+    """A path or a pattern made absolute; an address stays as it is."""
+    return entry if is_name(entry) or is_remote(entry) else _anchor(entry)
 
 
-def _anchor(place: str, *, start: str | None = None) -> str:
-    path = Path(place).expanduser()
-    return os.path.normpath((Path.cwd() if start is None else Path(start)) / path)
+def _anchor(place: str) -> str:
+    return os.path.normpath(Path.cwd() / Path(place).expanduser())

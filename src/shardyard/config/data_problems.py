@@ -22,6 +22,7 @@ def data_problems(recipe: Recipe) -> Iterable[Problem]:
     is_trained = data.tokenizer in ("auto", "train")
     if data.tokenizer_kind != Data().tokenizer_kind and not is_trained:
         yield Problem("data.tokenizer_kind", not_trained(data.tokenizer_kind, data.tokenizer))
+    yield from _validation(recipe)
     yield from _mixture(recipe)
 
 
@@ -57,6 +58,28 @@ def _mixture(recipe: Recipe) -> Iterable[Problem]:
         if share.text_key is not None and "text_key" in DATA_FORMATS[format].ignores:
             text = f"={share.text_key!r} says nothing where the format is {format}. Leave it out."
             yield Problem(f"{at}.text_key", text)
+
+
+def _validation(recipe: Recipe) -> Iterable[Problem]:
+    data = recipe.data
+    if data.eval_source is not None and data.mixture:
+        text = (
+            "names validation data of data.source, and each source of data.mixture has its own. "
+            "Give eval_source in the entry of data.mixture that it belongs to."
+        )
+        yield Problem("data.eval_source", text)
+    named = data.eval_source is not None or (
+        data.mixture and all(share.eval_source is not None for share in data.mixture)
+    )
+    if named and data.eval_fraction != Data().eval_fraction:
+        text = (
+            f"={data.eval_fraction}, and data.eval_source both say what is validated on. Leave one "
+            "of them out."
+        )
+        yield Problem("data.eval_fraction", text)
+    if data.eval_source == data.source and data.eval_source is not None:
+        text = "and data.source are the same. Validate on other data than you train on."
+        yield Problem("data.eval_source", text)
 
 
 def _packing(recipe: Recipe) -> Iterable[Problem]:

@@ -29,6 +29,8 @@ class Share(Section):
     """Instead of data.format."""
     text_key: str | None = None
     """Instead of data.text_key."""
+    eval_source: Sources | None = None
+    """As data.eval_source, for this source."""
 
 
 class Images(Section):
@@ -127,8 +129,12 @@ class Data(Section):
     seq_len: Annotated[int, Field(ge=1)] | Auto = "auto"
     """Tokens in one sample, at least 2; auto: the model's context length, at most 4,096. An image
     counts as one."""
+    eval_source: Sources | None = None
+    """Validation data: files, folders, patterns or addresses, read as data.source is; null: files
+    named validation in data.source, else data.eval_fraction of its documents."""
     eval_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.05
-    """Share of the documents held out for evaluation, chosen by a hash of their content."""
+    """Share of the documents used for validation, chosen by a hash of their content; 0: no
+    validation."""
     attend_across_documents: bool = True
     """Tokens attend to earlier documents of their sample; if not, nor are they predicted across."""
     pack: Literal["stream", "whole"] = "stream"
@@ -154,12 +160,16 @@ class Data(Section):
         """Every place that text comes from, each behind the name of its setting."""
         if self.mixture:
             return tuple(
-                (f"data.mixture[{place}].source", entry)
+                (f"data.mixture[{place}].{name}", entry)
                 for place, share in enumerate(self.mixture)
-                for entry in _each(share.source)
+                for name in ("source", "eval_source")
+                for entry in _each(getattr(share, name))
             )
-        return tuple(("data.source", entry) for entry in _each(self.source))
+        named = (("data.source", self.source), ("data.eval_source", self.eval_source))
+        return tuple((setting, entry) for setting, source in named for entry in _each(source))
 
 
-def _each(source: Sources) -> tuple[str, ...]:
+def _each(source: Sources | None) -> tuple[str, ...]:
+    if source is None:
+        return ()
     return (source,) if isinstance(source, str) else source

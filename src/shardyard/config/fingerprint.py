@@ -52,6 +52,7 @@ SETTINGS_THAT_MAY_CHANGE = (
     "task.generate_tokens",
     # what the fingerprint of the prepared data stands for
     "data.source",
+    "data.eval_source",
     "data.mixture",
     "data.format",
     "data.text_key",

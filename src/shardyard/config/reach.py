@@ -3,8 +3,6 @@
 That nothing is there yet is no such problem: whoever needs a file says so in its own words.
 """
 
-import glob
-import os
 from pathlib import Path
 
 from shardyard.config.schema import Recipe
@@ -26,7 +24,7 @@ def reach_problems(recipe: Recipe, sight: Sight | None = None) -> list[Problem]:
         ("model.dir", recipe.model.dir),
         ("data.dir", data.dir),
         *(
-            (setting, _fixed_part(entry))
+            (setting, fixed_part(entry))
             for setting, entry in data.entries
             if not is_name(entry) and not is_remote(entry)
         ),
@@ -68,9 +66,3 @@ def _is_file(path: Path) -> bool:
         return path.is_file()
     except OSError:
         return False
-
-
-def _fixed_part(entry: str) -> str:
-    """A path up to its first wildcard, unless the whole of it is a name that is there."""
-    is_whole = not glob.has_magic(entry) or os.path.lexists(Path(entry).expanduser())
-    return entry if is_whole else fixed_part(entry)

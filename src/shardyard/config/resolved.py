@@ -55,6 +55,13 @@ class DataFacts:
     train_learnt: int | None = None
     """Tokens that carry loss; None: all of them, or as many as the task chooses."""
     eval_learnt: int | None = None
+    validation_files: str | None = None
+    """Files that are validated on, in words; None: a hash of each document decides."""
+    left_out_files: str | None = None
+    """Files that are neither trained nor validated on, as their names say, in words."""
+    asked_files: str | None = None
+    """Files that are trained on although they are named validation or test: data.source names
+    each of them."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "readers", tuple(self.readers))  # JSON has lists

@@ -3,12 +3,12 @@
 A launcher says what its nodes see (``Launcher.sees``). What lies on a volume need not exist here.
 """
 
-import glob
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from shardyard.config.globs import is_pattern, matches_of, split_pattern
 from shardyard.config.schema import Recipe
 from shardyard.config.secret_reference import parse_references
 from shardyard.config.sources import is_name, is_remote
@@ -109,13 +109,8 @@ def is_folder(tokenizer: str) -> bool:
 
 
 def fixed_part(entry: str) -> str:
-    """A path up to its first wildcard."""
-    fixed = []
-    for part in Path(entry).parts:
-        if glob.has_magic(part):
-            break
-        fixed.append(part)
-    return str(Path(*fixed)) if fixed else "."
+    """The literal part of a path, up to the first part that is a pattern."""
+    return split_pattern(entry)[0]
 
 
 def _seen(sight: Sight) -> str:
@@ -126,10 +121,9 @@ def _seen(sight: Sight) -> str:
 
 def is_there(place: str) -> bool:
     """Whether a path, or anything that a glob names, is on this machine."""
-    path = Path(place).expanduser()
-    return os.path.lexists(path) or (
-        glob.has_magic(place) and any(glob.iglob(str(path), recursive=True))  # noqa: PTH207 (a text)
-    )
+    if is_pattern(place):
+        return any(True for _ in matches_of(place))
+    return os.path.lexists(Path(place).expanduser())
 
 
 def _is_file(path: Path) -> bool:

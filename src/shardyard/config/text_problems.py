@@ -29,13 +29,14 @@ _PROSE = re.compile(r"task\.prompt|launch\.env(\..*)?|launch\.aws_batch\.user_da
 PATHS = frozenset(
     {
         "run.dir", "model.path", "model.dir", "model.config", "cluster.file",
-        "data.source", "data.mixture.source", "data.dir", "data.tokenizer",
+        "data.source", "data.mixture.source", "data.eval_source", "data.mixture.eval_source",
+        "data.dir", "data.tokenizer",
         "launch.run_dir", "launch.code", "launch.volumes.path", "launch.volumes.host",
         "launch.image_paths", "launch.slurm.python",
     }
 )  # fmt: skip
 
-SOURCES = ("data.source", "data.mixture.source")
+SOURCES = ("data.source", "data.mixture.source", "data.eval_source", "data.mixture.eval_source")
 """Paths that may be addresses of places elsewhere, too."""
 
 _PART_BYTES = 255

@@ -4,6 +4,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from shardyard.config.data_section import Data
 from shardyard.config.model_source import has_tokenizer, table_rows
 from shardyard.config.resolve import keep_previous
 from shardyard.config.resolved import DataFacts, Resolved
@@ -72,11 +73,20 @@ def would_prepare(request: Request) -> dict[str, str]:
     write = f"a folder named by fingerprint in {Path(data.dir).expanduser().resolve()}"
     read = ", ".join(entry for _, entry in data.entries)
     if task_row(request.recipe.task.name).reads == "images":
-        held_out = f"what val or test holds; without them {data.eval_fraction:.0%} of the pictures"
-        return {"read": read, "write": write, "held out": held_out}
+        return {"read": read, "write": write, "validation": _validation(data, "pictures")}
     kind = TOKENIZER_KINDS[data.tokenizer_kind].words
     trained = f"train a {kind} of {data.vocab_size:,} tokens"
     own = str(request.model_dir) if has_tokenizer(request.model_dir) else trained
     tokenizer = {"auto": own, "train": trained}.get(data.tokenizer, data.tokenizer)
-    held_out = f"{data.eval_fraction:.0%} of the documents"
-    return {"read": read, "tokenizer": tokenizer, "write": write, "held out": held_out}
+    validation = _validation(data, "documents")
+    return {"read": read, "tokenizer": tokenizer, "write": write, "validation": validation}
+
+
+def _validation(data: Data, unit: str) -> str:
+    """What is validated on, in words."""
+    if data.eval_source is not None:
+        return "data.eval_source"
+    if data.eval_fraction == 0 and unit == "documents":
+        return "none, as data.eval_fraction=0; files named validation or test are left out"
+    held_out = "val, else test" if unit == "pictures" else "validation"
+    return f"what is named {held_out}; without it {data.eval_fraction:.0%} of the {unit}"

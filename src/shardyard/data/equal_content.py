@@ -72,8 +72,13 @@ def find_equal(
 def _listed(files: Sequence[SourceFile], content: Sequence[str]) -> list[list[Any]]:
     """What the tokens depend on: how a file is read, its size and content, and the order."""
     return [
-        [file.format, file.size_bytes, digest] for file, digest in zip(files, content, strict=True)
+        [_format_and_split(file), file.size_bytes, digest]
+        for file, digest in zip(files, content, strict=True)
     ]
+
+
+def _format_and_split(file: SourceFile) -> str:
+    return file.format if file.split is None else f"{file.format}, {file.split}"
 
 
 def _content_of(files: Sequence[SourceFile]) -> list[str]:

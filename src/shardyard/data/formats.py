@@ -11,6 +11,7 @@ from pathlib import PurePath
 from typing import BinaryIO
 
 from shardyard.config.data_formats import DATA_FORMATS
+from shardyard.config.split_names import Kind
 from shardyard.data.readers.rows import TextOf
 from shardyard.data.spans import Section, Span
 from shardyard.plug_ins import brought, loaded, part
@@ -42,15 +43,17 @@ class Format:
         return found
 
 
+_CODE = (
+    ".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".cxx", ".hh", ".hpp", ".cu", ".cuh",
+    ".java", ".kt", ".scala", ".js", ".mjs", ".jsx", ".ts", ".tsx", ".go", ".rs", ".rb",
+    ".php", ".pl", ".pm", ".lua", ".jl", ".r", ".m", ".swift", ".cs", ".fs", ".hs", ".ml",
+    ".ex", ".exs", ".erl", ".clj", ".el", ".f90", ".sh", ".bash", ".sql",
+)  # fmt: skip
+"""Suffixes of source code."""
+
 FORMATS: dict[str, Format] = {
     "text": Format(
-        suffixes=(
-            ".txt", ".text", ".md", ".markdown", ".rst", ".tex", ".log",
-            ".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".cxx", ".hh", ".hpp", ".cu", ".cuh",
-            ".java", ".kt", ".scala", ".js", ".mjs", ".jsx", ".ts", ".tsx", ".go", ".rs", ".rb",
-            ".php", ".pl", ".pm", ".lua", ".jl", ".r", ".m", ".swift", ".cs", ".fs", ".hs", ".ml",
-            ".ex", ".exs", ".erl", ".clj", ".el", ".f90", ".sh", ".bash", ".sql",
-        ),
+        suffixes=(".txt", ".text", ".md", ".markdown", ".rst", ".tex", ".log", *_CODE),
         code="shardyard.data.readers.text:read",
         has_keys=False,
         is_divisible=True,
@@ -190,6 +193,13 @@ def format_of(name: str, data_format: str) -> str | None:
     if known == "text" and row.text is not None:
         return row.text
     return row.unknown if known is None else known
+
+
+def kind_of(name: str, format: str) -> Kind:
+    """What a file is, for the split that its name may name."""
+    if format not in ("text", "documents"):
+        return "rows"
+    return "code" if PurePath(name).suffix.lower() in _CODE else "text"
 
 
 def remedy_of(name: str, data_format: str = "by_suffix") -> str:

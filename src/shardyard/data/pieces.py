@@ -190,10 +190,11 @@ class TokenizePiece:
         bos_id = None if self.bos_token is None else tokenizer.id_of(self.bos_token)
         builders = {split: _SplitBuilder(tokenizer, bos_id, encoder.columns) for split in SPLITS}
         hashes: list[int] = []
-        for section in read_sections(self.piece, self.text_of):
-            hashes.append(hash_of(section.text))
-            split = self.hold_out.split_of(hashes[-1])
-            _add_section(section, encoder.encode(section), builders, split)
+        for span in self.piece:
+            for section in read_sections((span,), self.text_of):
+                hashes.append(hash_of(section.text))
+                split = span.file.split or self.hold_out.split_of(hashes[-1])
+                _add_section(section, encoder.encode(section), builders, split)
         for builder in builders.values():
             builder.close()
         # A record of an earlier rule must not stand next to the shards of this one.

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -47,13 +47,13 @@ from shardyard.data.pieces import (
 from shardyard.data.readers.rows import TextOf
 from shardyard.data.shards import COLUMNS_VERSION, FORMAT_VERSION, MANIFEST, read_facts, token_dtype
 from shardyard.data.sources import (
-    list_files,
     read_sections,
     readers_of,
     refuse_unreadable,
     split_into_pieces,
 )
 from shardyard.data.spans import SourceFile
+from shardyard.data.splits import corpus_of
 from shardyard.data.tokenizer import (
     TextEncoder,
     TokenizerFiles,
@@ -102,7 +102,8 @@ def prepare(
         StorageError: The file system refused a write.
     """
     data = recipe.data
-    files = files_of(recipe)
+    corpus = corpus_of(recipe)
+    files = corpus.files
     tokenizer = chosen_tokenizer(recipe, model_dir)
     request = request_of(data, files, tokenizer, bos_token_of(data, tokenizer), is_part=is_part)
     if folder is None:
@@ -117,7 +118,7 @@ def prepare(
                 _build(folder, recipe, files, request, progress)
             # What a dying worker adds meanwhile is removed by the next call.
             shutil.rmtree(folder / SCRATCH, ignore_errors=True)
-    facts = read_facts(folder)
+    facts = corpus.described(read_facts(folder))
     _refuse_share(facts, data)
     _refuse_one_document(facts, recipe)
     if data.pack == "stream":
@@ -208,13 +209,6 @@ def bos_token_of(data: Data, tokenizer: TokenizerFiles | None) -> str | None:
     return choose_bos(data.bos, tokenizer, data.tokenizer_kind, name=name)
 
 
-def files_of(recipe: Recipe) -> list[SourceFile]:
-    """The files of ``data.source``; raises as ``list_files``."""
-    data = recipe.data
-    own = [Path(place).expanduser() for place in (data.dir, recipe.run.dir)]
-    return list_files(data.source, data.format, own=own)
-
-
 def request_of(
     data: Data,
     files: Sequence[SourceFile],
@@ -230,7 +224,8 @@ def request_of(
     times stand for.
     """
     listing = [
-        [file.path, file.size_bytes, file.version, *_format_in_request(file)] for file in files
+        [file.path, file.size_bytes, file.version, *_format_in_request(file), *_split_of(file)]
+        for file in files
     ]
     return {
         "format": FORMAT_VERSION,
@@ -241,7 +236,7 @@ def request_of(
         "tokenizer": {"trained_vocab_size": data.vocab_size, **_kind_in_request(data)}
         if tokenizer is None
         else {name: hashlib.sha256(content).hexdigest() for name, content in tokenizer.items()},
-        "eval_fraction": data.eval_fraction,
+        "eval_fraction": None if any(file.split for file in files) else data.eval_fraction,
         # as before where there is none
         **({} if bos_token is None else {"bos_token": bos_token}),
         **_format_request(data),
@@ -275,6 +270,11 @@ def _format_in_request(file: SourceFile) -> list[str]:
     was JSON lines always, and any other file text."""
     first_read_as = "jsonl" if file.path.endswith(".jsonl") else "text"
     return [] if file.format == first_read_as else [file.format]
+
+
+def _split_of(file: SourceFile) -> list[str]:
+    """Nothing where hashes decide, as before files could be named."""
+    return [] if file.split is None else [f"split={file.split}"]
 
 
 def _kind_in_request(data: Data) -> dict[str, str]:
@@ -346,6 +346,11 @@ def training_texts(
     Args:
         share: Of those bytes that these files give.
     """
+    files = [file for file in files if file.split != "eval" and file.size_bytes]
+    if not files:
+        raise SourceError(
+            f"data.source={data.source!r}: its files to train on hold no text. Give others."
+        )
     pieces = split_into_pieces(files, _piece_bytes(files))
     quota_bytes = int(share * _TOKENIZER_SAMPLE_BYTES) // len(pieces)
     total_bytes = sum(
@@ -397,13 +402,18 @@ def _build(
     ]
     tasks[0].encoder_with(encoder_in(folder))  # refuse it before work
     records = _run_pieces(tasks, workers, progress)
-    forced = _forced_hold_out(records, data, bends=_BY_HASH_ALONE not in request)
+    forced = _forced_hold_out(
+        records,
+        data,
+        bends=_BY_HASH_ALONE not in request,
+        is_named=any(file.split for file in files),
+    )
     if forced != tasks[0].hold_out:
         _forget(folder, records)
         tasks = [replace(task, hold_out=forced) for task in tasks]
         records = _run_pieces(tasks, workers, progress)
     record_sources(folder, files)
-    if files_of(recipe) != files:
+    if corpus_of(recipe).files != tuple(files):
         raise DataError(
             f"data.source={data.source!r} changed while it was being prepared, so its tokens may "
             "mix old and new text. Prepare again once nothing writes there."
@@ -434,7 +444,24 @@ def _run_pieces(
     return records
 
 
-def _forced_hold_out(records: Sequence[dict[str, Any]], data: Data, *, bends: bool) -> HoldOut:
+def _refuse_empty_split(filled: Collection[str], data: Data) -> None:
+    """Raise if the files of a split hold no document.
+
+    Raises:
+        SourceError: They do not.
+    """
+    for split, words in (("train", "to train on"), ("eval", "for validation")):
+        if split not in filled:
+            source = data.eval_source if split == "eval" and data.eval_source else data.source
+            setting = "data.eval_source" if source is data.eval_source else "data.source"
+            raise SourceError(
+                f"{setting}={source!r}: its files {words} hold no text. Give files with text."
+            )
+
+
+def _forced_hold_out(
+    records: Sequence[dict[str, Any]], data: Data, *, bends: bool, is_named: bool
+) -> HoldOut:
     """The rule of the held-out split, bent for a small corpus whose hashes leave a split empty:
     then the section with the lowest hash is held out, or the one with the highest is not."""
     hashes = [text_hash for record in records for text_hash in record["hashes"]]
@@ -445,6 +472,9 @@ def _forced_hold_out(records: Sequence[dict[str, Any]], data: Data, *, bends: bo
         )
     rule = HoldOut(data.eval_fraction)
     filled = {split for record in records for split in record["shards"]}
+    if is_named:
+        _refuse_empty_split(filled, data)
+        return rule
     if not bends or data.eval_fraction == 0 or filled == set(SPLITS):
         return rule
     if min(hashes) == max(hashes):

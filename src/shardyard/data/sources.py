@@ -5,22 +5,25 @@ stands for what begins in it, so no file is read before its turn and a single hu
 by all workers. Where files are is said in ``stores/``, how they are read in ``formats.py``.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
+from shardyard.config.sources import TEXT_OF_PYTHON
+from shardyard.config.split_names import Kind, NamedSplit, splits_of, words_in
 from shardyard.data.formats import (
     FORMATS,
     READ_KINDS,
     SECTION_BYTES,
     format_named,
     format_of,
+    kind_of,
     remedy_of,
 )
 from shardyard.data.readers.rows import TextOf
 from shardyard.data.spans import Section, SourceFile, Span, shown
-from shardyard.data.stores.base import open_file, store_of
+from shardyard.data.stores.base import Found, find_all, open_file
 from shardyard.errors import RequestError, SourceError
 from shardyard.plug_ins import PlugIn, brought
 
@@ -32,13 +35,18 @@ Piece = tuple[Span, ...]
 
 
 def list_files(
-    source: str | Sequence[str], data_format: str = "by_suffix", *, own: Collection[Path] = ()
+    source: str | Sequence[str],
+    data_format: str = "by_suffix",
+    *,
+    own: Collection[Path] = (),
+    setting: str = "data.source",
 ) -> list[SourceFile]:
     """All files of ``data.source`` in a fixed order, none twice.
 
     Args:
         data_format: ``data.format``.
         own: Folders of ours (prepared data, runs): left out of a folder that they lie in.
+        setting: The setting that names them, for messages.
 
     Raises:
         RequestError: A place does not exist, nothing was found, or something that was is not read.
@@ -49,27 +57,61 @@ def list_files(
     entries = [source] if isinstance(source, str) else list(source)
     files: dict[str, SourceFile] = {}
     unread: dict[str, str] = {}
-    for entry in entries:
-        for found in store_of(entry).find(entry, own=own):
-            format = format_of(PurePosixPath(found.name).name, data_format)
-            if format is None:
-                unread[found.path] = found.name
-            else:
-                file = SourceFile(found.path, found.name, format, found.size_bytes, found.version)
-                files.setdefault(found.path, file)
+    for entry, listed in find_all(entries, own=own, setting=setting):
+        formats = {
+            found.path: format_of(PurePosixPath(found.name).name, data_format) for found in listed
+        }
+        unread |= {found.path: found.name for found in listed if formats[found.path] is None}
+        named = _named_splits(entry, listed, formats)
+        for found in listed:
+            format = formats[found.path]
+            if format is not None:
+                split = named.get(found.path)
+                file = SourceFile(
+                    found.path, found.name, format, found.size_bytes, found.version, split
+                )
+                before = files.setdefault(found.path, file)
+                if before.named is not None and split is None:  # another entry names it itself
+                    files[found.path] = file
     if unread:
-        _refuse_kinds(source, data_format, list(unread.values()), len(files) + len(unread))
+        _refuse_kinds(
+            f"{setting}={source!r}", data_format, list(unread.values()), len(files) + len(unread)
+        )
     if not files:
         raise RequestError(
-            f"data.source={source!r} names no file. Give a folder, file or glob that holds "
+            f"{setting}={source!r} names no file. Give a folder, file or glob that holds "
             f"{READ_KINDS}; hidden files in folders are left out."
         )
     if not any(file.size_bytes for file in files.values()):
         its = "its only file holds" if len(files) == 1 else f"its {len(files)} files hold"
         raise SourceError(
-            f"data.source={source!r} is an empty corpus: {its} no text. Give files with text."
+            f"{setting}={source!r} is an empty corpus: {its} no text. Give files with text."
         )
     return list(files.values())
+
+
+def _named_splits(
+    entry: str, listed: Sequence[Found], formats: Mapping[str, str | None]
+) -> dict[str, NamedSplit]:
+    """Split that the name of each file of an entry names, by its path. What the entry itself
+    names, as a file or by a keyword in its pattern, is meant to be read."""
+    if entry == TEXT_OF_PYTHON:
+        return {}
+    below = {found.path: found.below_entry(entry) for found in listed}
+    kinds: dict[str, Kind] = {
+        below[path]: kind_of(below[path], format)
+        for path, format in formats.items()
+        if format is not None and below[path]
+    }
+    found = splits_of(kinds)
+    asked = {
+        split for each in listed[:1] for part in each.pattern.split("/") for split in words_in(part)
+    }
+    return {
+        path: found[name]
+        for path, name in below.items()
+        if name in found and found[name] not in asked
+    }
 
 
 def readers_of(files: Iterable[SourceFile]) -> list[PlugIn]:
@@ -78,9 +120,7 @@ def readers_of(files: Iterable[SourceFile]) -> list[PlugIn]:
     return [found for name in names if (found := brought("sources", name)) is not None]
 
 
-def _refuse_kinds(
-    source: str | Sequence[str], data_format: str, names: Sequence[str], num_files: int
-) -> NoReturn:
+def _refuse_kinds(source: str, data_format: str, names: Sequence[str], num_files: int) -> NoReturn:
     named = ", ".join(shown(name) for name in names[:_SHOWN_FILES])
     more = f", and {len(names) - _SHOWN_FILES} more" if len(names) > _SHOWN_FILES else ""
     suffixes: dict[str, str] = {}
@@ -88,7 +128,7 @@ def _refuse_kinds(
         suffixes.setdefault(remedy_of(name, data_format), shown(Path(name).suffix) or "no suffix")
     remedies = "; ".join(f"{suffix}: {remedy}" for remedy, suffix in suffixes.items())
     raise RequestError(
-        f"data.source={source!r}: {len(names)} of its {num_files} files are of no kind that is "
+        f"{source}: {len(names)} of its {num_files} files are of no kind that is "
         f"read, which is {READ_KINDS}: {named}{more}. What to do, by suffix: {remedies}. "
         "To leave files of a folder out, name the others by a glob, such as 'FOLDER/**/*.md'."
     )

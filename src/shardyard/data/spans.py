@@ -1,6 +1,7 @@
 """What is read: a file as it was when it was listed, a part of it, and what is found there."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)  # there may be millions
@@ -16,6 +17,10 @@ class SourceFile:
     size_bytes: int
     version: int | str
     """Changes with the content: time of change in nanoseconds, or an etag of elsewhere."""
+    named: Literal["train", "validation", "eval", "test"] | None = None
+    """Split that its name names, unless data.source names this very file; None: none."""
+    split: Literal["train", "eval"] | None = None
+    """Split that all of it is in; None: a hash of each section decides."""
 
 
 @dataclass(frozen=True)

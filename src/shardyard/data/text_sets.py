@@ -26,7 +26,6 @@ from shardyard.data.prepare import (
     Progress,
     bos_token_of,
     chosen_tokenizer,
-    files_of,
     prepare,
     request_of,
     sole_writer,
@@ -34,6 +33,7 @@ from shardyard.data.prepare import (
     write_tokenizer,
 )
 from shardyard.data.shards import TokenShards
+from shardyard.data.splits import corpus_of
 from shardyard.errors import RequestError
 from shardyard.files import flush_folder
 
@@ -57,7 +57,7 @@ def prepare_text(
         return prepare(recipe, model_dir=model_dir, progress=progress, rows=rows, folder=folder)
     parts = [(share, _alone(recipe, share)) for share in recipe.data.mixture]
     tokenizer = chosen_tokenizer(recipe, model_dir)
-    files = {share.name: files_of(part) for share, part in parts}
+    files = {share.name: corpus_of(part).files for share, part in parts}
     slots = slots_of([share.weight for share in recipe.data.mixture])
     requests = [
         request_of(
@@ -107,6 +107,7 @@ def _alone(recipe: Recipe, share: Share) -> Recipe:
     update = {
         "mixture": (),
         "source": share.source,
+        "eval_source": share.eval_source,
         "format": data.format if share.format is None else share.format,
         "text_key": data.text_key if share.text_key is None else share.text_key,
     }
@@ -121,8 +122,8 @@ def _refuse_without_training(share: Share, facts: DataFacts, recipe: Recipe) -> 
     if facts.train_tokens < 2:
         raise RequestError(
             f"data.mixture: {share.name!r} ({share.source}) has no document left to train on: "
-            f"data.eval_fraction={recipe.data.eval_fraction} holds out all of them. Lower it, or "
-            "give more text."
+            f"data.eval_fraction={recipe.data.eval_fraction} validates on all of them. Lower it, "
+            "or give more text."
         )
 
 

@@ -5,7 +5,6 @@ read from modes: a claim, an export and a container each have a say in it.
 """
 
 import errno
-import glob
 import os
 import secrets
 from collections.abc import Iterable, Iterator
@@ -13,6 +12,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
+from shardyard.config.globs import is_pattern, matches_of
 from shardyard.config.model_source import model_folder, read_shape
 from shardyard.config.schema import Recipe
 from shardyard.config.sight import is_folder
@@ -79,14 +79,14 @@ def _data(recipe: Recipe) -> Iterator[Finding]:
         if is_name(entry) or is_remote(entry):  # no path; preparing tries it before any work
             continue
         path = Path(entry)
-        if os.path.lexists(path) or not glob.has_magic(entry):
+        if not is_pattern(entry):
             why = _why_unread(path)
             if why is not None:
                 yield _unreadable(setting, entry, why)
                 continue
             files: Iterable[Path] = _below(path) if path.is_dir() else (path,)
         else:
-            files = (Path(name) for name in glob.iglob(entry, recursive=True))  # noqa: PTH207
+            files = map(Path, matches_of(entry))
         yield _opened(setting, entry, files)
 
 

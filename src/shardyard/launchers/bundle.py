@@ -4,7 +4,6 @@ Equal content is an equal archive on every machine and at every time: names are 
 zero, owners are left out. So a node knows that it runs what was asked, and nothing is sent twice.
 """
 
-import glob
 import gzip
 import hashlib
 import io
@@ -16,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+from shardyard.config.globs import matches_of
 from shardyard.config.reach import why_not_reached
 from shardyard.errors import DataError, RequestError, StorageError
 from shardyard.files import make_folder
@@ -147,7 +147,7 @@ def _code_files(entries: Iterable[str], start: Path) -> dict[str, Path]:
 
 def _matches(pattern: Path) -> list[Path]:
     """What a glob matches; unlike a file that is named, one that git ignores is not meant."""
-    places = [Path(name) for name in glob.glob(str(pattern))]  # noqa: PTH207 (absolute)
+    places = [Path(name) for name in matches_of(str(pattern))]
     return [place for place in sorted(places) if place.is_dir() or place in _around(place.parent)]
 
 

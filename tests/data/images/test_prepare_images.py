@@ -74,8 +74,71 @@ def test_train_and_val_folders_are_the_splits(tmp_path: Path) -> None:
     found = pictures_of(run(source, tmp_path))
     assert [name for name, _ in found["train"]] == ["ant"] * 9 + ["bee"] * 11
     assert [name for name, _ in found["eval"]] == ["ant"] * 4
-    with pytest.raises(RequestError, match="has a val split, which is what is held out"):
+    with pytest.raises(RequestError, match="has a validation split, which is validated on"):
         run(source, tmp_path, eval_fraction=0.1)
+
+
+@pytest.mark.parametrize("name", ["dev", "validation_images", "eval", "testing"])
+def test_splits_of_pictures_have_the_names_that_those_of_text_have(
+    name: str, tmp_path: Path
+) -> None:
+    class_folders(tmp_path / "a", {"ant": range(4)}, below="training")
+    facts = run(class_folders(tmp_path / "a", {"ant": range(4, 6)}, below=name), tmp_path)
+    assert (facts.train_samples, facts.eval_samples) == (4, 2)
+    assert facts.validation_files == f"{name}/"
+
+
+def test_eval_source_names_pictures_to_validate_on(tmp_path: Path) -> None:
+    class_folders(tmp_path / "a", {"ant": range(4)}, below="train")
+    source = class_folders(tmp_path / "a", {"ant": range(4, 6)}, below="val")
+    others = class_folders(tmp_path / "b", {"ant": range(6, 9)})
+    facts = run(source, tmp_path, eval_source=str(others))
+    wanted = {"train": range(4), "eval": range(6, 9)}
+    assert pictures_of(facts) == {
+        split: sorted(("ant", saved(noise(n))) for n in numbers)
+        for split, numbers in wanted.items()
+    }
+    assert (facts.validation_files, facts.left_out_files) == ("data.eval_source", "val/")
+    moved = run(source / "train", tmp_path, eval_source=str(source / "val"))
+    assert (moved.train_samples, moved.eval_samples) == (4, 2)
+    with pytest.raises(RequestError, match=r"data\.eval_source names all of them\. Validate"):
+        run(others, tmp_path, eval_source=str(others))
+
+
+@pytest.mark.parametrize(
+    ("folders", "message"),
+    [
+        (("val", "test"), r"has no pictures to train on: .*\(test, val\)\. To train on them, name"),
+        (("train", "val", "more"), r": more next to train, val names no split\. Move it away, or"),
+    ],
+)
+def test_pictures_named_test_or_val_are_never_trained_on_unasked(
+    folders: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    for number, name in enumerate(folders):
+        class_folders(tmp_path / "a", {"ant": range(4 * number, 4 * number + 4)}, below=name)
+    with pytest.raises(RequestError, match=message):
+        run(tmp_path / "a", tmp_path)
+
+
+def test_a_shard_named_test_is_trained_on_if_data_source_names_it(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    for name, numbers in {"test": range(4), "more": range(4, 9), "val": range(9, 11)}.items():
+        content = tar_bytes({f"ant/{n}.jpg": saved(noise(n)) for n in numbers})
+        (tmp_path / "a" / f"{name}-0.tar").write_bytes(content)
+    facts = run(tmp_path / "a" / "test-0.tar", tmp_path, eval_fraction=0)
+    assert (facts.train_samples, facts.eval_samples) == (4, 0)
+    whole = run(tmp_path / "a", tmp_path)
+    assert (whole.train_samples, whole.eval_samples) == (5, 2)
+    assert (whole.validation_files, whole.left_out_files) == ("val-0.tar", "test-0.tar")
+
+
+def test_a_test_split_in_a_tar_file_is_left_out_next_to_validation(tmp_path: Path) -> None:
+    splits = {"train": range(5), "val": range(5, 8), "test": range(8, 10)}
+    files = {f"{s}/ant/{n}.jpg": saved(noise(n)) for s, numbers in splits.items() for n in numbers}
+    (tmp_path / "all.tar").write_bytes(tar_bytes(files))
+    facts = run(tmp_path / "all.tar", tmp_path)
+    assert (facts.train_samples, facts.eval_samples) == (5, 3)
 
 
 def test_a_class_in_val_alone_is_refused(tmp_path: Path) -> None:

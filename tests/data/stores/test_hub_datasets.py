@@ -10,6 +10,7 @@ from shardyard.config.schema import Recipe
 from shardyard.data.prepare import prepare
 from shardyard.data.readers.rows import TextOf
 from shardyard.data.sources import list_files, read_sections, split_into_pieces
+from shardyard.data.splits import corpus_of
 from shardyard.data.stores import hub as hub_store
 from shardyard.data.stores import ranged
 from shardyard.data.text_sets import prepare_text
@@ -70,10 +71,29 @@ def test_a_dataset_is_read_by_name_revision_path_and_split(
     assert hub.requests["GET", f"/api/{NAME}"] <= 1, "listed once a process"
 
 
+def test_named_splits_of_a_dataset_are_kept_apart_unless_the_address_names_one(
+    hub: Hub, tmp_path: Path
+) -> None:
+    hub.add(NAME, written(tmp_path / "more", {"data/valid-0.jsonl": '{"text": "five"}\n'}))
+
+    def divided(source: str) -> tuple[list[str], str | None]:
+        corpus = corpus_of(Recipe.model_validate({"data": {"source": source}}))
+        names = [f"{file.path.rpartition('/')[2]} {file.split}" for file in corpus.files]
+        left_out = [file.name for file in corpus.left_out]
+        return names, left_out[0] if left_out else None
+
+    assert divided("hf://acme/tales@v1/data") == (
+        ["train-00000-of-00001.jsonl None"], "test-00000-of-00001.jsonl"
+    )  # fmt: skip
+    assert divided("hf://acme/tales@v1/test")[0] == ["test-00000-of-00001.jsonl None"]
+    assert divided("hf://acme/tales@v1/data/test-*")[0] == ["test-00000-of-00001.jsonl None"]
+    assert divided("hf://acme/tales/validation")[0] == ["valid-0.jsonl None"]
+
+
 @pytest.mark.heavy
 def test_the_commit_is_pinned_and_another_one_is_prepared_anew(hub: Hub, tmp_path: Path) -> None:
     data = {"source": "hf://acme/tales/data", "dir": str(tmp_path / "d"), "vocab_size": 300}
-    recipe = Recipe.model_validate({"data": {**data, "workers": 1}})
+    recipe = Recipe.model_validate({"data": {**data, "workers": 1, "eval_fraction": 0}})
 
     def prepared() -> str:
         hub_store._listed.cache_clear()

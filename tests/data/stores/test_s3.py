@@ -78,6 +78,14 @@ def test_a_prefix_is_a_folder_and_a_glob_names_what_fits(world: World) -> None:
     assert names("s3://corpus/t*/*.txt") == ["t/b.txt", "tt/e.txt"]
     assert names("s3://corpus/t/**/*.txt") == ["t/b.txt", "t/in/d.txt"]
     assert names(("s3://corpus/t2.txt", "s3://corpus/t?.txt")) == ["t2.txt"]
+    for key in ("[r]*/a/x?.txt", "[r]*/a/xy.txt", "rr/a/x.txt"):
+        world.put(key, LINES)
+    assert names("s3://corpus/[r]*/a/x?.txt") == ["[r]*/a/x?.txt"]
+    assert names("s3://corpus/[r]*/*/*.txt") == ["[r]*/a/x?.txt", "[r]*/a/xy.txt"]
+    assert names("s3://corpus/[r]*/a/") == ["[r]*/a/x?.txt", "[r]*/a/xy.txt"]
+    assert names("s3://corpus/[r]r/**/*.txt") == ["rr/a/x.txt"]
+    for key in ("[r]*/a/x?.txt", "[r]*/a/xy.txt", "rr/a/x.txt"):
+        world.server.client("s3").delete_object(Bucket="corpus", Key=key)
     assert names("s3://corpus") == [*all_of_t, "t2.txt", "tt/e.txt"]
 
 
@@ -182,7 +190,7 @@ def test_a_store_that_knows_no_conditions_is_held_to_the_etag_too(world: World) 
     [
         ("s3://nobodys/x", r"cannot list s3://nobodys/x: there is no bucket 'nobodys'.*Correct"),
         ("s3://corpus/x.jsonl", r"'s3://corpus/x\.jsonl' does not exist: .*Correct the address"),
-        ("s3://corpus/*.txt", r"names no file\. Give a folder, file or glob that holds text"),
+        ("s3://corpus/*.txt", r"no file matches '\*\.txt' in s3://corpus\. Correct the pattern"),
         ("s3://corp*/x.txt", r"has a wildcard in the name of a bucket.*wildcards behind it"),
         ("s3://b!/x", r"names no bucket that can be\. Give s3://bucket/folder"),
         ("s3:///x", r"names no bucket that can be\. Give s3://bucket/folder"),

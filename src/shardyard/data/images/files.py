@@ -1,6 +1,6 @@
 """Files that lie by themselves, or in a tar file."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shardyard.data.spans import SourceFile, shown
 from shardyard.data.stores.base import open_file
@@ -11,8 +11,8 @@ from shardyard.errors import SourceError
 class InTar(SourceFile):
     """A member of a tar file: its path says both, for messages."""
 
-    tar: SourceFile
-    offset: int
+    tar: SourceFile = field(kw_only=True)
+    offset: int = field(kw_only=True)
     """Of its content in the tar file."""
 
 

@@ -151,6 +151,8 @@ class _Tar:
         label_of = self._from_file if labels else self._from_folder
         split_of = self._splits(pictures) if split is None and not labels else {}
         for key, member in sorted(pictures.items(), key=lambda each: each[1].offset):
+            if split_of and key not in split_of:
+                continue  # of a test split next to a validation split
             label = label_of(member, labels.get(key, {}))
             own = split_of.get(key, split)
             name = f"{self._file.path}, member {member.name}"
@@ -198,7 +200,8 @@ class _Tar:
         held_out = held_out_word(set(words.values()))
         if held_out is None:
             return {}
-        return {key: "train" if word == "train" else "eval" for key, word in words.items()}
+        used: dict[str | None, Split] = {held_out: "eval", "train": "train"}
+        return {key: used[word] for key, word in words.items() if word in used}
 
     def _from_file(self, member: Member, labels: Mapping[str, Member]) -> int | str:
         where = f"{self._path}, member {shown(member.name)}"

@@ -74,7 +74,7 @@ def prepare_images(
                 _build(folder, recipe, listing, request, progress)
             # What a dying worker adds meanwhile is removed by the next call.
             shutil.rmtree(folder / SCRATCH, ignore_errors=True)
-    return read_facts(folder)
+    return listing.described(read_facts(folder))
 
 
 def is_packed(data: Data, listing: Listing) -> bool:
@@ -104,7 +104,7 @@ def _refuse_share(data: Data, listing: Listing) -> None:
     if listing.says_splits and data.eval_fraction != usual:
         raise RequestError(
             f"data.eval_fraction={data.eval_fraction}, but data.source={data.source!r} has a "
-            f"{listing.held_out or 'fixed'} split, which is what is held out. Leave "
+            f"{listing.held_out or 'fixed'} split, which is validated on. Leave "
             "data.eval_fraction out, or name the train part alone."
         )
 
@@ -118,13 +118,24 @@ def request_of(data: Data, listing: Listing, *, packs: bool) -> dict[str, Any]:
         "format": IMAGES_VERSION,
         "files": digest(files),
         "kind": listing.kind,
-        "held_out": listing.held_out,
+        # as before where names say it
+        "held_out": "val" if listing.held_out == "validation" else listing.held_out,
+        **(
+            {"eval_files": digest([file.path for file in listing.chosen])} if listing.chosen else {}
+        ),
         "eval_fraction": None if listing.says_splits else data.eval_fraction,
         "packed": packs,
         "checked": images.check,
         "broken": images.broken,
         "keys": None if listing.kind == "folders" else [images.image_key, images.label_key],
     }
+
+
+def _chosen_in_request(listing: Listing) -> dict[str, str]:
+    """Nothing where data.eval_source names no files, as before there was such a setting."""
+    if not listing.chosen:
+        return {}
+    return {"eval_files": digest([file.path for file in listing.chosen])}
 
 
 def _build(

@@ -5,20 +5,23 @@ Class folders are ``CLASS/.../name.jpg`` below data.source, or ``train/CLASS/...
 ``val/CLASS/...``. Of tar shards and Parquet files such a word stands anywhere in the name.
 """
 
-import glob
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Literal, NoReturn
 
+from shardyard.config.data_section import Sources
+from shardyard.config.resolved import DataFacts
 from shardyard.config.schema import Recipe
 from shardyard.config.sources import DIGITS, is_name
+from shardyard.config.split_names import KEYWORDS, NamedSplit, held_out_of, split_in
 from shardyard.data.images.digits import DIGITS_FILE
 from shardyard.data.images.imagenet import as_class_folders, is_imagenet, unpacked
 from shardyard.data.spans import SourceFile, shown
-from shardyard.data.stores.base import store_of
+from shardyard.data.stores.base import find_all
 from shardyard.errors import RequestError
 
 Kind = Literal["folders", "shards", "parquet", "digits"]
@@ -49,11 +52,7 @@ _KINDS: dict[str, Kind] = {
     **dict.fromkeys(("tar", "tar.gz", "tgz"), "shards"),
     "parquet": "parquet",
 }
-_SPLIT_WORDS = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("val", "valid", "validation"), "val"),
-    "test": "test",
-}
+EVAL_SOURCE = "data.eval_source"
 _SHOWN = 4
 _WHAT = "class folders (CLASS/name.jpg), tar shards (.tar, .tar.gz) or Parquet files with pictures"
 
@@ -65,10 +64,16 @@ class Listing:
     kind: Kind
     files: tuple[SourceFile, ...]
     held_out: str | None
-    """The word in names that stands for what is held out: val, else test. None: a hash of each
-    picture says it."""
+    """What says which pictures are validated on: a word in names (validation, else eval, else
+    test), or data.eval_source. None: a hash of each picture."""
     class_part: int
     """Which part of a name in class folders is the class: the first, or the one below train."""
+    chosen: tuple[SourceFile, ...] = ()
+    """Files of data.eval_source, which are among ``files`` too."""
+    chosen_class_part: int = 0
+    """``class_part`` of these."""
+    left_out: tuple[SourceFile, ...] = ()
+    """Files that their names keep out of the training, and that are not validated on."""
 
     @property
     def says_splits(self) -> bool:
@@ -79,19 +84,46 @@ class Listing:
     def size_bytes(self) -> int:
         return sum(file.size_bytes for file in self.files)
 
+    @cached_property
+    def _chosen_paths(self) -> frozenset[str]:
+        return frozenset(file.path for file in self.chosen)
+
     def split_of(self, file: SourceFile) -> Split | None:
         """Split of a file; None: a hash of each picture says it."""
         if self.held_out is None:
             return None
-        return "train" if split_word(file.name, self.kind) == "train" else "eval"
+        if self.held_out == EVAL_SOURCE:
+            return "eval" if file.path in self._chosen_paths else "train"
+        return "train" if file.named == "train" else "eval"
 
     def class_of(self, file: SourceFile) -> str:
         """Class of a file in a class folder."""
-        return PurePosixPath(file.name).parts[self.class_part]
+        part = self.chosen_class_part if file.path in self._chosen_paths else self.class_part
+        return PurePosixPath(file.name).parts[part]
+
+    def described(self, facts: DataFacts) -> DataFacts:
+        """What was prepared, with the files that its splits come from."""
+        validation = [file for file in self.files if self.split_of(file) == "eval"]
+        return replace(
+            facts,
+            validation_files=self._in_words(validation),
+            left_out_files=self._in_words(self.left_out),
+        )
+
+    def _in_words(self, files: Sequence[SourceFile]) -> str | None:
+        if not files:
+            return None
+        if files[0].path in self._chosen_paths:
+            return EVAL_SOURCE
+        names = [file.name for file in files]
+        if self.kind == "folders":
+            names = [*dict.fromkeys(f"{PurePosixPath(name).parts[0]}/" for name in names)]
+        shown_names = ", ".join(shown(name) for name in names[:_SHOWN])
+        return shown_names + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 def list_pictures(recipe: Recipe) -> Listing:
-    """What data.source names.
+    """What data.source and data.eval_source name.
 
     Raises:
         RequestError: Nothing is there, or what is there is of several kinds, or of none.
@@ -99,34 +131,83 @@ def list_pictures(recipe: Recipe) -> Listing:
         CapacityError: It cannot be reached.
     """
     data = recipe.data
+    if data.eval_source is None:
+        return _list(recipe, data.source, "data.source")
     if data.source == DIGITS and is_name(DIGITS):
+        raise RequestError(
+            f"data.eval_source={data.eval_source!r}, but the digits have validation pictures of "
+            "their own. Leave data.eval_source out."
+        )
+    whole = _list(recipe, data.source, "data.source")
+    chosen = _list(recipe, data.eval_source, EVAL_SOURCE)
+    if chosen.kind != whole.kind:
+        raise RequestError(
+            f"data.eval_source={data.eval_source!r} holds pictures as {chosen.kind}, and "
+            f"data.source={data.source!r} as {whole.kind}. Give both in the same form."
+        )
+    validation = tuple(
+        file for file in chosen.files if chosen.held_out is None or chosen.split_of(file) == "eval"
+    )
+    paths = {file.path for file in validation}
+    training = tuple(
+        file
+        for file in whole.files
+        if file.path not in paths and (whole.held_out is None or whole.split_of(file) == "train")
+    )
+    if not training:
+        raise RequestError(
+            f"data.source={data.source!r} has no picture to train on: data.eval_source names all "
+            "of them. Validate on other pictures than you train on."
+        )
+    used = {*paths, *(file.path for file in training)}
+    left_out = (*(file for file in whole.files if file.path not in used), *whole.left_out)
+    return Listing(
+        whole.kind,
+        training + validation,
+        EVAL_SOURCE,
+        class_part=whole.class_part,
+        chosen=validation,
+        chosen_class_part=chosen.class_part,
+        left_out=tuple(file for file in left_out if file.path not in used),
+    )
+
+
+def _list(recipe: Recipe, given: Sources, setting: str) -> Listing:
+    """What one of the two settings names; raises as ``list_pictures``."""
+    data = recipe.data
+    if given == DIGITS and is_name(DIGITS):
         stat = DIGITS_FILE.stat()
         file = SourceFile(DIGITS, DIGITS, "csv.gz", stat.st_size, 0)
         return Listing("digits", (file,), None, class_part=0)
     own = [Path(place).expanduser() for place in (data.dir, recipe.run.dir)]
-    entries = [data.source] if isinstance(data.source, str) else list(data.source)
+    entries = [given] if isinstance(given, str) else list(given)
     found: dict[str, SourceFile] = {}
-    for entry in entries:
-        for each in store_of(entry).find(entry, own=own):
+    has_pattern, asked = False, set()
+    for entry, listed in find_all(entries, own=own, setting=setting):
+        for each in listed:
+            has_pattern = has_pattern or bool(each.pattern)
+            if not each.below_entry(entry) or split_in(each.pattern):
+                asked.add(each.path)
             file = SourceFile(
                 each.path, each.name, suffix_of(each.name), each.size_bytes, each.version
             )
             found.setdefault(each.path, file)
-    files, source = unpacked([*found.values()]), f"data.source={data.source!r}"
+    files, source = unpacked([*found.values()]), f"{setting}={given!r}"
     if is_imagenet(files, source):
         files = as_class_folders(files, source, complete=data.images.complete)
-    elif not data.images.complete:
+    elif not data.images.complete and setting != EVAL_SOURCE:
         raise RequestError(
             f"data.images.complete={data.images.complete} says which pictures of ImageNet must be "
             f"there, and {source} is not its tree ILSVRC. Leave it out."
         )
     kind = _of_one_kind(files, source)
-    if kind == "folders" and any(glob.has_magic(entry) for entry in entries):
+    if kind == "folders" and has_pattern:
         raise RequestError(
-            f"data.source={data.source!r} has a wildcard, which leaves open where class folders "
+            f"{source} has a wildcard, which leaves open where class folders "
             "begin. Give the folder that holds the class folders, or train and val."
         )
-    return _divided(kind, files)
+    ours = [file for file in files if _KINDS.get(file.format) == kind]
+    return _divided(kind, _named(kind, ours, asked), source, is_chosen=setting == EVAL_SOURCE)
 
 
 def suffix_of(name: str) -> str:
@@ -135,20 +216,20 @@ def suffix_of(name: str) -> str:
     return "tar.gz" if last.endswith(".tar.gz") else last.rpartition(".")[2] if "." in last else ""
 
 
-def split_word(name: str, kind: Kind) -> str | None:
-    """train, val or test, if a file's name says one."""
+def split_word(name: str, kind: Kind) -> NamedSplit | None:
+    """Split that a file's name names."""
     parts = PurePosixPath(name.lower()).parts
     if kind == "folders":
-        return _SPLIT_WORDS.get(parts[0]) if len(parts) >= 3 else None
+        return split_in(parts[0]) if len(parts) >= 3 else None
     words = re.split(r"[^a-z]+", "/".join(parts))
-    return next((_SPLIT_WORDS[word] for word in reversed(words) if word in _SPLIT_WORDS), None)
+    return next((KEYWORDS[word] for word in reversed(words) if word in KEYWORDS), None)
 
 
-def held_out_word(words: set[str | None]) -> str | None:
+def held_out_word(words: set[NamedSplit | None]) -> NamedSplit | None:
     """Which of the words that all names say stands for the held-out split; None: none does."""
     if None in words or "train" not in words:
         return None
-    return next((word for word in ("val", "test") if word in words), None)
+    return held_out_of(words) or ("test" if "test" in words else None)
 
 
 def _of_one_kind(files: Sequence[SourceFile], source: str) -> Kind:
@@ -176,17 +257,71 @@ def _of_one_kind(files: Sequence[SourceFile], source: str) -> Kind:
     return kind
 
 
-def _divided(kind: Kind, files: Sequence[SourceFile]) -> Listing:
-    """The files of that kind with what their names say of splits; a test split beside val is left
-    out."""
-    ours = [file for file in files if _KINDS.get(file.format) == kind]
-    words = {split_word(file.name, kind) for file in ours}
+def _named(kind: Kind, files: Sequence[SourceFile], asked: Collection[str]) -> list[SourceFile]:
+    """Files with the splits that their names name. Where some shards or Parquet files name one,
+    the others are trained on.
+
+    Args:
+        asked: Paths that data.source names itself: trained on where no file is named train.
+    """
+    words = {file.path: split_word(file.name, kind) for file in files}
+    if kind != "folders":
+        if "train" not in words.values():
+            words |= dict.fromkeys(words.keys() & asked)
+        if any(words.values()):
+            words = {path: word or "train" for path, word in words.items()}
+    return [replace(file, named=words[file.path]) for file in files]
+
+
+def _divided(kind: Kind, files: Sequence[SourceFile], source: str, *, is_chosen: bool) -> Listing:
+    """Files by what their names say of splits; a test split next to validation is left out.
+
+    Args:
+        is_chosen: Whether they are all meant for validation.
+
+    Raises:
+        RequestError: Names of splits stand beside others, or none is to be trained on.
+    """
+    words = {file.named for file in files}
     held_out = held_out_word(words)
-    if held_out is not None:
-        ours = [file for file in ours if split_word(file.name, kind) in ("train", held_out)]
+    used = words if held_out is None else {"train", held_out}
+    if held_out is None and not is_chosen:
+        _refuse_unclear(kind, files, source)
     # A train folder alone is divided by hash, and is no class either.
-    is_below = held_out is not None or words == {"train"}
-    return Listing(kind, tuple(ours), held_out, class_part=1 if is_below else 0)
+    is_below = held_out is not None or words == {"train"} or (is_chosen and None not in words)
+    return Listing(
+        kind,
+        tuple(file for file in files if file.named in used),
+        held_out,
+        class_part=1 if is_below else 0,
+        left_out=tuple(file for file in files if file.named not in used),
+    )
+
+
+def _refuse_unclear(kind: Kind, files: Sequence[SourceFile], source: str) -> None:
+    """Raise where pictures that are named validation or test would be trained on."""
+    words = {file.named for file in files}
+    if not words - {None, "train"}:
+        return
+    named = {_named_part(file, kind): None for file in files if file.named is not None}
+    if None not in words:
+        names = ", ".join(map(shown, [*named][:_SHOWN]))
+        raise RequestError(
+            f"{source} has no pictures to train on: all are named as validation or test data "
+            f"({names}). To train on them, name the folder or files themselves in data.source."
+        )
+    if "train" in words:
+        names = ", ".join(map(shown, [*named][:_SHOWN]))
+        others = {_named_part(file, kind): None for file in files if file.named is None}
+        raise RequestError(
+            f"{source}: {', '.join(map(shown, [*others][:_SHOWN]))} next to {names} names no "
+            "split. Move it away, or name what to train on in data.source and what to validate on "
+            "in data.eval_source."
+        )
+
+
+def _named_part(file: SourceFile, kind: Kind) -> str:
+    return PurePosixPath(file.name).parts[0] if kind == "folders" else file.name
 
 
 def _suffixes() -> str:

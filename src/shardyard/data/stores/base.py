@@ -1,12 +1,12 @@
 """What every kind of place that text comes from can do: find files, and open one."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from shardyard.config.sources import store_class
-from shardyard.data.spans import SourceFile
+from shardyard.data.spans import SourceFile, shown
 from shardyard.errors import RequestError
 
 COMPILED = "__pycache__"
@@ -24,6 +24,17 @@ class Found:
     size_bytes: int
     version: int | str
     """As of ``SourceFile``."""
+    below: str | None = None
+    """Path below the literal part of the entry; empty: the entry names this very file. None: the
+    store does not say."""
+    pattern: str = ""
+    """Part of the entry that is a pattern; empty: it has none."""
+
+    def below_entry(self, entry: str) -> str:
+        """Path below the literal part of an entry; empty: the entry names this very file."""
+        if self.below is not None:
+            return self.below
+        return "" if self.path == entry or f"/{entry}".endswith(f"/{self.name}") else self.name
 
 
 class Store(Protocol):
@@ -59,6 +70,34 @@ def store_of(entry: str) -> Store:
             "uninstall the package that adds it."
         )
     return found()
+
+
+def find_all(
+    entries: Sequence[str], *, own: Collection[Path], setting: str = "data.source"
+) -> list[tuple[str, list[Found]]]:
+    """Files of each entry of a setting, in order.
+
+    Raises:
+        RequestError: An entry names nothing; reports all of them.
+        AccessError: A place elsewhere may not be looked at.
+        CapacityError: It cannot be reached.
+    """
+    listed, problems = [], []
+    for entry in entries:
+        try:
+            found = list(store_of(entry).find(entry, own=own))
+        except RequestError as error:
+            problems.append(str(error).replace("data.source", setting))
+            continue
+        listed.append((entry, found))
+        if not found and len(entries) > 1:
+            problems.append(
+                f"{setting}={shown(entry)!r} holds no file; hidden files in folders are left out. "
+                "Correct the path, or take it out of the list."
+            )
+    if problems:
+        raise RequestError("\n".join(problems))
+    return listed
 
 
 def open_file(file: SourceFile) -> BinaryIO:

@@ -47,7 +47,8 @@ class HttpStore(RangedStore):
                 f"{shown(url)}: the server says neither ETag nor Last-Modified, so a change while "
                 f"it is read would go unnoticed. {_DOWNLOAD}"
             )
-        return Found(url, urlsplit(url).path.rpartition("/")[2], size_bytes, version)
+        name = urlsplit(url).path.rpartition("/")[2]
+        return Found(url, name, size_bytes, version, below="")
 
     def below(self, prefix: str) -> Iterator[Found]:
         """Nothing: no folder can be asked for."""

@@ -10,9 +10,10 @@ hub client's own way of asking (tokens, endpoint, offline) is used, and its cach
 may be larger than a disk.
 """
 
+import glob
 import io
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib import import_module
@@ -20,7 +21,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 from urllib.parse import unquote
 
+from shardyard.config.globs import count_literal
 from shardyard.config.hub_errors import hub_errors_told
+from shardyard.config.split_names import KEYWORDS
 from shardyard.data.spans import SourceFile, shown
 from shardyard.data.stores.base import Found, is_left_out
 from shardyard.data.stores.ranged import READ_AGAIN, RangedFile, changed, matcher
@@ -77,11 +80,15 @@ class HubStore:
         place = _place(entry)
         with hub_errors_told(place.words, setting="data.source"):
             listing = _listed(place.name, place.revision)
+        pattern = _pattern_of(place, listing)
+        literal = place.path.removesuffix(pattern).rstrip("/")
         for path in _paths(place, listing):
             size_bytes, version = listing.files[path]
             url = f"hf://{place.name}@{listing.commit}/{path}"
-            below = path.removeprefix(f"{place.path}/")
-            yield Found(url, below if below != place.path else path, size_bytes, version)
+            name = path.removeprefix(f"{place.path}/")
+            is_inside = not literal or path.startswith(f"{literal}/")  # else a file, or of a split
+            below = path.removeprefix(f"{literal}/") if is_inside else ""
+            yield Found(url, name, size_bytes, version, below=below, pattern=pattern)
 
     def open(self, file: SourceFile) -> BinaryIO:
         """A file to read and seek in; bytes are asked for when they are read."""
@@ -114,13 +121,25 @@ def _listed(name: str, revision: str | None) -> _Listing:
     return _Listing(about.sha, files)
 
 
+def _pattern_of(place: _Place, listing: _Listing) -> str:
+    """The part of an address's path that is a pattern; empty: there is none."""
+
+    def exists(name: str) -> bool:
+        return name in listing.files or any(path.startswith(f"{name}/") for path in listing.files)
+
+    parts = place.path.split("/")
+    return "/".join(parts[count_literal(parts, exists) :])
+
+
 def _paths(place: _Place, listing: _Listing) -> list[str]:
     """Files of a repository that an address names, in the order of their names."""
     everything = sorted(listing.files)
     if place.path in listing.files:
         return [place.path]
-    if any(sign in place.path for sign in "*?["):
-        fits: Callable[[str], object] = matcher(place.path)
+    pattern = _pattern_of(place, listing)
+    if pattern:
+        literal = glob.escape(place.path.removesuffix(pattern))
+        fits: Callable[[str], object] = matcher(f"{literal}{pattern}")
     elif any(path.startswith(f"{place.path}/") for path in everything):
         fits = partial(_is_below, place.path)
     else:
@@ -131,8 +150,7 @@ def _paths(place: _Place, listing: _Listing) -> list[str]:
                 "not run. The hub keeps many of them as Parquet too: try "
                 f"hf://{place.name}@refs/convert/parquet; or name files of it, if it has any."
             )
-        split = re.compile(_SPLIT.format(re.escape(place.path)))
-        fits = _is_text if not place.path else lambda path: _is_text(path) and split.search(path)
+        fits = _of_split(place.path, everything)
     found = [path for path in everything if fits(path)]
     if not found:
         few = ", ".join(shown(path) for path in everything if _is_text(path)) or "none"
@@ -141,6 +159,18 @@ def _paths(place: _Place, listing: _Listing) -> list[str]:
             f"split of that name; its files: {_cut(few)}. Correct what stands behind its name."
         )
     return found
+
+
+def _of_split(split: str, paths: Sequence[str]) -> Callable[[str], object]:
+    """Whether a file is of a split; where none has its name, of one of the same meaning: ``valid``
+    for ``validation``. Everything, if no split is named."""
+    if not split:
+        return _is_text
+    pattern = re.compile(_SPLIT.format(re.escape(split)))
+    same = [word for word in KEYWORDS if KEYWORDS[word] == KEYWORDS.get(split)]
+    if same and not any(_is_text(path) and pattern.search(path) for path in paths):
+        pattern = re.compile(_SPLIT.format(f"(?:{'|'.join(same)})"))
+    return lambda path: _is_text(path) and pattern.search(path)
 
 
 def _is_text(path: str) -> bool:

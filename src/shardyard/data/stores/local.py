@@ -1,13 +1,14 @@
 """Files, folders and globs of this machine, and the interpreter's own source code."""
 
-import glob
 import os
 import stat
 import sysconfig
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
+from shardyard.config.globs import how_to_escape, matches_of, split_pattern
 from shardyard.data.spans import SourceFile, shown
 from shardyard.data.stores.base import COMPILED, Found
 from shardyard.errors import RequestError
@@ -21,6 +22,14 @@ class LocalStore:
 
     def find(self, entry: str, *, own: Collection[Path]) -> Iterator[Found]:
         """As of ``Store``."""
+        if entry == PYTHON_STDLIB:
+            for path, name in _stdlib_files():
+                yield replace(_look_at(path, name), below="")
+            return
+        folder, pattern = _split(entry)
+        if pattern:
+            yield from _matches(entry, folder, pattern)
+            return
         for path, name in _expand(entry, own):
             yield _look_at(path, name)
 
@@ -67,20 +76,36 @@ def _cannot_look_at(path: Path, error: Exception) -> RequestError:
     )
 
 
+def _split(entry: str) -> tuple[str, str]:
+    try:
+        return split_pattern(entry)
+    except RuntimeError as error:  # ~ of an unknown user
+        raise _cannot_look_at(Path(entry), error) from error
+
+
+def _matches(entry: str, folder: str, pattern: str) -> Iterator[Found]:
+    """Files that a pattern names, sorted.
+
+    Raises:
+        RequestError: There is none.
+    """
+    files = [match for match in sorted(matches_of(entry)) if not Path(match).is_dir()]
+    if not files:
+        raise RequestError(
+            f"data.source={shown(entry)!r}: no file matches {shown(pattern)!r} in {shown(folder)}. "
+            f"Correct the pattern, or take it out.{how_to_escape(pattern)}"
+        )
+    for match in files:
+        below = os.path.relpath(match, folder)
+        yield replace(_look_at(Path(match), match), below=below, pattern=pattern)
+
+
 def _expand(entry: str, own: Collection[Path]) -> Iterator[tuple[Path, str]]:
-    if entry == PYTHON_STDLIB:
-        yield from _stdlib_files()
-        return
     path = Path(entry)
     try:
         path = path.expanduser()
         mode = path.stat().st_mode
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: ~ of nobody
-        if glob.has_magic(entry):
-            for match in sorted(glob.glob(str(path), recursive=True)):  # noqa: PTH207 (absolute)
-                if not Path(match).is_dir():
-                    yield Path(match), match
-            return
         if not isinstance(error, FileNotFoundError | NotADirectoryError):
             raise _cannot_look_at(path, error) from error
         raise RequestError(

@@ -3,7 +3,6 @@
 A connection that breaks is gone on with where it broke, a bounded number of times.
 """
 
-import glob
 import io
 import re
 import time
@@ -13,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TypeVar, cast
 
+from shardyard.config.globs import MAGIC, count_literal, has_magic, how_to_escape
 from shardyard.data.spans import SourceFile, shown
 from shardyard.data.stores.base import Found, is_left_out
 from shardyard.errors import LostError, RequestError, SourceError
@@ -32,6 +32,9 @@ ReadRange = Callable[[SourceFile, int, int], Iterator[bytes]]
 
 Raises LostError if it broke, and ``changed`` if the file is of another version.
 """
+
+
+_MAGIC = re.compile(f"[{re.escape(MAGIC)}]")
 
 
 class RangedStore(ABC):
@@ -55,32 +58,56 @@ class RangedStore(ABC):
         Raises:
             RequestError: Nothing is there.
         """
-        is_folder = entry.endswith("/")
-        fixed = re.split(r"[*?[]", entry, maxsplit=1)[0]
-        if fixed != entry and fixed.count("/") < 3:
+        bucket = entry.split("/")[2] if entry.count("/") >= 2 else entry
+        if has_magic(bucket):
             raise RequestError(
                 f"data.source={shown(entry)!r} has a wildcard in the name of a bucket or host, and "
                 "those cannot be listed. Write the name, and wildcards behind it."
             )
+        is_folder = entry.endswith("/")
         found = None if is_folder else steadily(lambda: self.look(entry))
         if found is not None:
-            yield replace(found, name=entry.rpartition("/")[2])
+            yield replace(found, name=entry.rpartition("/")[2], below="")
             return
-        if glob.has_magic(entry):
-            matches = matcher(entry)
-            named = [(e.path, e) for e in steadily(lambda: [*self.below(fixed)]) if matches(e.path)]
-        else:
-            folder = entry if is_folder else f"{entry}/"
-            inside = steadily(lambda: [*self.below(folder)])
-            named = [(each.path.removeprefix(folder), each) for each in inside]
-            named = [(name, each) for name, each in named if name and not is_left_out(name)]
-            if not named:
-                raise RequestError(
-                    f"data.source={shown(entry)!r} does not exist: there is neither a file of "
-                    "that name nor one below it that is not hidden. Correct the address."
-                )
-        for name, each in sorted(named):
-            yield replace(each, name=name)
+        literal, pattern = self._split(entry.rstrip("/"))
+        named = self._matches(entry, literal, pattern) if pattern else self._inside(literal)
+        if not named:
+            raise RequestError(
+                f"data.source={shown(entry)!r} does not exist: there is neither a file of "
+                "that name nor one below it that is not hidden. Correct the address."
+            )
+        for name, below, each in sorted(named, key=lambda row: row[:2]):
+            yield replace(each, name=name, below=below, pattern=pattern)
+
+    def _split(self, entry: str) -> tuple[str, str]:
+        """The literal part of an address, and the pattern below it; empty: there is none."""
+
+        def exists(name: str) -> bool:
+            folder = f"{name}/"
+            return steadily(lambda: next(iter(self.below(folder)), None)) is not None
+
+        parts = entry.split("/")
+        count = 3 + count_literal(parts[3:], lambda name: exists("/".join((*parts[:3], name))))
+        return "/".join(parts[:count]), "/".join(parts[count:])
+
+    def _matches(self, entry: str, literal: str, pattern: str) -> list[tuple[str, str, Found]]:
+        matches = matcher(pattern)
+        begins = f"{literal}/{_MAGIC.split(pattern, maxsplit=1)[0]}"
+        found = steadily(lambda: [*self.below(begins)])
+        named = [(each.path, each.path.removeprefix(f"{literal}/"), each) for each in found]
+        named = [row for row in named if matches(row[1])]
+        if not named:
+            raise RequestError(
+                f"data.source={shown(entry)!r}: no file matches {shown(pattern)!r} in "
+                f"{shown(literal)}. Correct the pattern, or take it out.{how_to_escape(pattern)}"
+            )
+        return named
+
+    def _inside(self, literal: str) -> list[tuple[str, str, Found]]:
+        """Files below a folder; hidden ones are left out."""
+        found = steadily(lambda: [*self.below(f"{literal}/")])
+        named = [(each.path.removeprefix(f"{literal}/"), each) for each in found]
+        return [(name, name, each) for name, each in named if name and not is_left_out(name)]
 
     def open(self, file: SourceFile) -> BinaryIO:
         """A file to read and seek in; bytes are asked for when they are read."""

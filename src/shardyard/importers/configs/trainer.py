@@ -335,7 +335,7 @@ ROWS: Rows = {
     "dataset*": nowhere("data.source says what is read"),
     "data_path*": nowhere("data.source says what is read"),
     "train_file*": nowhere("data.source says what is read"),
-    "validation_file*": nowhere("data.eval_fraction holds documents back"),
+    "validation_file*": nowhere("data.eval_source names validation data"),
     "validation_split_percentage": nowhere("data.eval_fraction holds documents back"),
 }
 """Arguments of the Trainer, and of the scripts beside it those whose meaning is settled."""

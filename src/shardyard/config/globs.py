@@ -1,0 +1,62 @@
+"""Tell the literal part of a path or address from the pattern behind it.
+
+A name that exists is literal, whatever characters it holds: ``runs[1]/*.txt`` lists the folder
+``runs[1]``, where there is one. Only what does not exist under its own name is read as a pattern.
+"""
+
+import glob
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+MAGIC = "*?["
+"""Characters that make a pattern of a name."""
+
+
+def has_magic(text: str) -> bool:
+    """Whether a text can be a pattern."""
+    return any(sign in text for sign in MAGIC)
+
+
+def count_literal(parts: Sequence[str], exists: Callable[[str], bool]) -> int:
+    """Leading parts that are literal: up to the first that can be a pattern and does not exist.
+
+    Args:
+        exists: Whether something has the name of some leading parts, joined by slashes.
+    """
+    for number, part in enumerate(parts):
+        if has_magic(part) and not exists("/".join(parts[: number + 1])):
+            return number
+    return len(parts)
+
+
+def split_pattern(place: str) -> tuple[str, str]:
+    """The literal part of a path of this machine, and the pattern below it; empty: there is none.
+
+    Raises:
+        RuntimeError: It begins with the home folder of an unknown user.
+    """
+    expanded = str(Path(place).expanduser())
+    parts = expanded.split("/")
+    count = count_literal(parts, os.path.lexists)
+    literal = "/".join(parts[:count]) or ("/" if expanded.startswith("/") else ".")
+    return literal, "/".join(parts[count:])
+
+
+def is_pattern(place: str) -> bool:
+    """Whether a path of this machine is a pattern, and not the name of something."""
+    return has_magic(place) and bool(split_pattern(place)[1])
+
+
+def matches_of(place: str) -> Iterator[str]:
+    """Paths of this machine that a pattern names; ``**`` goes through any number of folders."""
+    literal, pattern = split_pattern(place)
+    escaped = glob.escape(literal)
+    yield from glob.iglob(os.path.join(escaped, pattern), recursive=True)  # noqa: PTH118, PTH207
+
+
+def how_to_escape(place: str) -> str:
+    """A sentence for a pattern with brackets that names nothing; empty: it has none."""
+    if "[" not in place:
+        return ""
+    return " A bracket that belongs to a name is written [[]."

@@ -1,0 +1,30 @@
+"""Report which files are trained on, validated on and left out."""
+
+from shardyard.config.resolved import DataFacts
+
+
+def split_rows(facts: DataFacts) -> list[tuple[str, str]]:
+    """What the names of files, or data.eval_source, decided: (label, files)."""
+    found = [(part.name, part.data) for part in facts.parts] or [("", facts)]
+    return [row for name, each in found for row in _rows(name, each)]
+
+
+def split_lines(facts: DataFacts) -> list[str]:
+    """The same as lines of a log."""
+    return [f"{label}: {files}" for label, files in split_rows(facts)]
+
+
+def _rows(name: str, facts: DataFacts) -> list[tuple[str, str]]:
+    of = f" of {name}" if name else ""
+    rows = []
+    if facts.validation_files is not None:
+        number = facts.eval_samples if facts.num_classes is not None else facts.eval_documents
+        unit = "pictures" if facts.num_classes is not None else "documents"
+        rows.append((f"validation files{of}", f"{facts.validation_files} ({number:,} {unit})"))
+    if facts.left_out_files is not None:
+        why = "named as validation or test data; to train on one, name the file in data.source"
+        rows.append((f"left out{of}", f"{facts.left_out_files} ({why})"))
+    if facts.asked_files is not None:
+        why = "named as validation or test data, and data.source names it"
+        rows.append((f"trained on all the same{of}", f"{facts.asked_files} ({why})"))
+    return rows
