@@ -1,6 +1,8 @@
 """Chat templates of stock forms: rendered as transformers does, and the answers found."""
 
+from dataclasses import replace
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,6 +88,44 @@ def test_text_and_ids_are_those_of_transformers(
                 wanted = theirs[name](text, add_special_tokens=False)["input_ids"]
                 wanted.append(theirs[name].eos_token_id)
             assert document.ids == wanted
+
+
+MARKED = {
+    "chatml": ("{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}",
+               "<|im_start|>assistant\\n", "m.content + '<|im_end|>'", "\\n"),
+    "llama-2": ("{{- ' ' + m.content.strip() + ' ' + eos_token }}",
+                "", "' ' + m.content.strip() + ' ' + eos_token", ""),
+    "llama-3": ("{{- turn }}", "<|start_header_id|>assistant<|end_header_id|>\\n\\n",
+                "m.content | trim + '<|eot_id|>'", ""),
+    "mistral-v0.1": ("{{- m.content + eos_token + ' ' }}", "", "m.content + eos_token", " "),
+    "mistral-v0.3": ("{{- ' ' + m.content | trim + eos_token }}",
+                     "", "' ' + m.content | trim + eos_token", ""),
+    "zephyr": ("{{ '<|assistant|>\\n'  + m['content'] + eos_token }}\n",
+               "<|assistant|>\\n", "m.content + eos_token", "\\n"),
+    "phi-3": ("{{- '<|' + m.role + '|>\\n' + m.content + '<|end|>\\n' }}",
+              "<|assistant|>\\n", "m.content + '<|end|>'", "\\n"),
+}  # fmt: skip
+"""Where a template writes an answer: the line, then what is before, in and behind the answer."""
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_what_is_learnt_is_what_transformers_marks_as_answers(name: str, tmp_path: Path) -> None:
+    """Transformers needs ``generation`` around an answer; here none is looked at."""
+    written, before, answer, behind = MARKED[name]
+    inside = f"{{%- generation %}}{{{{- {answer} }}}}{{%- endgeneration %}}"
+    around = f"{{{{- '{before}' }}}}{inside}{{{{- '{behind}' }}}}"
+    either = f"{{%- if m.role == 'assistant' %}}{around}{{%- else %}}{written}{{%- endif %}}"
+    template = STOCK[name].template.replace(written, either)
+    assert template != STOCK[name].template
+    files = files_of(replace(STOCK[name], template=template))
+    theirs = AutoTokenizer.from_pretrained(write(files, tmp_path))
+    for messages in dialogues(name):
+        wanted = theirs.apply_chat_template(
+            messages, return_dict=True, return_assistant_tokens_mask=True
+        )
+        (found,) = encoded(name, {"messages": messages})
+        assert found.ids == wanted["input_ids"]
+        assert list(found.columns[LEARNT]) == wanted["assistant_masks"]
 
 
 def _today() -> tuple[int, int, int]:
