@@ -175,6 +175,10 @@ MUTATIONS = (
     Mutation("what is not finite is the newest snapshot", "checkpoint/snapshot.py",
              "        found = not_finite(slot.shards)\n",
              "        found = not_finite(slot.shards)\n        self._newest = slot\n", _SNAPSHOT),
+    Mutation("a lost best is remembered", "train/taken_up.py",
+             "if saved is not None and recipe.checkpoint.keep_best:", "if False:", _DUE),
+    Mutation("a lost best is not saved again", "train/loop.py",
+             "return is_due or (step > newest and self._is_best(step))", "return is_due", _DUE),
     Mutation("the mark before the lengths", "checkpoint/snapshot_slot.py",
              "    memory[len(_MARK) : HEAD_BYTES] = packed[len(_MARK) :]\n"
              "    memory[: len(_MARK)] = _MARK\n",

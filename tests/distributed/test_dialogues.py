@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ from shardyard.checkpoint.export import export
 from shardyard.config.schema import Recipe
 from shardyard.data.prepare import prepare
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_steps
+from shardyard.rundir.lines import read_evaluations, read_steps
 from shardyard.rundir.resolved import read_resolved
 from tests.data.chat.folders import files_of, write
 from tests.data.chat.stock import STOCK
@@ -77,14 +78,14 @@ def run(folder: Path, source: Path, sections: dict[str, Any], **data: Any) -> Ru
     return make_run(folder / "run", corpus, merged)
 
 
-def plain(source: Path) -> tuple[float, float]:
+def plain(source: Path, rows: list[list[dict[str, str]]] = ROWS) -> tuple[float, float]:
     """Loss and gradient norm of all answers, each dialogue for itself, by transformers alone."""
     model, tokenizer = (
         kind.from_pretrained(source) for kind in (AutoModelForCausalLM, AutoTokenizer)
     )
     after = len(tokenizer("\n", add_special_tokens=False)["input_ids"])  # what ends a turn
     total, number = torch.zeros(()), 0
-    for row in ROWS:
+    for row in rows:
         ids = tokenizer.apply_chat_template(row, return_dict=False)
         labels = [-100] * len(ids)
         for answer in range(1, len(row), 2):
@@ -144,6 +145,27 @@ def test_packed_answers_have_the_loss_and_gradient_that_they_have_alone(
     data = read_resolved(run_dir.resolved(0)).data
     assert step["tokens"] == data.train_places
     assert step["targets"] == data.train_learnt
+
+
+def test_perplexity_is_that_of_the_held_out_answers(tmp_path: Path, source: Path) -> None:
+    sections: dict[str, Any] = {
+        "optim": {"global_batch": 4, "micro_batch": 1},
+        "cluster": {"devices": 2},
+        "parallel": {"dp_shard": 2},
+    }
+    run_dir = run(tmp_path / "x", source, sections, pack="whole", eval_fraction=0.3)
+    run_on_ranks(train_here, 2, run_dir)
+    data = Path(read_resolved(run_dir.resolved(0)).data.dir)
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    files = [file for file in data.glob("eval-*.bin") if file.suffixes == [".bin"]]
+    text = "".join(tokenizer.decode(np.fromfile(file, "<u2")) for file in files)
+    held_out = [row for row in ROWS if row[0]["content"] + "<|im_end|>" in text]
+    assert 0 < len(held_out) < len(ROWS)
+    loss, _ = plain(source, held_out)
+    (found,) = read_evaluations(run_dir.metrics)
+    assert found["eval"]["loss"] == pytest.approx(loss, rel=1e-6)
+    assert found["eval"]["perplexity"] == pytest.approx(math.exp(loss), rel=1e-6)
+    assert found["eval"].keys() == {"loss", "perplexity"}
 
 
 def test_an_export_says_what_its_source_says(tmp_path: Path, source: Path) -> None:

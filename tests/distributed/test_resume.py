@@ -2,16 +2,21 @@
 
 import hashlib
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from shardyard.control.follow import describe_event
+from shardyard.data.micro_batch import MicroBatch
 from shardyard.errors import CheckpointError, TrainingError
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import EventWriter, read_evaluations, read_lines, read_steps
 from shardyard.rundir.resolved import read_resolved
+from shardyard.tasks.token_losses import LanguageModel
 from shardyard.train.hooks import Hooks
 from shardyard.train.loop import DRAINED, FINISHED
 from shardyard.train.run import train
@@ -81,6 +86,50 @@ def test_a_drained_run_goes_on_bit_for_bit(corpus: Corpus, tmp_path: Path, state
     assert read_evaluations(parts.metrics) == read_evaluations(whole.metrics)
 
 
+def _told(run_dir: RunDir) -> list[Any]:
+    steps = [(line["step"], line["loss"], line["tokens"]) for line in read_steps(run_dir.metrics)]
+    return [steps, read_evaluations(run_dir.metrics)]
+
+
+def _train_until_killed(run_dir: RunDir, training: bool, passes: int) -> None:
+    """Train, until this process is killed in a forward pass, of those of steps or evaluations."""
+    forward, seen = LanguageModel.loss_sum, 0
+
+    def killed(self: LanguageModel, batch: MicroBatch) -> Tensor:
+        nonlocal seen
+        seen += self.model.training is training
+        if seen == passes:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return forward(self, batch)
+
+    LanguageModel.loss_sum = killed  # type: ignore[method-assign]
+    train_here(run_dir)
+
+
+@pytest.mark.parametrize(
+    ("training", "passes"),
+    [(True, 5 * 6 + 3), (False, 1), pytest.param(False, -1, marks=pytest.mark.system)],
+    ids=["accumulation", "first evaluation", "last evaluation"],
+)
+def test_a_run_that_is_killed_inside_a_step_or_an_evaluation_goes_on_bit_for_bit(
+    corpus: Corpus, tmp_path: Path, training: bool, passes: int
+) -> None:
+    """Killed in the third of six micro-batches of step 6, or in the middle of an evaluation."""
+    sections = {**_sections(1), "optim": {"ema_decay": 0.9, "global_batch": 6, "micro_batch": 1}}
+    whole = make_run(tmp_path / "whole", corpus, sections)
+    parts = make_run(tmp_path / "parts", corpus, sections)
+    run_on_ranks(train_here, 1, whole)
+    samples = corpus.facts.num_samples("eval", 32)
+    if not training:
+        passes = samples // 2 + (2 * samples if passes < 0 else 0)
+    with pytest.raises(RuntimeError, match="ended without an answer"):
+        run_on_ranks(_train_until_killed, 1, parts, training, passes)
+    assert STEPS not in parts.checkpoint_steps()
+    run_on_ranks(train_here, 1, parts)
+    assert _digests(parts) == _digests(whole)
+    assert _told(parts) == _told(whole)
+
+
 def test_a_run_goes_on_with_other_processes_and_strategy(corpus: Corpus, tmp_path: Path) -> None:
     whole = make_run(tmp_path / "whole", corpus, _sections(1))
     parts = make_run(tmp_path / "parts", corpus, _sections(2, strategy="FULL_SHARD"))
@@ -146,28 +195,6 @@ def test_a_run_ends_early_at_its_target(corpus: Corpus, tmp_path: Path) -> None:
     assert run_on_ranks(train_here, 1, run_dir) == [FINISHED]
     assert [line["step"] for line in read_evaluations(run_dir.metrics)] == [2]
     assert run_dir.best.read_text().strip() == run_dir.latest.read_text().strip() == "step-00000002"
-
-
-def test_an_evaluation_counts_every_token_once(corpus: Corpus, tmp_path: Path) -> None:
-    runs = {}
-    for processes in (1, 3):  # the split divides neither by 3 nor by the micro-batch
-        sections = _sections(processes)
-        sections["optim"] = {"micro_batch": 2}
-        runs[processes] = make_run(tmp_path / str(processes), corpus, sections)
-        run_on_ranks(_train_with_events, processes, runs[processes])
-    for run_dir in runs.values():
-        events = [e for e in read_lines(run_dir.events) if e["kind"] == "evaluated"]
-        assert {event["targets"] for event in events} == {corpus.facts.eval_tokens - 1}
-    one, three = (read_evaluations(runs[n].metrics) for n in (1, 3))
-    assert three[-1]["eval"]["loss"] == pytest.approx(one[-1]["eval"]["loss"], rel=1e-6)
-
-
-def _train_with_events(run_dir: RunDir) -> str:
-    import torch.distributed as dist
-
-    events = EventWriter(run_dir.events, attempt=0, generation=0) if dist.get_rank() == 0 else None
-    hooks = Hooks(generation=0, drain_requested=lambda: False, events=events)
-    return train(run_dir, 0, hooks)
 
 
 def _train_attempt_with_events(run_dir: RunDir, attempt: int) -> str:

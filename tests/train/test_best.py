@@ -1,8 +1,10 @@
 """Which evaluation of a run is its best: by loss, or by the first metric that it aims at."""
 
+import math
 from dataclasses import asdict
 
 import pytest
+import torch
 
 from shardyard.config.tasks import TASKS, judged_by
 from shardyard.train.state import Progress
@@ -34,6 +36,15 @@ def test_a_run_is_judged_by_the_first_metric_of_its_target() -> None:
 def test_what_is_no_number_is_never_best() -> None:
     assert _best([float("nan"), 0.3], "top1") == 1
     assert _best([float("nan")], "loss") is None
+
+
+def test_a_score_equal_to_the_target_reaches_it_and_one_that_is_no_number_never_does() -> None:
+    loss, top1 = METRICS["loss"], METRICS["top1"]
+    share = (torch.tensor(38.0, dtype=torch.float64) / 50).item()  # as an evaluation divides
+    assert loss.is_reached(2.5, 2.5) and top1.is_reached(share, 0.76)
+    assert not loss.is_reached(math.nextafter(2.5, 3), 2.5)
+    assert not top1.is_reached(math.nextafter(0.76, 0), 0.76)
+    assert not loss.is_reached(math.nan, 2.5) and not top1.is_reached(math.nan, 0.76)
 
 
 def test_another_metric_begins_anew() -> None:

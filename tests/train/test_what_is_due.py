@@ -7,11 +7,12 @@ import pytest
 
 from shardyard.config.tasks import TASKS
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_evaluations
-from shardyard.train import loop
+from shardyard.rundir.lines import read_evaluations, read_steps
+from shardyard.train import loop, run
 from shardyard.train.evaluate import Evaluation
 from shardyard.train.hooks import Hooks
 from shardyard.train.run import train
+from tests.checkpoint.kept_memory import FolderMemory
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import Corpus, make_run
 
@@ -61,6 +62,63 @@ def test_saves_evaluations_and_the_best_are_those_of_the_settings_also_after_a_r
     assert run_dir.latest.read_text().strip() == "step-00000008"
 
 
+class _KilledError(Exception):
+    """Stands for a kill."""
+
+
+def _train_until_killed(
+    run_dir: RunDir, memory: FolderMemory, begun: int, killed_in: int | None
+) -> str:
+    """Train from a step on, with the losses above, until a later step begins."""
+    step = begun
+
+    def drain_requested() -> bool:
+        nonlocal step
+        step += 1
+        if step == killed_in:
+            raise _KilledError
+        return False
+
+    loop.evaluate = lambda *_, **__: Evaluation(scores={"loss": LOSSES[step]}, targets=1)  # type: ignore[attr-defined]
+    hooks = Hooks(
+        generation=int(begun > 0), drain_requested=drain_requested, events=None, memory=memory
+    )
+    try:
+        return train(run_dir, 0, hooks)
+    except _KilledError:
+        return "killed"
+
+
+@pytest.mark.parametrize(
+    ("killed_in", "is_saved", "best"),
+    [
+        (5, False, 4),  # while the best is written: it is written again from memory
+        (5, True, 4),  # before ``best`` names it
+        (6, False, 6),  # its weights are gone, and those of step 2 are judged worse than step 6
+    ],
+)
+def test_the_best_after_a_kill_is_a_checkpoint_that_is_there(
+    corpus: Corpus, tmp_path: Path, killed_in: int, is_saved: bool, best: int
+) -> None:
+    sections: dict[str, dict[str, Any]] = {
+        "run": {"steps": 8},
+        "task": {"eval_every_steps": 2},
+        "checkpoint": {"every": 100, "keep_last": 9},
+        "elastic": {"snapshot_every": 1},
+    }
+    run_dir, memory = make_run(tmp_path / "run", corpus, sections), FolderMemory(tmp_path)
+    assert run_on_ranks(_train_until_killed, 1, run_dir, memory, 0, killed_in) == ["killed"]
+    assert run_dir.best.read_text().strip() == "step-00000004"
+    run_dir.best.write_text("step-00000002\n")
+    run_dir.latest.write_text("step-00000002\n")
+    if not is_saved:
+        run_dir.checkpoint(4).rename(run_dir.checkpoints / "step-00000004.tmp")
+    found = run_on_ranks(_train_until_killed, 1, run_dir, memory, killed_in - 1, None)
+    assert found == [loop.FINISHED]
+    assert run_dir.best.read_text().strip() == run_dir.checkpoint(best).name
+    assert best in run_dir.checkpoint_steps()
+
+
 TOLD = [{"loss": 2.0, "perplexity": 9.0}, {"loss": 4.0, "perplexity": 3.0},
         {"loss": 2.0, "perplexity": 3.0}, {"loss": 1.0, "perplexity": 1.0}]  # fmt: skip
 
@@ -69,6 +127,17 @@ def _train_to_targets(run_dir: RunDir) -> str:
     scores = iter(TOLD)
     loop.evaluate = lambda *_, **__: Evaluation(scores=next(scores), targets=1)  # type: ignore[attr-defined]
     return train(run_dir, 0, Hooks(generation=0, drain_requested=lambda: False, events=None))
+
+
+def _train_killed_at_the_end(run_dir: RunDir) -> str:
+    def finish(*_: Any, **__: Any) -> None:
+        raise _KilledError
+
+    finishes, run.finish = run.finish, finish  # type: ignore[attr-defined]
+    with pytest.raises(_KilledError):
+        _train_to_targets(run_dir)
+    run.finish = finishes  # type: ignore[attr-defined]
+    return _train_to_targets(run_dir)
 
 
 def test_a_run_ends_early_once_every_target_is_reached_in_one_evaluation(
@@ -83,5 +152,7 @@ def test_a_run_ends_early_once_every_target_is_reached_in_one_evaluation(
         "task": {"eval_every_steps": 2},
     }
     run_dir = make_run(tmp_path / "run", corpus, sections)
-    assert run_on_ranks(_train_to_targets, 1, run_dir) == [loop.FINISHED]
+    # as well where it is killed after its last step: it then takes no other
+    assert run_on_ranks(_train_killed_at_the_end, 1, run_dir) == [loop.FINISHED]
     assert [line["step"] for line in read_evaluations(run_dir.metrics)] == [2, 4, 6]
+    assert [line["step"] for line in read_steps(run_dir.metrics)] == list(range(1, 7))

@@ -70,7 +70,7 @@ class Loop:
         self.first_step = training.progress.step + 1
         self.unread: _Launched | None = None
         self.drain = False
-        self.target_met = False
+        self.target_met = self._is_target(training.progress.scores)
         self.blocked_s = 0.0
         self.limit_told = False
         self._heard_profile = False
@@ -157,7 +157,7 @@ class Loop:
             put_nan(self.training.tensors.values())
         if step in faults.bit_steps:
             turn_bit(self.training.tensors.values())
-        self.progress.step = step
+        self.progress.step, self.progress.scores = step, {}
         self.progress.position = position
         wait_s = self.training.loader.wait_s
         return _Launched(pending=pending, step=step, position=position, lr=lr, data_wait_s=wait_s)
@@ -279,9 +279,10 @@ class Loop:
         by, metrics = judged_by(self.recipe.run.target), training.task_row.targets
         is_counted = math.isfinite(result.loss) and not self.skipped_in_row
         is_best = is_counted and progress.is_best(scores[by], by=by, metric=metrics[by])
-        if is_best and self.recipe.checkpoint.keep_best:
-            self._save(is_best=True)
+        progress.scores = {name: each for name, each in scores.items() if math.isfinite(each)}
         self.target_met = self._is_target(scores)
+        if is_best and self.recipe.checkpoint.keep_best:
+            self._save()
         self.step_ended_at += seconds  # the next step's time does not count it
 
     def _is_target(self, scores: Mapping[str, float]) -> bool:
@@ -289,10 +290,11 @@ class Loop:
         target = self.recipe.run.target
         targets = self.training.task_row.targets
         return target is not None and all(
-            targets[name].is_reached(scores[name], value) for name, value in target.items()
+            name in scores and targets[name].is_reached(scores[name], value)
+            for name, value in target.items()
         )
 
-    def _save(self, *, is_best: bool = False) -> None:
+    def _save(self) -> None:
         """Start a checkpoint of the step just done; training goes on while it is written.
 
         While steps are skipped the state may be why, so the save waits for one that is taken. Of
@@ -308,7 +310,7 @@ class Loop:
                 step,
                 training.tensors,
                 self._values(),
-                is_best=is_best,
+                is_best=self._is_best(step),
                 keep_older=self.skipped_in_row > 0,
             )
         training.report("checkpoint_started", step=step, blocked_s=blocked_s)
@@ -319,8 +321,12 @@ class Loop:
 
     def _lost_a_save(self) -> bool:
         """Whether a save was due at or before the snapshot that the run went on from."""
-        step = self.progress.step
-        return self.training.save_interval.was_due(step, newest=self.durable_step)
+        step, newest = self.progress.step, self.durable_step
+        is_due = self.training.save_interval.was_due(step, newest=newest)
+        return is_due or (step > newest and self._is_best(step))
+
+    def _is_best(self, step: int) -> bool:
+        return self.recipe.checkpoint.keep_best and self.progress.best_step == step
 
     def _check_bits(self, step: int) -> None:
         """Compare what all ranks compute of one micro-batch, where that is due."""

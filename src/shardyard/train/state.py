@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -30,6 +30,8 @@ class Progress:
     best_score: float | None = None
     best_by: str = "loss"
     """The metric that ``best_score`` is of."""
+    scores: Mapping[str, float] = field(default_factory=dict)
+    """Finite metrics of the evaluation after this step, by name; empty: there was none."""
 
     @classmethod
     def of_checkpoint(cls, values: Mapping[str, Any]) -> "Progress":

@@ -1,6 +1,6 @@
 """Where a run is taken up: from a snapshot in memory or a checkpoint, whichever is newer."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ from shardyard.checkpoint.snapshot_load import FoundSnapshot, Refused, newest_sn
 from shardyard.checkpoint.snapshot_slot import Moment
 from shardyard.config.schema import Recipe
 from shardyard.errors import CheckpointError
+from shardyard.train.best import with_best_kept
 from shardyard.train.state import Progress
 
 
@@ -56,6 +57,16 @@ def find_saved(
 
     While a snapshot is the newest no checkpoint is opened.
     """
+    saved = _newest(checkpoints_dir, memory, recipe, group=group)
+    if saved is not None and recipe.checkpoint.keep_best:
+        progress = with_best_kept(checkpoints_dir, saved.progress, group=group)
+        saved = replace(saved, values={**saved.values, "progress": asdict(progress)})
+    return saved
+
+
+def _newest(
+    checkpoints_dir: Path, memory: Memory, recipe: Recipe, *, group: dist.ProcessGroup
+) -> Saved | None:
     assert isinstance(recipe.cluster.devices, int)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     timeout_s = recipe.elastic.collective_timeout_s

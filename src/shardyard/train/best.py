@@ -1,0 +1,59 @@
+"""The best checkpoint after a restart: ``best`` names the evaluation that the run compares with."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch.distributed as dist
+
+from shardyard.checkpoint.load import read_values
+from shardyard.checkpoint.retention import complete_steps, mark_best, read_pointer, step_name
+from shardyard.errors import CheckpointError, StorageError
+from shardyard.train.state import Progress
+
+
+def with_best_kept(
+    checkpoints_dir: Path, progress: Progress, *, group: dist.ProcessGroup
+) -> Progress:
+    """Compare later evaluations with a checkpoint that is there. All ranks call it.
+
+    A kill may come after the evaluation and before its checkpoint is on disk, or before ``best``
+    names it. A snapshot in memory then knows a best evaluation whose weights are lost.
+
+    Raises:
+        StorageError: ``best`` cannot be written.
+    """
+    told: list[Progress | str] = [progress]
+    if dist.get_rank(group) == 0:
+        try:
+            told = [_kept(checkpoints_dir, progress)]
+        except StorageError as error:
+            told = [str(error)]
+    dist.broadcast_object_list(told, group=group, group_src=0)
+    if isinstance(told[0], str):
+        raise StorageError(told[0])
+    return told[0]
+
+
+def _kept(checkpoints_dir: Path, progress: Progress) -> Progress:
+    """With the best evaluation whose weights are on disk, or are those of the restored step."""
+    step, named = progress.best_step, read_pointer(checkpoints_dir, "best")
+    if step in (None, named):
+        return progress
+    if step in complete_steps(checkpoints_dir):
+        mark_best(checkpoints_dir, step)
+        return progress
+    if step == progress.step:
+        return progress  # the loop saves it
+    older = Progress() if named is None else _saved_in(checkpoints_dir / step_name(named))
+    if (older.phase, older.best_step) != (progress.phase, named):
+        older = Progress()
+    return replace(
+        progress, best_step=older.best_step, best_score=older.best_score, best_by=older.best_by
+    )
+
+
+def _saved_in(checkpoint: Path) -> Progress:
+    try:
+        return Progress.of_checkpoint(read_values(checkpoint)["progress"])
+    except CheckpointError:  # damaged: the next evaluation is compared with none
+        return Progress()
