@@ -1,7 +1,8 @@
 """Export of a network for images: a folder that AutoModelForImageClassification opens.
 
-Weights and running statistics are in one file, as transformers has them; the classes have the names
-of the data's; preprocessor_config.json says how held-out pictures were read.
+Weights and running statistics are in one file, under the names that transformers' save_pretrained
+writes; the classes have the names of the data's; preprocessor_config.json says how held-out
+pictures were read.
 """
 
 import json
@@ -9,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from shardyard.checkpoint.averages import judged_name
@@ -60,8 +60,8 @@ def write_network(
     network = resolved.network
     assert network is not None
     with torch.device("meta"):
-        model = build_network(network)
-    model = model.to_empty(device="cpu").to(dtype)
+        built = build_network(network)
+    model: Any = built.to_empty(device="cpu").to(dtype)
     tensors: dict[str, Tensor] = {
         f"model.{name}": param.detach() for name, param in model.named_parameters()
     }
@@ -69,8 +69,8 @@ def write_network(
     wanted = {**tensors, **buffers_of(model)}
     judged = {judged_name(name, saved): each for name, each in wanted.items()}
     load_tensors(checkpoint, judged, allow_extra=True)
-    state = {name: each.contiguous() for name, each in model.state_dict().items()}
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    # in memory transformers gives some tensors other names than files have
+    model.save_pretrained(folder, max_shard_size="1TB")
     content = _config(network, type(model).__name__, class_names(resolved), dtype)
     _write(folder / CONFIG, content)
     _write(folder / PREPROCESSOR, _preprocessor(resolved))
