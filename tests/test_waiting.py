@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.waiting import meanwhile, until_over, wait_for
+from shardyard.waiting import growing_wait_s, meanwhile, until_over, wait_for
 
 
 @pytest.mark.parametrize("nothing", [None, False])
@@ -97,3 +97,9 @@ def test_a_block_that_fails_ends_the_thread_too() -> None:
     with pytest.raises(KeyError), meanwhile(lambda: None, every_s=60.0, name="watch"):
         raise KeyError
     assert "watch" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_waits_double_up_to_the_longest_after_any_number_of_failures() -> None:
+    waits = [growing_wait_s(failures, first_s=5.0, longest_s=300.0) for failures in range(5000)]
+    assert waits[:8] == [5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0]
+    assert set(waits[8:]) == {300.0}

@@ -9,6 +9,9 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+_MOST_DOUBLINGS = 60
+"""Longer than any limit by then, and still a float: 2.0 ** 1024 is none."""
+
 
 def wait_for(look: Callable[[], T], *, every_s: float, within_s: float = math.inf) -> T:
     """Look until something is found, or the time is over.
@@ -23,6 +26,11 @@ def wait_for(look: Callable[[], T], *, every_s: float, within_s: float = math.in
         if is_last or not (found is None or found is False):
             return found
         time.sleep(every_s)
+
+
+def growing_wait_s(failures: int, *, first_s: float, longest_s: float) -> float:
+    """Seconds to wait after so many failures in a row: each wait is twice the one before it."""
+    return min(longest_s, first_s * 2.0 ** min(failures, _MOST_DOUBLINGS))
 
 
 def until_over(

@@ -44,6 +44,8 @@ def test_a_run_that_loses_a_worker_and_drains_is_sent_though_one_server_refuses_
         assert answer.code == 143
         later = place.run("report", "sent", "--send")
     lines = list(read_lines(run_dir.metrics))
+    shown = events(run_dir, "tracked")[0]
+    assert shown["service"] == "wandb" and str(run_dir.exporters) in shown["address"]
     first, last, *_ = events(run_dir, "not_sent")  # and again, as it was sent later
     assert "MLflow refused permission (HTTP 401)" in first["reason"] and not first["is_end"]
     assert last["is_end"] and last["lines"] == len(lines)

@@ -12,6 +12,7 @@ import pytest
 
 from shardyard.exporters import beside
 from shardyard.exporters.beside import Sent, environment_for, exporting
+from shardyard.exporters.service import without_user
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_lines
 from tests.exporters.front import front_of, wait_until
@@ -111,3 +112,10 @@ def _start_and_kill_parent(run: RunDir) -> None:
 
 def _is_dead(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_an_address_is_kept_without_the_name_and_password_in_it() -> None:
+    assert without_user("https://me:key@wandb.example:8080/p/runs/1?x=1#top") == (
+        "https://wandb.example:8080/p/runs/1?x=1#top"
+    )
+    assert without_user("/runs/r/exporters/wandb") == "/runs/r/exporters/wandb"

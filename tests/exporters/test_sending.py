@@ -161,3 +161,15 @@ def test_of_a_service_that_counts_nothing_it_is_not_known_what_it_has(tmp_path: 
     place.fails = [DOWN, DOWN, DOWN, DOWN]
     assert not told.to.end(until_s=time.monotonic() + 0.02)
     assert told.to.unsent is None
+
+
+def test_a_server_that_is_down_for_days_is_tried_again_and_again(tmp_path: Path) -> None:
+    writer, place = new_run(tmp_path), Place()
+    told = Told(begin(writer), place)
+    place.fails = [DOWN] * 1100
+    for _ in range(1100):
+        told.to.look()
+    assert place.opened == 1100 and told.problems == [str(DOWN)]
+    place.fails = [DOWN] * 10**6
+    assert not told.to.end(until_s=time.monotonic() + 0.1)
+    assert told.to.problem == str(DOWN) and told.to.unsent

@@ -1,5 +1,6 @@
 """Sinks: the file, and TensorBoard files that TensorBoard reads."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -41,3 +42,19 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     assert events.Scalars("train/loss")[0].value == pytest.approx(2.5)
     assert events.Scalars("eval/loss")[0].step == 1
     assert "train/mfu" not in events.Tags()["scalars"]  # null is no point of a curve
+
+
+@pytest.mark.filterwarnings("default")
+def test_tensorboard_shows_steps_that_were_done_again_once(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    for first, last, loss in ((1, 6, 9.0), (4, 5, 2.0)):
+        sinks = open_sinks(run_dir, tensorboard=True, after_step=first - 1)
+        for sink in sinks:
+            for step in range(first, last + 1):
+                sink.write({**STEP, "step": step, "loss": loss})
+            sink.close()
+        if first == 1:
+            time.sleep(1.1)  # its files are named by the second, and read in that order
+    shown = EventAccumulator(str(run_dir.tensorboard)).Reload().Scalars("train/loss")
+    assert [point.step for point in shown] == [1, 2, 3, 4, 5]
+    assert [point.value for point in shown] == [9.0, 9.0, 9.0, 2.0, 2.0]

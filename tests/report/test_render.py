@@ -232,3 +232,17 @@ def test_a_module_of_ones_own_has_a_page_without_plan_and_shape(tmp_path: Path) 
     assert page.open == []
     assert "There is no readable plan.json, so there is nothing to compare with." in page.text
     assert summary.mfu is None
+
+
+def test_trackers_are_links_and_a_folder_of_an_offline_client_is_none(tmp_path: Path) -> None:
+    writer = RunWriter(RunDir(tmp_path / "run"), resolved_run())
+    writer.begin()
+    writer.start()
+    writer.event("tracked", service="mlflow", address="https://old.example/runs/1")
+    writer.event("tracked", service="mlflow", address="https://mlflow.example/#/runs/<1>")
+    writer.event("tracked", service="wandb", address="javascript:alert(1)")
+    write_report(writer.write())
+    page = (tmp_path / "run" / "report.html").read_text()
+    link = "https://mlflow.example/#/runs/&lt;1&gt;"
+    assert f'<a href="{link}">{link}</a>' in page
+    assert "<code>javascript:alert(1)</code>" in page and 'href="javascript' not in page

@@ -8,6 +8,7 @@ import pytest
 
 from shardyard.errors import RequestError
 from shardyard.files import write_json
+from shardyard.report.against_plan import memory_by_rank
 from shardyard.report.headline import tiles
 from shardyard.report.run import read_run
 from shardyard.report.summary import Summary, summarize
@@ -43,6 +44,43 @@ def test_the_numbers_are_those_of_the_metrics_file(tmp_path: Path) -> None:
     assert summary.peak_memory_bytes == 471 * 2**20
     assert summary.restarts == 1
     assert summary.wall_s == pytest.approx(sum(summary.phases.values()))
+
+
+def test_the_end_of_a_run_is_the_step_that_it_ended_at_and_no_lost_one(tmp_path: Path) -> None:
+    """It was resumed on more ranks, with fewer steps for what was left."""
+    writer = RunWriter(RunDir(tmp_path / "run"), resolved_run())
+    writer.begin()
+    writer.start()
+    writer.steps(1, 90)  # and then killed
+    writer.begin()
+    writer.start(load_step=40)
+    writer.steps(41, 65)
+    for line in writer.lines:
+        if line.get("attempt") == 1:
+            line |= {"world_size": 4, "tokens": line["tokens"] * 2}
+    run = writer.write()
+    summary = summary_of(run)
+    last, judged = writer.lines[-1], writer.lines[-6]
+    assert (last["step"], judged["step"]) == (65, 60)
+    assert (summary.steps_done, summary.loss, summary.tokens) == (65, last["loss"], last["tokens"])
+    assert summary.world_size == 4
+    assert summary.eval_loss == judged["eval"]["loss"]
+
+
+def test_peaks_of_an_earlier_end_are_not_those_of_the_ranks_of_now(tmp_path: Path) -> None:
+    writer = RunWriter(RunDir(tmp_path / "run"), resolved_run())
+    writer.begin()
+    writer.start()
+    writer.steps(1, 3)
+    writer.finish(3)
+    writer.end(0, "finished")
+    before = memory_by_rank(read_run(writer.write()))
+    assert [row["peak_bytes"] for row in before] == [471 * 2**20, 466 * 2**20]
+    writer.begin()
+    writer.start(load_step=3)
+    writer.steps(4, 5)
+    rows = memory_by_rank(read_run(writer.write()))
+    assert [row["peak_bytes"] for row in rows] == [470 * 2**20, 390 * 2**20]
 
 
 def test_a_job_that_decoding_limits_is_called_so_beside_its_effective_time(tmp_path: Path) -> None:

@@ -106,6 +106,20 @@ def test_steps_that_a_resume_did_again_are_lost_work_of_the_earlier_attempt(tmp_
     assert "lost work" not in second.phases
 
 
+def test_steps_that_were_lost_and_never_done_again_are_lost_work(tmp_path: Path) -> None:
+    writer = RunWriter(RunDir(tmp_path / "run"), resolved_run())
+    writer.begin()
+    writer.start()
+    writer.steps(1, 30)  # and then killed
+    writer.clock_t += 60
+    writer.begin()
+    writer.start(load_step=5)
+    writer.steps(6, 12)
+    first, _ = account(read_run(writer.write()))
+    assert first.phases["lost work"] == pytest.approx(25 * STEP_S)
+    assert first.phases["productive"] == pytest.approx(5 * (STEP_S - DATA_WAIT_S))
+
+
 def test_an_attempt_that_just_began_has_begun_and_nothing_else(tmp_path: Path) -> None:
     writer = RunWriter(RunDir(tmp_path / "run"), resolved_run())
     writer.begin()

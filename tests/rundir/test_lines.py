@@ -42,7 +42,7 @@ def _run(tmp_path: Path, *, metrics: list[str], events: list[str]) -> RunDir:
 def test_a_line_of_metrics_that_no_run_writes_is_passed_over(tmp_path: Path, odd: str) -> None:
     sound = json.dumps({"step": 4, "loss": None, "lr": 1e-3})
     scored = json.dumps({"step": 4, "eval": {"loss": 2.0}})
-    run = _run(tmp_path, metrics=[odd, scored, sound, odd], events=['{"kind": "run_started"}'])
+    run = _run(tmp_path, metrics=[odd, sound, scored, odd], events=['{"kind": "run_started"}'])
     assert [line["step"] for line in read_steps(run.metrics)] == [4]
     assert [line["eval"] for line in read_evaluations(run.metrics)] == [{"loss": 2.0}]
     assert (read_state(run).step, read_state(run).loss) == (4, None)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from shardyard.checkpoint.load import load_tensors, read_shapes
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_lines
+from shardyard.rundir.lines import read_counted
 
 _COMPARED = ("loss", "grad_norm", "lr", "tokens", "samples", "targets")
 """Of a step's line; others are times, sizes and places."""
@@ -74,10 +74,15 @@ def _equal_or_not_proven(steps: list[dict[int, set[str]]], saved: list[int]) -> 
 
 
 def _lines_by_step(run: RunDir) -> dict[int, set[str]]:
-    """What each line of a step says; a step that was done again after lost work has several."""
+    """What each line of a step says; a step that was done again after lost work has several.
+
+    A lost step that was not done again has none.
+    """
     lines: dict[int, set[str]] = {}
-    for line in read_lines(run.metrics):
-        if "eval" not in line:
+    found = read_counted(run.metrics)
+    done = {line["step"] for line in found.steps}
+    for line in (*found.steps, *found.lost):
+        if line["step"] in done:
             told = json.dumps({key: line.get(key) for key in _COMPARED})
             lines.setdefault(line["step"], set()).add(told)
     return lines

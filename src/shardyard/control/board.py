@@ -13,7 +13,7 @@ from typing import Any
 
 from shardyard.config.tasks import unit_of
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import LOSSES, read_lines_backwards
+from shardyard.rundir.lines import LOSSES, newest_evaluation, newest_steps, read_lines_backwards
 from shardyard.rundir.resolved import newest_resolved
 from shardyard.rundir.spending import Spending, read_spending
 from shardyard.rundir.state import RunState, read_state
@@ -108,8 +108,7 @@ def read_board(run: RunDir, *, is_training_elsewhere: bool = False) -> Board:
         is_training_elsewhere: Known from its scheduler, where the lease is out of reach.
     """
     events = _of_this_start(run)
-    lines = (line for line in read_lines_backwards(run.metrics) if "eval" not in line)
-    steps = list(islice(lines, RECENT_STEPS))
+    steps = list(islice(newest_steps(run.metrics), RECENT_STEPS))
     newest = steps[0] if steps else {}
     resolved = newest_resolved(run).resolved
     told = {event["kind"]: event for event in events}
@@ -145,11 +144,9 @@ def _of_this_start(run: RunDir) -> list[Line]:
 
 
 def _newest_eval_loss(run: RunDir) -> float | None:
-    for event in read_lines_backwards(run.events, with_any=('"evaluated"',)):
-        if event.get("kind") == "evaluated":
-            loss = event.get("loss")
-            return loss if isinstance(loss, int | float) else None
-    return None
+    newest = newest_evaluation(run.metrics)
+    loss = None if newest is None else newest["eval"].get("loss")
+    return loss if isinstance(loss, int | float) else None
 
 
 def _samples(run: RunDir, attempt: int) -> dict[str, Sample]:

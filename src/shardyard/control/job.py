@@ -119,7 +119,7 @@ class Job:
                 yield line.text if node is not None else f"{line.source} | {line.text}"
 
     def metrics(self) -> list[dict[str, Any]]:
-        """A line for each step done so far, as metrics.jsonl has it; after lost work the last."""
+        """A line for each step done so far, as metrics.jsonl has it; lost steps are left out."""
         self.fetch()
         return read_steps(self.run_dir.metrics)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from shardyard.drill.bits import Bits
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_lines, read_steps
+from shardyard.rundir.lines import read_counted, read_lines
 
 _SAMPLES_MARK = "@shardyard-samples "
 """As observe/samples.py writes it into the ranks' logs."""
@@ -98,14 +98,13 @@ class Facts:
 
 def read_left_in(run: RunDir) -> dict[str, Any]:
     """The fields of ``Facts`` that stand in a run's folder."""
-    lines = [line for line in read_lines(run.metrics) if "eval" not in line]
-    steps = read_steps(run.metrics)
+    lines = read_counted(run.metrics)
     saved = run.checkpoint_steps()
     return {
         "events": tuple(read_lines(run.events)),
-        "losses": {line["step"]: line["loss"] for line in steps},
-        "worlds": {line["step"]: line["world_size"] for line in steps},
-        "steps_again": len(lines) - len(steps),
+        "losses": {line["step"]: line["loss"] for line in lines.steps},
+        "worlds": {line["step"]: line["world_size"] for line in lines.steps},
+        "steps_again": len(lines.lost),
         "samples": _samples(run.path.glob("logs/attempt-*/rank-*.log")),
         "digests": _digests(run.checkpoint(saved[-1])) if saved else {},
         "last_checkpoint": saved[-1] if saved else None,

@@ -21,6 +21,7 @@ from shardyard.drill.scene import Missed, Scene
 from shardyard.errors import ShardyardError
 from shardyard.files import make_folder, write_json
 from shardyard.planner.effective_time import live
+from shardyard.rundir.counted_lines import counted
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_lines
 from shardyard.talk import say
@@ -190,9 +191,9 @@ def measure(
             f"first to the last of at least {_FEWEST_KILLS}. Use a longer --for or a shorter "
             f"--mtbf than {format_seconds(mtbf_s)}."
         )
-    standing = {line["step"]: line for line in lines if "eval" not in line}
+    steps = counted(lines, events).steps
     inside = range(kills[0].generation + 1, kills[-1].generation + 1)
-    steps_s = [line["step_time_s"] for line in standing.values() if line["generation"] in inside]
+    steps_s = [line["step_time_s"] for line in steps if line["generation"] in inside]
     step_s = median(steps_s) if steps_s else 0.0
     blocking_s = _median(events, "checkpoint_started", "blocked_s")
     fed = {

@@ -18,6 +18,7 @@ from shardyard.elastic.hang import Doing, Hang
 from shardyard.elastic.losses import OWN_SIGNALS, Loss, LostNode
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_lines, read_lines_backwards
+from shardyard.waiting import growing_wait_s
 
 HOUR_S = 3600.0
 _OWN_HANGS = (Doing.COMPUTING, Doing.SLEEPING, Doing.WAITING)
@@ -128,7 +129,9 @@ class Restarts:
         self._in_vain = 0 if is_first else self._in_vain + 1
         self._durable_step = durable_step
         self._times_s.append(time.monotonic())
-        return min(_LONGEST_PAUSE_S, 2.0 ** (self._in_vain - 1)) if self._in_vain else 0.0
+        if not self._in_vain:
+            return 0.0
+        return growing_wait_s(self._in_vain - 1, first_s=1.0, longest_s=_LONGEST_PAUSE_S)
 
 
 def earlier_failures(run: RunDir, attempt: int) -> set[Failure]:

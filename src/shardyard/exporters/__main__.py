@@ -103,7 +103,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if parent.until_s is None:
         _follow_orphan(sending, run, args.attempt)
     until_s = parent.until_s or time.monotonic() + _ORPHAN_END_S
-    has_all = sending.end(until_s=until_s)
+    try:
+        has_all = sending.end(until_s=until_s)
+    except Exception as error:
+        words = f"sending broke off ({type(error).__name__}: {error})."
+        parent.tell_last(sending.unsent, redact(words, hidden))
+        raise  # its trace goes into the log
     parent.tell_last(0 if has_all else sending.unsent, redact(sending.problem, hidden))
     return 0 if has_all else 1
 

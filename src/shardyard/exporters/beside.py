@@ -19,7 +19,7 @@ from typing import IO, Any
 from shardyard.config.exporter_problems import services_of
 from shardyard.config.schema import Recipe
 from shardyard.errors import StorageError
-from shardyard.exporters.service import PREFIXES, WORDS
+from shardyard.exporters.service import PREFIXES, WORDS, without_user
 from shardyard.files import FILE_MODE, make_folder
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import EventWriter
@@ -147,9 +147,14 @@ def _tell_end(run: RunDir, attempt: int, sent: Sent) -> None:
 def _write_event(
     run: RunDir, attempt: int, service: str, reason: str, *, lines: int | None, is_end: bool
 ) -> None:
+    told = {"service": service, "reason": reason, "lines": lines, "is_end": is_end}
+    _write(run, attempt, "not_sent", **told)
+
+
+def _write(run: RunDir, attempt: int, kind: str, **fields: Any) -> None:
     with suppress(StorageError):  # a full disk is told by the training, which writes there too
         events = EventWriter(run.events, attempt=attempt, generation=0)
-        events.write("not_sent", service=service, reason=reason, lines=lines, is_end=is_end)
+        events.write(kind, **fields)
         events.close()
 
 
@@ -164,6 +169,7 @@ class _Process:
         self._scratch = tempfile.TemporaryDirectory(prefix="sy-", ignore_cleanup_errors=True)
         self._environ = {**environ, "TMPDIR": self._scratch.name}
         self._last: dict[str, Any] = {}
+        self._address = ""
         self._lock = threading.Lock()
         self._is_over = threading.Event()
         self._until_s = 0.0
@@ -256,8 +262,11 @@ class _Process:
     def _take(self, said: dict[str, Any]) -> None:
         if "unsent" in said:
             self._last = said
-        elif "address" in said:
-            say(f"observe.{self._service}: {said['address']}")
+        elif "address" in said and said["address"] != self._address:
+            self._address = said["address"]
+            say(f"observe.{self._service}: {self._address}")
+            address = without_user(str(self._address))
+            _write(self._run, self._attempt, "tracked", service=self._service, address=address)
         elif "problem" in said:
             self._tell(str(said["problem"]))
 

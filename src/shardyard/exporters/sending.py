@@ -5,8 +5,9 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from shardyard.errors import AccessError, RequestError, ShardyardError
-from shardyard.exporters.service import Facts, Service
+from shardyard.exporters.service import End, Facts, Service
 from shardyard.exporters.story import Lines, end_of
+from shardyard.waiting import growing_wait_s
 
 _AGAIN_S, _AGAIN_AT_MOST_S = 5.0, 300.0
 """Between tries while a service takes nothing; each time twice as long."""
@@ -67,17 +68,22 @@ class Sending:
         while True:
             try:
                 self._send()
-                self._service.close(end)
-                self.problem = ""
+                self._close(end)
                 return True
-            except (AccessError, RequestError) as error:  # another try would not help
-                self._fail(error)
+            except (AccessError, RequestError):  # another try would not help
                 return False
-            except ShardyardError as error:
-                self._fail(error)
+            except ShardyardError:
+                pass  # its reason is in self.problem
             if time.monotonic() + _AT_END_AGAIN_S >= until_s:
                 return False
             time.sleep(_AT_END_AGAIN_S)
+
+    def _close(self, end: End) -> None:
+        try:
+            self._service.close(end)
+        except ShardyardError as error:
+            self._fail(error)
+            raise
 
     def _send(self) -> None:
         try:
@@ -107,6 +113,6 @@ class Sending:
         if not self.problem:
             self._tell(str(error))
         self.problem = str(error)
-        wait_s = min(_AGAIN_AT_MOST_S, _AGAIN_S * 2**self._failures)
+        wait_s = growing_wait_s(self._failures, first_s=_AGAIN_S, longest_s=_AGAIN_AT_MOST_S)
         self._failures += 1
         self._next_s = time.monotonic() + wait_s

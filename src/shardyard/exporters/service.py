@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
+from urllib.parse import urlsplit
 
 from shardyard.config.schema import Observe
 from shardyard.rundir.layout import RunDir
@@ -100,3 +101,9 @@ def flat(settings: Mapping[str, Any], *, at: str = "") -> dict[str, Any]:
         elif value is not None:
             found[f"{at}{key}"] = value
     return found
+
+
+def without_user(address: str) -> str:
+    """An address without the name and password that may be in it."""
+    parts = urlsplit(address)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

@@ -20,7 +20,7 @@ from shardyard.config.metrics_place import MetricsPlace
 from shardyard.errors import RequestError
 from shardyard.files import make_folder, write_text
 from shardyard.rundir.layout import RunDir, step_of_name
-from shardyard.rundir.lines import EVENT_KINDS, read_lines_backwards
+from shardyard.rundir.lines import EVENT_KINDS, newest_steps, read_lines_backwards
 from shardyard.rundir.run_metrics import (
     CHECKPOINT_AGE,
     CHECKPOINT_EVERY,
@@ -122,12 +122,10 @@ class RunReader:
         return state_of(self._telling, is_leased=not has_ended)
 
     def _newest_step(self) -> Mapping[str, Any]:
-        for place, line in enumerate(read_lines_backwards(self._run.metrics)):
-            if place == 0 and line != self._newest:  # an evaluation is progress too
-                self._newest, self._stepped_s = line, time.monotonic()
-            if "eval" not in line:
-                return line
-        return {}
+        newest = next(read_lines_backwards(self._run.metrics), None)
+        if newest is not None and newest != self._newest:  # an evaluation is progress too
+            self._newest, self._stepped_s = newest, time.monotonic()
+        return next(newest_steps(self._run.metrics), {})
 
     def _checkpoints(self) -> Iterator[Sample]:
         folder = self._run.latest_checkpoint()

@@ -29,12 +29,17 @@ class MetricsFile:
 
 
 class TensorBoard:
-    """Scalars by step, one curve a metric; evaluations under ``eval/``."""
+    """Scalars by step, one curve a metric; evaluations under ``eval/``.
 
-    def __init__(self, run_dir: RunDir) -> None:
+    Args:
+        after_step: That training continues from; later points of earlier starts were lost, and
+            TensorBoard hides them.
+    """
+
+    def __init__(self, run_dir: RunDir, *, after_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter  # a second to import: only when asked
 
-        self._writer: Any = SummaryWriter(str(run_dir.tensorboard))
+        self._writer: Any = SummaryWriter(str(run_dir.tensorboard), purge_step=after_step + 1)
 
     def write(self, line: dict[str, Any]) -> None:
         for name, value in scalars_of(line).items():
@@ -44,9 +49,13 @@ class TensorBoard:
         self._writer.close()
 
 
-def open_sinks(run_dir: RunDir, *, tensorboard: bool) -> list[Sink]:
-    """The sinks of rank 0."""
+def open_sinks(run_dir: RunDir, *, tensorboard: bool, after_step: int = 0) -> list[Sink]:
+    """The sinks of rank 0.
+
+    Args:
+        after_step: The step that training continues from.
+    """
     sinks: list[Sink] = [MetricsFile(run_dir)]
     if tensorboard:
-        sinks.append(TensorBoard(run_dir))
+        sinks.append(TensorBoard(run_dir, after_step=after_step))
     return sinks

@@ -6,6 +6,7 @@ from statistics import median
 from shardyard.planner.plan import Plan
 from shardyard.report.run import Line, RunRecord
 from shardyard.report.walltime import AttemptTime, effective_share, total_phases
+from shardyard.rundir.counted_lines import start_of
 from shardyard.rundir.lines import LOSSES
 
 
@@ -45,6 +46,8 @@ def memory_by_rank(record: RunRecord) -> list[Line]:
     ready = record.last("model_ready") or {}
     rows = [dict(row) for row in ready.get("memory_by_rank") or []]
     finished = record.last("run_finished") or {}
+    if start_of(finished) < start_of(ready):
+        finished = {}  # the run has been resumed since, maybe on other ranks
     peaks = finished.get("peak_bytes_by_rank") or []
     for row, peak in zip(rows, peaks, strict=False):
         row["peak_bytes"] = peak

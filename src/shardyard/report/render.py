@@ -74,8 +74,19 @@ def _header(record: RunRecord, summary: Summary) -> str:
 <p class="lead">{esc(summary.sentence())}</p>
 {why}{line}
 <div class="tiles">{shown}</div>
-{mfu}{cost}
+{mfu}{cost}{_trackers(summary)}
 </header>"""
+
+
+def _trackers(summary: Summary) -> str:
+    """Where W&B and MLflow show the run: links, and folders of W&B's client that was offline."""
+    shown = [
+        f'{esc(name)} <a href="{esc(address)}">{esc(address)}</a>'
+        if address.startswith(("https://", "http://"))
+        else f"{esc(name)} <code>{esc(address)}</code>"
+        for name, address in summary.trackers.items()
+    ]
+    return f'<p class="note">Sent to {", ".join(shown)}</p>' if shown else ""
 
 
 def _curves(panels: dict[str, str], why_none: str) -> str:

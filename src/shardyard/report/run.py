@@ -14,9 +14,10 @@ from shardyard.config.resolved import Resolved
 from shardyard.config.tasks import unit_of
 from shardyard.errors import RequestError
 from shardyard.planner.plan import Plan
+from shardyard.rundir.counted_lines import counted
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import is_held
-from shardyard.rundir.lines import read_evaluations, read_lines, read_steps
+from shardyard.rundir.lines import read_lines
 from shardyard.rundir.profiles import StepProfile, read_profiles
 from shardyard.rundir.resolved import read_resolved
 from shardyard.rundir.state import state_of
@@ -66,9 +67,9 @@ class RunRecord:
     run: RunDir
     attempts: tuple[AttemptRecord, ...]
     steps: tuple[Line, ...]
-    """The line of each step that stands, in order."""
+    """The line of each step that counts, in order."""
     lost: tuple[Line, ...]
-    """Lines of steps that a later line replaced: work that was done twice."""
+    """Lines of steps that were lost, whether they were done again or not."""
     evaluations: tuple[Line, ...]
     sample: str | None
     set_aside: tuple[str, ...]
@@ -120,13 +121,15 @@ def read_run(run: RunDir) -> RunRecord:
             f"{run.path} holds no attempt: attempts/ and events.jsonl are empty. A report needs a "
             f"run that has begun. Start it with `shardyard resume {run.handle}`."
         )
-    lines = [line for line in read_lines(run.metrics) if "step" in line and "eval" not in line]
+    all_lines = list(read_lines(run.metrics))
+    lines = [line for line in all_lines if "eval" not in line]
+    found = counted(all_lines, events)
     return RunRecord(
         run=run,
         attempts=tuple(_read_attempt(run, number, events, lines) for number in numbers),
-        steps=tuple(read_steps(run.metrics)),
-        lost=tuple(_replaced(lines)),
-        evaluations=tuple(read_evaluations(run.metrics)),
+        steps=found.steps,
+        lost=found.lost,
+        evaluations=found.evaluations,
         sample=_read_sample(run, events),
         set_aside=tuple(sorted(path.name for path in run.checkpoints.glob("*.damaged"))),
         profiles=tuple(read_profiles(run, events)),
@@ -167,11 +170,6 @@ def _read_plan(path: Path) -> Plan | None:
         return Plan.from_json(_read_json(path))
     except (KeyError, TypeError):
         return None
-
-
-def _replaced(lines: Sequence[Line]) -> list[Line]:
-    stands = {line["step"]: index for index, line in enumerate(lines)}
-    return [line for index, line in enumerate(lines) if stands[line["step"]] != index]
 
 
 def _read_sample(run: RunDir, events: Sequence[Line]) -> str | None:

@@ -73,6 +73,8 @@ class Summary:
     comparisons: tuple[PlanRow, ...]
     network: Network | None
     """Between nodes, as it was really used; None: one node, or it was not told."""
+    trackers: dict[str, str]
+    """Name of a tracker that the run was sent to -> where it shows the run."""
     cost: Cost | None
     """None: no price of its machines was known."""
 
@@ -172,6 +174,7 @@ def summarize(record: RunRecord) -> Summary:
         health=health_of(record),
         comparisons=tuple(against_plan(record, times)),
         network=network_of(record.last("network") or {}),
+        trackers=_trackers(record),
         cost=cost_of(record, times, last_step=_steps_planned(record)),
     )
 
@@ -204,6 +207,11 @@ def _mfu(record: RunRecord) -> tuple[dict[str, float] | None, str]:
     flops = plan.flops_per_token
     note = f"of {plan.peak.flops_per_s / 1e12:,.0f} TFLOP/s a device ({plan.peak.source})"
     return {"full": full, "causal": full * flops["causal"] / flops["full"]}, note
+
+
+def _trackers(record: RunRecord) -> dict[str, str]:
+    told = record.all("tracked")
+    return {str(event.get("service")): str(event.get("address")) for event in told}
 
 
 def _restarts(record: RunRecord) -> int:

@@ -120,6 +120,8 @@ def _describe_workers(fields: Line) -> str:
 def _describe_rest(fields: Line) -> str:
     if fields["kind"] == "not_sent":
         return f"{fields.get('service', '?')}: {fields.get('reason', 'reason not known')}"
+    if fields["kind"] == "tracked":
+        return f"{fields.get('service', '?')}: {fields.get('address', '?')}"
     skipped = ("t", "kind", "attempt", "generation")
     words = []
     for key, value in fields.items():

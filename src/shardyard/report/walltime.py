@@ -8,7 +8,7 @@ that and the next event is named by what follows it; what nothing explains is sa
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shardyard.report.run import AttemptRecord, Line, RunRecord
+from shardyard.report.run import AttemptRecord, RunRecord
 from shardyard.rundir.lines import LOSSES
 
 PHASES = {
@@ -22,7 +22,7 @@ PHASES = {
     "init": "start of the processes, imports, model and optimizer",
     "rendezvous": "all processes meet",
     "load": "a checkpoint is verified and read",
-    "lost work": "steps that were done again because no checkpoint held them",
+    "lost work": "steps that no checkpoint held when a process was lost",
     "detect": "from the last finished step to the notice of a lost process; its step under way too",
     "restart": "from that notice to the next rendezvous",
     "waiting": "between two attempts: from the last thing known of one to the start of the next",
@@ -30,6 +30,9 @@ PHASES = {
     "unexplained": "nothing above measured it",
 }
 """Name of each phase and what it is, in the order in which they are shown."""
+
+_ALSO_LATER = ("tracked", "not_sent")
+"""Kinds of events that `report --send` writes, too, long after an attempt."""
 
 _ROUNDING_S = 1e-3
 """Below this the rest is noise: unix seconds as floats resolve 2e-7, and hundreds are summed."""
@@ -53,12 +56,12 @@ def account(record: RunRecord) -> list[AttemptTime]:
 
     Together they are the run's, from the start of the first to the end of the last.
     """
-    standing = {id(line) for line in _standing(record)}
+    counted = {id(line) for line in record.steps}
     times: list[AttemptTime] = []
     for attempt in record.attempts:
         if attempt.events:
             since_t = times[-1].began_t + times[-1].seconds if times else None
-            times.append(_split(attempt, standing, since_t=since_t))
+            times.append(_split(attempt, counted, since_t=since_t))
     return times
 
 
@@ -79,20 +82,12 @@ def effective_share(phases: Mapping[str, float]) -> float | None:
     return trained_s / wall_s if wall_s > 0 else None
 
 
-def _standing(record: RunRecord) -> list[Line]:
-    newest: dict[int, Line] = {}
-    for attempt in record.attempts:
-        for line in attempt.lines:
-            newest[line["step"]] = line
-    return list(newest.values())
-
-
 class _Sum(dict[str, float]):
     def add(self, phase: str, seconds: float) -> None:
         self[phase] = self.get(phase, 0.0) + seconds
 
 
-def _split(attempt: AttemptRecord, standing: set[int], *, since_t: float | None) -> AttemptTime:
+def _split(attempt: AttemptRecord, counted: set[int], *, since_t: float | None) -> AttemptTime:
     """Args:
     since_t: Where the attempt before it ended; None: it is the first.
     """
@@ -103,12 +98,13 @@ def _split(attempt: AttemptRecord, standing: set[int], *, since_t: float | None)
         phases.add("waiting", clock_t - since_t)
     for generation in attempt.generations:
         clock_t = _add_start(phases, attempt, generation, clock_t)
-        clock_t = _add_loop(phases, attempt, generation, clock_t, standing)
+        clock_t = _add_loop(phases, attempt, generation, clock_t, counted)
         clock_t = _add_end(phases, attempt, generation, clock_t)
     ended = attempt.last("attempt_ended")
     if ended is not None:
         phases.add("teardown", max(0.0, ended["t"] - clock_t))
-    end_t = ended["t"] if ended is not None else max(clock_t, attempt.events[-1]["t"])
+    seen_t = [event["t"] for event in attempt.events if event["kind"] not in _ALSO_LATER]
+    end_t = ended["t"] if ended is not None else max(clock_t, *seen_t, began_t)
     seconds = end_t - began_t
     rest_s = seconds - sum(phases.values())
     phases["unexplained"] = rest_s if abs(rest_s) > _ROUNDING_S else 0.0
@@ -157,7 +153,7 @@ def _add_loop(
     attempt: AttemptRecord,
     generation: int,
     clock_t: float,
-    standing: set[int],
+    counted: set[int],
 ) -> float:
     """Steps, evaluations and blocked saves; returns the clock after the last of them."""
     first = attempt.first("first_step", generation) or {}
@@ -170,7 +166,7 @@ def _add_loop(
             compile_s = max(0.0, min(first["compile_s"], step_s - wait_s))
             phases.add("compile", compile_s)
             step_s -= compile_s
-        if id(line) in standing:
+        if id(line) in counted:
             phases.add("productive", step_s - wait_s)
             phases.add("data wait", wait_s)
         else:

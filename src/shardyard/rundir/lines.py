@@ -16,6 +16,14 @@ from typing import Any
 
 from shardyard.errors import StorageError
 from shardyard.files import FILE_MODE, make_folder
+from shardyard.rundir.counted_lines import (
+    BEGINS,
+    CountedLines,
+    Start,
+    begins,
+    counted,
+    counted_backwards,
+)
 from shardyard.rundir.metric_keys import METRIC_KEYS
 
 EVENT_KINDS = (
@@ -54,6 +62,7 @@ EVENT_KINDS = (
     "spent",
     "stalled",
     "stopping",
+    "tracked",
     "not_sent",
     "attempt_ended",
     "run_finished",
@@ -70,6 +79,7 @@ _EVENT_NUMBERS = (
 )  # fmt: skip
 """Keys of events that are counted with."""
 
+_EVENTS = "events.jsonl"
 _BLOCK_BYTES = 16 * 2**10
 
 
@@ -207,16 +217,44 @@ def _is_formed(line: dict[str, Any]) -> bool:
     return _NUMBERS.issuperset(map(type, numbers))
 
 
+def read_counted(path: Path) -> CountedLines:
+    """Lines of metrics.jsonl that count, and those that were lost by the events beside it."""
+    return counted(read_lines(path), read_lines(path.with_name(_EVENTS)))
+
+
 def read_steps(path: Path) -> list[dict[str, Any]]:
-    """Lines of steps in metrics.jsonl, one a step in order: the last line of a step stands."""
-    by_step = {line["step"]: line for line in read_lines(path) if "eval" not in line}
-    return [by_step[step] for step in sorted(by_step)]
+    """Lines of steps in metrics.jsonl that count, in order."""
+    return list(read_counted(path).steps)
 
 
 def read_evaluations(path: Path) -> list[dict[str, Any]]:
-    """Lines of evaluations in metrics.jsonl, one a step in order: the last one stands."""
-    by_step = {line["step"]: line for line in read_lines(path) if "eval" in line}
-    return [by_step[step] for step in sorted(by_step)]
+    """Lines of evaluations in metrics.jsonl that count, in order."""
+    return list(read_counted(path).evaluations)
+
+
+def newest_steps(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield lines of the steps that count, the newest first, reading from the end of the file."""
+    lines = counted_backwards(read_lines_backwards(path), read_begins(path))
+    return (line for line in lines if "eval" not in line)
+
+
+def newest_evaluation(path: Path, *, most_bytes: int | None = None) -> dict[str, Any] | None:
+    """The line of the newest evaluation that counts, reading from the end of the file.
+
+    Args:
+        most_bytes: Look no further back than so far; None: to the beginning.
+    """
+    told = read_lines_backwards(path, with_any=('"eval"',), most_bytes=most_bytes)
+    if next((line for line in told if "eval" in line), None) is None:
+        return None  # most lines are not parsed: a list of runs asks thousands of files
+    lines = counted_backwards(read_lines_backwards(path, most_bytes=most_bytes), read_begins(path))
+    return next((line for line in lines if "eval" in line), None)
+
+
+def read_begins(path: Path) -> Iterator[tuple[Start, int]]:
+    """``begins`` of the events beside metrics.jsonl, reading from the end of their file."""
+    kinds = tuple(f'"{kind}"' for kind in BEGINS)
+    return begins(read_lines_backwards(path.with_name(_EVENTS), with_any=kinds))
 
 
 def _json_value(value: Any) -> Any:

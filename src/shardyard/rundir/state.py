@@ -22,7 +22,7 @@ from typing import Any
 from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import is_held
-from shardyard.rundir.lines import read_lines_backwards
+from shardyard.rundir.lines import newest_steps, read_lines_backwards
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class RunState:
     id: str
     state: str
     step: int | None
-    """Of the last line of metrics.jsonl that is a step's."""
+    """The newest one that counts: none of those that were lost."""
     loss: float | None
     updated_at: float | None
     """Unix seconds of the last change in events.jsonl or metrics.jsonl."""
@@ -70,11 +70,9 @@ def read_state(run_dir: RunDir, *, is_training_elsewhere: bool = False) -> RunSt
     Args:
         is_training_elsewhere: Known from its scheduler, where the lease is out of reach.
     """
-    # read from their ends, so that a long list of long runs is quick; the last line of a file is
-    # of the newest step, also after lost work
+    # read from their ends, so that a long list of long runs is quick
     events_file, metrics_file = run_dir.events, run_dir.metrics
-    lines = read_lines_backwards(metrics_file)
-    step = next((line for line in lines if "eval" not in line), None)
+    step = next(newest_steps(metrics_file), None)
     events = _newest_events(events_file)
     is_leased = is_training_elsewhere or is_held(run_dir.lease)
     no_step_s, usual_step_s = _stall(events) if is_leased else (None, None)

@@ -1,8 +1,7 @@
 """Curves of runs for a page: of a long run some hundred lines, spread evenly over its file.
 
 A line stands for its neighbours, and none of those between is read: a hundred runs of ten thousand
-steps are there within a second. Of a step that was done twice the later line stands. What is not
-known is a gap.
+steps are there within a second. Lines of lost steps are left out. What is not known is a gap.
 """
 
 import json
@@ -12,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from shardyard.rundir.counted_lines import counted_backwards
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_lines
+from shardyard.rundir.lines import read_begins, read_lines
 from shardyard.rundir.metric_keys import METRIC_KEYS
 
 KEYS = tuple(key for key in METRIC_KEYS if key not in ("step", "attempt", "generation", "phase"))
@@ -46,12 +46,13 @@ class Curves:
         most = min(_MOST_POINTS, max(_LEAST_POINTS, share))
         found = {}
         for run in runs:
-            pairs = [_pair(line, x, y) for line in self._lines(run.metrics, most)]
+            pairs = [_pair(line, x, y) for line in self._lines(run, most)]
             known = [pair for pair in pairs if pair is not None and pair[0] is not None]
             found[run.run_id] = {"x": [p[0] for p in known], "y": [_short(p[1]) for p in known]}
         return found
 
-    def _lines(self, path: Path, most: int) -> list[dict[str, Any]]:
+    def _lines(self, run: RunDir, most: int) -> list[dict[str, Any]]:
+        path = run.metrics
         try:
             stat = path.stat()
         except OSError:
@@ -61,7 +62,8 @@ class Curves:
             kept = self._kept.get((path, most))
             if kept is not None and kept[0] == stamp:
                 return kept[1]
-        lines = _standing(_thinned(path, stat.st_size, most))
+        thinned = _thinned(path, stat.st_size, most)
+        lines = list(counted_backwards(reversed(thinned), read_begins(path)))[::-1]
         with self._lock:
             self._kept.pop((path, most), None)
             self._kept[path, most] = (stamp, lines)
@@ -104,18 +106,6 @@ def _whole_lines(file: int, offset: int, size: int) -> Iterator[dict[str, Any]]:
     for line in lines[1:] if offset else lines:
         if content := _object(line):
             yield content
-
-
-def _standing(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """In order of steps, without those that a later line replaced."""
-    found: list[dict[str, Any]] = []
-    least = {True: float("inf"), False: float("inf")}
-    for line in reversed(lines):
-        is_evaluation = "eval" in line
-        if line["step"] < least[is_evaluation]:
-            least[is_evaluation] = line["step"]
-            found.append(line)
-    return found[::-1]
 
 
 def _pair(line: dict[str, Any], x: str, y: str) -> tuple[Any, Any] | None:

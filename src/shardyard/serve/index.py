@@ -18,7 +18,7 @@ from shardyard.errors import StorageError
 from shardyard.files import write_text
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import is_held
-from shardyard.rundir.lines import read_lines_backwards
+from shardyard.rundir.lines import newest_evaluation
 from shardyard.rundir.state import read_state
 
 FILE = ".shardyard-runs.json"
@@ -150,8 +150,8 @@ def _as_stamp(numbers: Any) -> Stamp:
 
 def _read(run: RunDir) -> Row:
     state = read_state(run)
-    lines = read_lines_backwards(run.metrics, with_any=('"eval"',), most_bytes=_NEWEST_BYTES)
-    evaluation: dict[str, Any] = next((line["eval"] for line in lines if "eval" in line), {})
+    newest = newest_evaluation(run.metrics, most_bytes=_NEWEST_BYTES)
+    evaluation = {} if newest is None else newest["eval"]
     return Row(
         id=run.run_id,
         state=state.state,

@@ -4,7 +4,7 @@ import time
 
 from shardyard.files import write_text
 from shardyard.parallel.device import peak_memory_bytes, reserved_memory_bytes
-from shardyard.rundir.lines import read_evaluations, read_steps
+from shardyard.rundir.lines import read_counted
 from shardyard.train.training import Training
 
 
@@ -19,14 +19,13 @@ def finish(training: Training, *, is_target_met: bool) -> None:
         return
     if sample is not None:
         write_text(training.run_dir.sample, sample)
-    steps = read_steps(training.run_dir.metrics)
-    evaluations = read_evaluations(training.run_dir.metrics)
+    lines = read_counted(training.run_dir.metrics)
     training.report(
         "run_finished",
         step=training.progress.step,
         tokens=training.progress.tokens,
-        loss=steps[-1]["loss"] if steps else None,
-        eval=evaluations[-1]["eval"] if evaluations else None,
+        loss=lines.steps[-1]["loss"] if lines.steps else None,
+        eval=lines.evaluations[-1]["eval"] if lines.evaluations else None,
         sample=sample,
         is_target_met=is_target_met,
         peak_bytes_by_rank=peaks,

@@ -45,7 +45,7 @@ from shardyard.models.build import (
 )
 from shardyard.models.lora import adapter_parameters, add_adapters
 from shardyard.observe.metrics import MetricLines, read_flop_budget
-from shardyard.observe.sinks import open_sinks
+from shardyard.observe.sinks import Sink, open_sinks
 from shardyard.parallel.apply import parallelize
 from shardyard.parallel.attention_kernel import attention_kernel, choose_attention
 from shardyard.parallel.compute_copies import compute_copies_of
@@ -187,7 +187,7 @@ def set_up_phase(
         progress=begin.progress,
         durable_step=0 if saved is None else saved.durable_step,
         metric_lines=_metric_lines(run_dir, attempt, hooks, place.resolved, phase),
-        sinks=open_sinks(run_dir, tensorboard=recipe.observe.tensorboard) if rank == 0 else [],
+        sinks=_open_sinks(run_dir, recipe, begin.progress) if rank == 0 else [],
     )
     if place.resolved.phases:
         _report_phase(training, phase, of=len(place.resolved.phases), since_t=since_t)
@@ -199,6 +199,10 @@ def set_up_phase(
     if saved is not None:
         training.report(saved.event, **saved.told, **begin.loaded)
     return training
+
+
+def _open_sinks(run_dir: RunDir, recipe: Recipe, progress: Progress) -> list[Sink]:
+    return open_sinks(run_dir, tensorboard=recipe.observe.tensorboard, after_step=progress.step)
 
 
 def _open_stepper(

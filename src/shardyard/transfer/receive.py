@@ -18,6 +18,7 @@ from shardyard.complete import COMPLETE, Complete, FileDigest, checked_name, why
 from shardyard.errors import DataError, LostError, StorageError
 from shardyard.files import flush_folder, make_folder, write_text
 from shardyard.units import format_bytes
+from shardyard.waiting import growing_wait_s
 
 PARTS = ".fetch"
 """Folder of half files, below the folder that they are for."""
@@ -107,7 +108,7 @@ def steadily(
             in_vain += 1
             if in_vain == _TRIES:
                 raise
-            sleep(min(_LONGEST_PAUSE_S, 0.5 * 2**in_vain))
+            sleep(growing_wait_s(in_vain, first_s=0.5, longest_s=_LONGEST_PAUSE_S))
 
 
 def receive(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.report.compare.counted import EVALUATION, OTHER, SAVE, START, pace_of
-from shardyard.report.compare.curves import RunCurves, curves_of, standing_steps
+from shardyard.report.compare.curves import RunCurves, curves_of
 from shardyard.report.run import RunRecord, read_run
 from shardyard.report.walltime import account
 from shardyard.rundir.layout import RunDir
@@ -20,7 +20,7 @@ def curves(record: RunRecord) -> RunCurves:
 
 def test_a_step_that_was_done_twice_is_there_once_as_it_was_done_last(tmp_path: Path) -> None:
     record = read_run(write_whole_run(tmp_path))
-    steps = standing_steps(record)
+    steps = record.steps
     assert [line["step"] for line in steps] == list(range(1, 121))
     assert {line["generation"] for line in steps if 41 <= line["step"] <= 45} == {1}
     assert record.lost  # and they were there

@@ -16,6 +16,7 @@ from shardyard.config.globs import MAGIC, count_literal, has_magic, how_to_escap
 from shardyard.data.spans import SourceFile, shown
 from shardyard.data.stores.base import Found, is_left_out
 from shardyard.errors import LostError, RequestError, SourceError
+from shardyard.waiting import growing_wait_s
 
 _LEAST_BYTES = 256 * 1024
 """Asked for at once where reading begins, as much as the beginning of a file takes to check."""
@@ -139,7 +140,7 @@ def _is_silent_since(began_s: float) -> bool:
 
 
 def _pause(in_vain: int, sleep: Callable[[float], None] = time.sleep) -> None:
-    sleep(min(_LONGEST_PAUSE_S, 0.25 * 2**in_vain))
+    sleep(growing_wait_s(in_vain, first_s=0.25, longest_s=_LONGEST_PAUSE_S))
 
 
 class _Block(NamedTuple):

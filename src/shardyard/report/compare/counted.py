@@ -3,10 +3,10 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from shardyard.report.compare.curves import standing_steps, start_of
 from shardyard.report.compare.speed import Pace
 from shardyard.report.run import Line, RunRecord
 from shardyard.report.walltime import AttemptTime
+from shardyard.rundir.counted_lines import start_of
 
 WARM_UP_STEPS = 5
 """Of each start and phase: memory is taken, kernels are chosen, caches fill."""
@@ -22,7 +22,7 @@ def pace_of(record: RunRecord, times: Sequence[AttemptTime]) -> tuple[Pace, dict
     Times are for a token or an image, so that runs with other batches compare; where the batch is
     the same, their ratio is that of step times.
     """
-    steps = standing_steps(record)
+    steps = record.steps
     numbers = Counter(_kind(line) for line in steps)
     usual = max(numbers, key=lambda kind: numbers[kind], default=None)
     early, evaluating, saving = _early(record), _evaluating(record), _saving(record, steps)

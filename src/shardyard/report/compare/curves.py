@@ -1,4 +1,4 @@
-"""A run as curves: each step that stands with its place on every axis a comparison can be read by.
+"""A run as curves: each step that counts with its place on every axis a comparison can be read by.
 
 A run that was resumed or rolled back has each step once: the last one counts, and what was lost and
 not done again is not shown. Nothing here knows of another run: what is shown beside a run changes
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from shardyard.report.cost import Spent
 from shardyard.report.run import AttemptRecord, Line, RunRecord
 from shardyard.report.walltime import AttemptTime
+from shardyard.rundir.counted_lines import start_of
 
 AXES = {
     "steps": "step",
@@ -84,7 +85,7 @@ def curves_of(record: RunRecord, times: Sequence[AttemptTime]) -> RunCurves:
     Args:
         times: Wall time of its attempts, from ``account``.
     """
-    steps = standing_steps(record)
+    steps = record.steps
     ends, clock = _ends(record), _Clock(record, times)
     places = tuple(_place(line, ends.get(_key(line)), clock) for line in steps)
     numbers = [line["step"] for line in steps]
@@ -99,23 +100,6 @@ def curves_of(record: RunRecord, times: Sequence[AttemptTime]) -> RunCurves:
             place |= clock.read(event.get("attempt", 0), event["t"])
         evaluations.append((place, each["eval"]))
     return RunCurves(steps=tuple(steps), places=places, evaluations=tuple(evaluations))
-
-
-def standing_steps(record: RunRecord) -> list[Line]:
-    """Each step once: lines of an earlier start beyond where a later one began were lost."""
-    standing: list[Line] = []
-    newest = (-1, -1)
-    for line in record.steps:
-        start = start_of(line)
-        if start >= newest:
-            standing.append(line)
-            newest = start
-    return standing
-
-
-def start_of(line: Line) -> tuple[int, int]:
-    """The start of processes that a line or an event is of: attempt and generation."""
-    return line.get("attempt", 0), line.get("generation", 0)
 
 
 class _Clock:

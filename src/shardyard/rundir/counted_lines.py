@@ -1,0 +1,128 @@
+"""Which lines of metrics.jsonl count: those of work that was lost do not, repeated or not.
+
+A start of the processes continues from a saved step. What an earlier start did after that step is
+lost: its lines stay in the file and count no more. That includes steps that are never done again,
+because the run ends earlier now: with more devices (optim.batch_per_device), or with fewer steps.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+Line = dict[str, Any]
+Start = tuple[int, int]
+"""A start of the processes: attempt and generation."""
+
+_LOADED = ("checkpoint_loaded", "snapshot_restored")
+_READY = "model_ready"
+BEGINS = (*_LOADED, _READY)
+"""Kinds of events by which a start says that it begins, and from which step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountedLines:
+    """Lines of a run, in order of their steps."""
+
+    steps: tuple[Line, ...]
+    """One for each step."""
+    evaluations: tuple[Line, ...]
+    """At most one for each step."""
+    lost: tuple[Line, ...]
+    """Lines of lost steps, in order of the file."""
+
+
+def counted(lines: Iterable[Line], events: Iterable[Line] = ()) -> CountedLines:
+    """Split lines into those that count and those that do not.
+
+    Args:
+        lines: Of metrics.jsonl, as they are in the file.
+        events: Of events.jsonl, as they are in the file.
+    """
+    ordered = _by_start(lines)
+    begun = sorted((event for event in events if event.get("kind") in BEGINS), key=start_of)
+    kept = list(counted_backwards(reversed(ordered), begins(reversed(begun))))[::-1]
+    known = {id(line) for line in kept}
+    return CountedLines(
+        steps=tuple(line for line in kept if "eval" not in line),
+        evaluations=tuple(line for line in kept if "eval" in line),
+        lost=tuple(line for line in ordered if "eval" not in line and id(line) not in known),
+    )
+
+
+def counted_backwards(
+    lines: Iterable[Line], begun: Iterable[tuple[Start, int]] = ()
+) -> Iterator[Line]:
+    """Yield the lines that count, the newest first, reading no more of them than is asked for.
+
+    Args:
+        lines: The newest first.
+        begun: Starts and the step that each continued from, the newest first: a start that has no
+            line yet has undone earlier ones, too.
+    """
+    least: tuple[float, bool] = (inf, False)
+    waiting: list[Line] = []
+    starts = iter(begun)
+    newer = next(starts, None)
+    for line in lines:
+        waiting.append(line)
+        if "eval" in line:
+            continue  # names no start: it is of the start of the step before it
+        while newer is not None and newer[0] > start_of(line):
+            least = min(least, (newer[1] + 1, False))
+            newer = next(starts, None)
+        for each in waiting:
+            if _place(each) < least:
+                least = _place(each)
+                yield each
+        waiting.clear()
+    for each in waiting:
+        if _place(each) < least:
+            least = _place(each)
+            yield each
+
+
+def begins(events: Iterable[Line]) -> Iterator[tuple[Start, int]]:
+    """Yield starts and the step that each continued from; 0 for one that began anew.
+
+    Args:
+        events: The newest first.
+    """
+    ready: Start | None = None
+    done: Start | None = None
+    for event in events:
+        kind, start = event.get("kind"), start_of(event)
+        if kind not in BEGINS:
+            continue
+        if ready not in (None, start):
+            assert ready is not None
+            yield ready, 0
+            ready = None
+        if kind == _READY:
+            ready = None if start == done else start
+        elif type(event.get("step")) is int:
+            yield start, event["step"]
+            ready, done = None, start
+    if ready is not None:
+        yield ready, 0
+
+
+def start_of(line: Line) -> Start:
+    """The start of processes that a line or an event is of."""
+    return line.get("attempt") or 0, line.get("generation") or 0
+
+
+def _place(line: Line) -> tuple[float, bool]:
+    """An evaluation comes after its step."""
+    return line["step"], "eval" in line
+
+
+def _by_start(lines: Iterable[Line]) -> list[Line]:
+    """In order of starts: a folder that was put together from logs may have them mixed."""
+    start: Start = (0, 0)
+    placed: list[tuple[Start, Line]] = []
+    for line in lines:
+        if "eval" not in line:
+            start = start_of(line)
+        placed.append((start, line))
+    return [line for _, line in sorted(placed, key=lambda pair: pair[0])]
