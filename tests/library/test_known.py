@@ -173,7 +173,7 @@ def _refusals(_: None = None) -> dict[str, str]:
     refused("uneven", lambda: shardyard.accumulate(model, good[: 1 + mesh.tensor_rank]))
     mine = [{key: value + mesh.tensor_rank for key, value in good[0].items()}]
     refused("other samples", lambda: shardyard.accumulate(model, mine))
-    masked = {**good[0], "attention_mask": good[0]["labels"]}
+    masked = {**good[0], "attention_mask": torch.zeros_like(good[0]["labels"])}
     refused("mask", lambda: shardyard.accumulate(model, [masked]))
     short = {key: value[:, :8] for key, value in good[0].items()}
     refused("short", lambda: shardyard.accumulate(model, [short]))
@@ -207,7 +207,7 @@ def test_wrong_uses_say_what_is_wrong_and_what_to_do() -> None:
             "no batches": ("there are no batches",),
             "uneven": ("rank 1 has 2 micro-batches and rank 0 has 1", "-100"),
             "other samples": ("different samples", "mesh.data_rank"),
-            "mask": ("attention_mask", "pad on the right"),
+            "mask": ("labels where its attention_mask is 0", "label -100"),
             "short": ("samples of 8 tokens", "seq_len=16"),
             "positions": ("attend_across_documents=False",),
             "flat": ("input_ids (16,)", "(samples, tokens)"),

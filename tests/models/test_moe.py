@@ -102,13 +102,16 @@ def test_a_grouped_product_is_one_product_an_expert(rows: int, width: int, inner
     torch.testing.assert_close(found, torch.autograd.grad(expected, (x, w), direction))
 
 
-def _mlp(*, balance: float, z: float, samples: list[int]) -> tuple[SparseMLP, RouterTotals]:
+def _mlp(
+    *, balance: float, z: float, samples: list[int], lengths: list[int] | None = None
+) -> tuple[SparseMLP, RouterTotals]:
     torch.manual_seed(0)
     mlp = SparseMLP(SHAPES["mixtral-tiny"])
     for param in mlp.parameters():
         torch.nn.init.normal_(param, std=0.1)
     keys, totals = SampleKeys(), RouterTotals(blocks=1, experts=8)
     keys.samples_B = torch.tensor(samples)
+    keys.lengths_B = None if lengths is None else torch.tensor(lengths)
     mlp.router_loss = RouterLoss(block=0, balance=balance, z=z, keys=keys, totals=totals)
     return mlp.train(), totals
 
@@ -152,6 +155,21 @@ def test_padding_counts_for_nothing() -> None:
     torch.testing.assert_close(_router_gradient(padded, x), _router_gradient(alone, x[:1]))
     found, expected = (each.take(torch.device("cpu")) for each in (totals_padded, totals_alone))
     torch.testing.assert_close(found, expected)
+
+
+def test_padding_inside_a_sample_is_what_transformers_leaves_out_by_its_mask() -> None:
+    x, length = torch.randn(1, 24, 64), 7
+    mlp, totals = _mlp(balance=1.0, z=0.0, samples=[4], lengths=[length])
+    found = _router_gradient(mlp, x)
+    logits, mask = x[0] @ mlp.router.weight.T, (torch.arange(24) < length).long()[None]
+    balance = load_balancing_loss_func((logits,), 8, 2, mask)
+    assert isinstance(balance, Tensor)
+    (expected,) = torch.autograd.grad(length * balance / 2, mlp.router.weight)
+    torch.testing.assert_close(found, expected)
+    statistics = totals.statistics(totals.take(torch.device("cpu")))
+    visits = logits[:length].topk(2).indices.flatten().bincount(minlength=8)
+    assert statistics.largest_load == pytest.approx(float(visits.max()) / (2 * length / 8))
+    assert statistics.balance_loss == pytest.approx(balance.item() / 2)
 
 
 def test_an_evaluation_counts_nothing() -> None:

@@ -20,6 +20,8 @@ class MicroBatch:
     """Position of each sample in the stream of samples, int64; -1 for a row of padding."""
     work: int
     """What went through the model, padding left out: of text, tokens."""
+    lengths_B: Tensor | None = None
+    """Tokens of each row, int64; padding follows them. None: rows are full."""
 
     def __getitem__(self, name: str) -> Tensor:
         return self.fields[name]
@@ -39,14 +41,17 @@ class MicroBatch:
         if rows == len(self.samples_B):
             return self
         fields = {name: field[:rows] for name, field in self.fields.items()}
-        return replace(self, fields=fields, samples_B=self.samples_B[:rows])
+        lengths_B = None if self.lengths_B is None else self.lengths_B[:rows]
+        return replace(self, fields=fields, samples_B=self.samples_B[:rows], lengths_B=lengths_B)
 
     def to(self, device: torch.device) -> "MicroBatch":
         """The same micro-batch on a device."""
         if device.type == "cpu":
             return self
         fields = {name: _moved(field, device) for name, field in self.fields.items()}
-        return replace(self, fields=fields, samples_B=_moved(self.samples_B, device))
+        lengths_B = None if self.lengths_B is None else _moved(self.lengths_B, device)
+        samples_B = _moved(self.samples_B, device)
+        return replace(self, fields=fields, samples_B=samples_B, lengths_B=lengths_B)
 
 
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:

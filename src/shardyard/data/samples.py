@@ -100,6 +100,7 @@ def side_by_side(
     rows = [*samples, *[padding] * (size - len(samples))]
     samples_B = np.full(size, -1, dtype=np.int64)
     samples_B[: len(samples)] = positions
+    lengths_B = torch.tensor([row.length for row in rows], dtype=torch.int64)
     batch = MicroBatch(
         fields={
             name: torch.from_numpy(np.stack([row.fields[name] for row in rows]))
@@ -107,5 +108,6 @@ def side_by_side(
         },
         samples_B=torch.from_numpy(samples_B),
         work=sum(row.length for row in rows),
+        lengths_B=lengths_B,
     )
-    return prepare(batch, torch.tensor([row.length for row in rows], dtype=torch.int64))
+    return prepare(batch, lengths_B)

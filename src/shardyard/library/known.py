@@ -54,8 +54,8 @@ _SECTIONS = {
 _ELSE = {"router_aux_loss": 0.0, "router_z_loss": 0.0}
 """What is not a recipe's default: transformers adds no such loss unless it is asked to."""
 
-_BATCH = ("input_ids", "labels", "position_ids")
-_OF_BOTH_SIDES = ("attention_mask", "token_type_ids")
+_BATCH = ("input_ids", "labels", "position_ids", "attention_mask")
+_OF_BOTH_SIDES = ("token_type_ids",)
 """What a batch may have too for a model whose tokens see those on both sides."""
 
 
@@ -285,6 +285,11 @@ class KnownModel:
                 "a batch's attention_mask has a 1 behind a 0. Padding stands on the right here. "
                 "Pad there; documents of one sample are told apart by position_ids."
             )
+        if mask_BL is not None and bool(((mask_BL == 0) & (batch["labels"] != IGNORED)).any()):
+            raise RequestError(
+                "a batch has labels where its attention_mask is 0. Padding is not predicted: give "
+                "it the label -100."
+            )
         if "position_ids" in keys and self._attend_across:
             raise RequestError(
                 "a batch has position_ids, which say where documents begin, but tokens attend to "
@@ -295,7 +300,7 @@ class KnownModel:
     def _padding(self) -> str:
         """How it is told of, where messages say what a batch is."""
         if self._is_causal:
-            return ". There is no attention_mask: pad on the right, and give padding the label -100"
+            return ", and attention_mask where there is padding"
         return ", attention_mask where there is padding, and token_type_ids where there are pairs"
 
     def _micro_batch(self, batch: Mapping[str, Tensor]) -> MicroBatch:
@@ -305,14 +310,29 @@ class KnownModel:
                 [targets_BL[:, 1:], torch.full_like(targets_BL[:, :1], IGNORED)], dim=1
             )
         samples, length = tokens_BL.shape
+        lengths_B = _lengths(batch)
         positions_BL = batch.get("position_ids")
         if positions_BL is None:
             positions_BL = torch.arange(length, device=tokens_BL.device).expand(samples, -1)
         rows_B = torch.arange(samples, device=tokens_BL.device)
-        # which of them are padding only the script knows; nothing here counts them
         fields = {"tokens": tokens_BL, "targets": targets_BL, "positions": positions_BL.long()}
         if "attention_mask" in batch:  # at position 0 a token is a document of its own
             fields["positions"] = fields["positions"] * (batch["attention_mask"] != 0)
         if "token_type_ids" in batch:
             fields["segments"] = batch["token_type_ids"].long()
-        return MicroBatch(fields=fields, samples_B=rows_B, work=tokens_BL.numel())
+        return MicroBatch(
+            fields=fields, samples_B=rows_B, work=int(lengths_B.sum()), lengths_B=lengths_B
+        )
+
+
+def _lengths(batch: Mapping[str, Tensor]) -> Tensor:
+    """Tokens of each sample that are no padding, int64 (B).
+
+    Without an attention_mask: those up to the last one with a label, so a sample without any label
+    is padding as a whole.
+    """
+    if "attention_mask" in batch:
+        return (batch["attention_mask"] != 0).sum(dim=1)
+    has_label_BL = batch["labels"] != IGNORED
+    place_L = torch.arange(1, has_label_BL.shape[1] + 1, device=has_label_BL.device)
+    return (place_L * has_label_BL).amax(dim=1)

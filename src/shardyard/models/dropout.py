@@ -14,10 +14,12 @@ from shardyard.models.counter_random import keep_mask, place_key, random_bits
 
 
 class SampleKeys:
-    """Tells the dropout places of one model what is passing through."""
+    """Tells the dropout places and routers of one model what is passing through."""
 
     samples_B: Tensor | None = None
     """Stream position of each sample, int64; set at the beginning of each forward pass."""
+    lengths_B: Tensor | None = None
+    """Tokens of each sample, padding follows them; set with ``samples_B``. None: all are full."""
     computed_l: Tensor | None = None
     """Indices in a sample of the tokens that this rank computes; None: all."""
     tokens_l: Tensor | None = None

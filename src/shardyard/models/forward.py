@@ -72,6 +72,7 @@ class ForwardPass:
         predicted_1N: Tensor | None = None,
         targets: Tensor | None = None,
         starts_BS: Tensor | None = None,
+        lengths_B: Tensor | None = None,
     ) -> Any:
         """From ``Inputs`` to logits or a sum of losses, or to a hidden state for the next stage.
 
@@ -79,7 +80,7 @@ class ForwardPass:
         judges pairs, come logits (B, 2) of the first token of each sample that this rank holds:
         where that is not the sample's own first token, they mean nothing.
         """
-        self._keys.samples_B = samples_B
+        self._keys.samples_B, self._keys.lengths_B = samples_B, lengths_B
         attention = self._attention(positions_BL, starts_BS)
         if self._embedding is not None:
             x = self._embed(x, positions_BL, segments_BL)

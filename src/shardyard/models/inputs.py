@@ -6,6 +6,7 @@ for documents of a sample.
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -28,3 +29,9 @@ class Inputs(NamedTuple):
     token that it computes; None: logits are asked for."""
     starts_BS: Tensor | None = None
     """Where documents begin (``document_starts``), for a model that attends by their lengths."""
+    lengths_B: Tensor | None = None
+    """Tokens of each sample, which padding follows; None: all samples are full."""
+
+    def without_weight(self) -> "Inputs":
+        """The same tokens as rows of padding, which count for nothing."""
+        return self._replace(samples_B=torch.full_like(self.samples_B, -1))

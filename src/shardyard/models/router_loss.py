@@ -7,8 +7,10 @@ nothing but the sample; over a micro-batch it would depend on who else is in it.
 each block and token: the squared log-sum-exp of the logits (Zoph et al. 2022, arXiv:2202.08906,
 section 3.1).
 
-Their gradients enter where they arise. The training loss stays what it is: a sum over tokens; a
-sample's balance loss counts as often as it has tokens.
+Both count all tokens of a sample, whether they are learnt or not, and no padding. Of a step they
+are means over its tokens: a sample's balance loss counts as often as it has tokens. Their gradients
+enter where they arise. The training loss stays what it is: a sum over predicted tokens, by whose
+number all gradients are divided at last; ``RouterWeight`` makes up for that.
 
 Shape suffixes: B = samples, L = tokens of a sample on this rank, D = width, E = experts,
 K = experts that a token visits.
@@ -79,6 +81,24 @@ class RouterTotals:
         )
 
 
+class RouterWeight:
+    """What makes sums over tokens into means where gradients are divided by predicted tokens."""
+
+    factor: Tensor | None = None
+    """Predicted tokens of the step / its tokens; fp32, on the device, changed in place between
+    steps. None: 1."""
+
+    def begin_step(self, predicted: int, tokens: int, *, device: torch.device) -> None:
+        """Add up the counts of all ranks, which call it together. Waits for no device."""
+        counts = torch.tensor([predicted, tokens], dtype=torch.float64, device=device)
+        dist.all_reduce(counts)
+        factor = (counts[0] / counts[1].clamp(min=1.0)).float()
+        if self.factor is None:
+            self.factor = factor
+        else:
+            self.factor.copy_(factor)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RouterLoss:
     """The losses of one block's router. Adds nothing to its output but a gradient."""
@@ -89,8 +109,9 @@ class RouterLoss:
     z: float
     """Weight of the z-loss."""
     keys: SampleKeys
-    """Says which rows are padding: they count for nothing."""
+    """Says which rows and tokens are padding: they count for nothing."""
     totals: RouterTotals
+    weight: RouterWeight = field(default_factory=RouterWeight)
     scale: LossScale = field(default_factory=LossScale)
     copies: int = 1
     """Ranks that compute the same tokens: each stands for its part of the sums."""
@@ -101,36 +122,49 @@ class RouterLoss:
         self, y_BLD: Tensor, logits_BLE: Tensor, probability_BLE: Tensor, expert_BLK: Tensor
     ) -> Tensor:
         """The block's output, behind which the gradients of the losses enter."""
-        assert self.keys.samples_B is not None
-        counts_B = (self.keys.samples_B >= 0).float()
-        visits_BE = _visits(expert_BLK, logits_BLE.shape[-1])
-        share_BE = self._share_of_visits(visits_BE, expert_BLK)
+        counts_BL, lengths_B = self._counted(expert_BLK)
+        visits_BE = _visits(expert_BLK, counts_BL, experts=logits_BLE.shape[-1])
+        share_BE = self._share_of_visits(visits_BE, lengths_B * expert_BLK.shape[-1])
         # the sample's loss x its tokens: linear in probabilities, so ranks add their tokens' parts
-        balance_B = logits_BLE.shape[-1] * (share_BE * probability_BLE.sum(dim=1)).sum(dim=1)
-        z_B = logits_BLE.float().logsumexp(dim=-1).square().sum(dim=1)
-        balance, z = (counts_B * balance_B).sum(), (counts_B * z_B).sum()
-        tokens = counts_B.sum() * logits_BLE.shape[1]
-        row = torch.cat(
-            [(counts_B[:, None] * visits_BE).sum(dim=0), torch.stack([balance, z, tokens]).detach()]
-        )
-        loss = self.scale.on((self.balance * balance + self.z * z) / self.copies)
+        probability_BE = (counts_BL[..., None] * probability_BLE).sum(dim=1)
+        balance = logits_BLE.shape[-1] * (share_BE * probability_BE).sum()
+        z = (counts_BL * logits_BLE.float().logsumexp(dim=-1).square()).sum()
+        row = torch.cat([visits_BE.sum(dim=0), torch.stack([balance, z, counts_BL.sum()]).detach()])
+        loss = (self.balance * balance + self.z * z) / self.copies
+        if self.weight.factor is not None:
+            loss = loss * self.weight.factor
+        loss = self.scale.on(loss)
         y: Tensor = _Enter.apply(y_BLD, loss, row / self.copies, self)  # type: ignore[no-untyped-call]
         return y
 
-    def _share_of_visits(self, visits_BE: Tensor, expert_BLK: Tensor) -> Tensor:
-        """Each expert's share of the visits of a whole sample."""
-        if self.tokens_group is None:
-            return visits_BE / expert_BLK[0].numel()
-        whole_BE = visits_BE.clone()
-        dist.all_reduce(whole_BE, group=self.tokens_group)
-        return whole_BE / (expert_BLK[0].numel() * dist.get_world_size(self.tokens_group))
+    def _counted(self, expert_BLK: Tensor) -> tuple[Tensor, Tensor]:
+        """1 for each token of this rank that is no padding, else 0; how many the samples have."""
+        samples_B, lengths_B = self.keys.samples_B, self.keys.lengths_B
+        assert samples_B is not None
+        mine_L = self.keys.computed_l
+        length = expert_BLK.shape[1]
+        if self.tokens_group is not None:
+            length *= dist.get_world_size(self.tokens_group)
+        if lengths_B is None:
+            lengths_B = torch.full_like(samples_B, length)
+        lengths_B = lengths_B * (samples_B >= 0)
+        if mine_L is None:
+            mine_L = torch.arange(length, device=lengths_B.device)
+        return (mine_L < lengths_B[:, None]).float(), lengths_B
+
+    def _share_of_visits(self, visits_BE: Tensor, of_sample_B: Tensor) -> Tensor:
+        """Each expert's share of the visits of a whole sample, of which there are so many."""
+        if self.tokens_group is not None:
+            visits_BE = visits_BE.clone()
+            dist.all_reduce(visits_BE, group=self.tokens_group)
+        return visits_BE / of_sample_B.clamp(min=1)[:, None]
 
 
-def _visits(expert_BLK: Tensor, experts: int) -> Tensor:
-    """How many of a sample's visits each expert gets, (B, E)."""
-    visit_BN = expert_BLK.flatten(1)
-    zeros_BE = torch.zeros(visit_BN.shape[0], experts, device=visit_BN.device)
-    return zeros_BE.scatter_add_(1, visit_BN, torch.ones_like(visit_BN, dtype=zeros_BE.dtype))
+def _visits(expert_BLK: Tensor, counts_BL: Tensor, *, experts: int) -> Tensor:
+    """How many of a sample's visits each expert gets of tokens that count, (B, E)."""
+    count_BLK = counts_BL[..., None].expand(expert_BLK.shape)
+    zeros_BE = torch.zeros(expert_BLK.shape[0], experts, device=expert_BLK.device)
+    return zeros_BE.scatter_add_(1, expert_BLK.flatten(1), count_BLK.flatten(1))
 
 
 class _Enter(torch.autograd.Function):

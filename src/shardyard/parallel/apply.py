@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from shardyard.models.local_shard import local_shard
 from shardyard.models.lora import drop_in_adapters
 from shardyard.models.loss_scale import LossScale
 from shardyard.models.parts import blocks_of, dropout_places, part_of
-from shardyard.models.router_loss import RouterLoss, RouterTotals
+from shardyard.models.router_loss import RouterLoss, RouterTotals, RouterWeight
 from shardyard.models.stage import keep_blocks, stage_of
 from shardyard.parallel.chunked_loss import compute_in_chunks
 from shardyard.parallel.compute_copies import (
@@ -121,7 +121,8 @@ def parallelize(
         token_losses=token_losses,
         loss_in_model=loss_in_model,
         takes_starts=attends_by_length(recipe, shape),
-        statistics=() if router is None else (router,),
+        router_weight=None if router is None else router.weight,
+        statistics=() if router is None else (router.totals,),
         tokens_l=keys.computed_l,
         pipeline=pipeline,
     )
@@ -351,6 +352,13 @@ def _cut(
     }
 
 
+class _Router(NamedTuple):
+    """What the routers of all blocks share."""
+
+    totals: RouterTotals
+    weight: RouterWeight
+
+
 def _add_router_losses(
     model: PreTrainedModel,
     mesh: Mesh,
@@ -359,12 +367,13 @@ def _add_router_losses(
     family: Family,
     keys: SampleKeys,
     scale: LossScale,
-) -> RouterTotals | None:
-    """Balance the routers. Returns where they count, or None for a dense model."""
+) -> _Router | None:
+    """Balance the routers. Returns what they share, or None for a dense model."""
     if family.sparse is None:
         return None
     config = model.config
     totals = RouterTotals(blocks=config.num_hidden_layers, experts=config.num_experts)
+    weight = RouterWeight()
     for name, mlp in sparse_blocks(model, family).items():
         mlp.router_loss = RouterLoss(
             block=int(name.rpartition(".")[2]),
@@ -372,11 +381,12 @@ def _add_router_losses(
             z=recipe.model.router_z_loss,
             keys=keys,
             totals=totals,
+            weight=weight,
             scale=scale,
             copies=mesh.layout.tp,
             tokens_group=mesh.group("cp") if mesh.layout.cp > 1 else None,
         )
-    return totals
+    return _Router(totals, weight)
 
 
 def _token_losses(model: nn.Module, mesh: Mesh, family: Family, scale: LossScale) -> VocabLoss:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from shardyard.models.router_loss import RouterWeight
 from shardyard.parallel.pipeline import Pipeline
 from shardyard.parallel.statistics import Statistics
 from shardyard.parallel.vocab_loss import VocabLoss
@@ -22,6 +23,8 @@ class ParallelModel:
     """Whether the model, told targets, returns that sum itself (``parallel/chunked_loss.py``)."""
     takes_starts: bool = False
     """Whether it is told where documents begin (``models/attention.py``)."""
+    router_weight: RouterWeight | None = None
+    """What the router losses of a mixture are weighed by in each step; None: it has no routers."""
     statistics: Sequence[Statistics] = ()
     """What its modules count beside the loss."""
     tokens_l: Tensor | None = None

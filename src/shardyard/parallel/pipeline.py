@@ -143,7 +143,7 @@ class Pipeline:
         """
         passes = self._plan.passes(len(inputs))
         missing = passes - len(inputs)
-        inputs = [*inputs, *[inputs[-1]] * missing]
+        inputs = [*inputs, *[inputs[-1].without_weight()] * missing]
         targets = [*targets, *[torch.full_like(targets[-1], IGNORED)] * missing]
         if loss_in_model:
             inputs = [each._replace(targets=aim) for each, aim in zip(inputs, targets, strict=True)]

@@ -126,19 +126,22 @@ def _recompute_in_backward(
         module.forward = partial(checkpoint, forward, **options)
         return
 
-    def with_samples(samples_B: Tensor | None, *args: Any, **kwargs: Any) -> Any:
-        later, keys.samples_B = keys.samples_B, samples_B
+    def with_samples(
+        samples_B: Tensor | None, lengths_B: Tensor | None, *args: Any, **kwargs: Any
+    ) -> Any:
+        later = keys.samples_B, keys.lengths_B
+        keys.samples_B, keys.lengths_B = samples_B, lengths_B
         try:
             return forward(*args, **kwargs)
         finally:
-            keys.samples_B = later
+            keys.samples_B, keys.lengths_B = later
 
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             # one graph has both passes: no other sample comes between, and a compiler refuses to
             # change what lies outside of the region, compiling nothing at all
             return checkpoint(forward, *args, **options, **kwargs)
-        return checkpoint(with_samples, keys.samples_B, *args, **options, **kwargs)
+        return checkpoint(with_samples, keys.samples_B, keys.lengths_B, *args, **options, **kwargs)
 
     module.forward = checkpointed
 

@@ -33,6 +33,7 @@ class LanguageModel(Computation[MicroBatch]):
         self.loss_scale = parts.token_losses.scale
         self._loss_in_model = parts.loss_in_model
         self._takes_starts = parts.takes_starts
+        self._router_weight = parts.router_weight
         self.tokens_l = parts.tokens_l
         self._mesh = mesh
         self._device = device
@@ -41,6 +42,9 @@ class LanguageModel(Computation[MicroBatch]):
     def backward(self, batches: Sequence[MicroBatch]) -> Part:
         """Forward and backward passes of all micro-batches, through a pipeline if there is one."""
         divisor = self._divisor(batches)  # still in host memory
+        if self._router_weight is not None:
+            tokens = sum(batch.work for batch in batches) if self._mesh.speaks_for_samples else 0
+            self._router_weight.begin_step(divisor, tokens, device=self._device)
         if self.pipeline is not None:
             on_device = [self._placed(batch, self._places(batches)) for batch in batches]
             total = self.pipeline.accumulate(
@@ -78,6 +82,7 @@ class LanguageModel(Computation[MicroBatch]):
             batch.fields.get("segments"),
             batch.fields.get("predicted"),
             starts_BS=batch["starts"] if self._takes_starts else None,
+            lengths_B=batch.lengths_B,
         )
 
     def targets(self, batch: MicroBatch) -> Tensor:
