@@ -30,6 +30,11 @@ def step_line(step: int, **values: Any) -> dict[str, Any]:
     return {**dict.fromkeys(METRIC_KEYS), **known, **values}
 
 
+def test_a_collapsed_router_is_a_warning() -> None:
+    event = {"kind": "router_collapsed", "step": 4, "reason": "A router has collapsed."}
+    assert describe_event(event) == "warning: A router has collapsed."
+
+
 class RecordingView:
     """Remembers what it was told to show."""
 

@@ -134,6 +134,15 @@ def test_ranks_of_a_node_that_become_slow_together_are_one_line_and_a_link_is_an
     assert of_link.startswith("link of 2 ranks from 0 to 1 on n0: ") and " until " in of_link
 
 
+def test_a_collapsed_router_is_in_the_verdict_with_its_fix(tmp_path: Path) -> None:
+    writer = run_of(tmp_path)
+    reason = "A router has collapsed. The likely fix: model.router_aux_loss=0.01."
+    writer.event("router_collapsed", step=4, expert_load=4.0, reason=reason)
+    writer.write()
+    health = health_of(read_run(writer.run))
+    assert health.words == "1 thing to look at." and health.problems == (reason,)
+
+
 def test_watched_and_nothing_found_is_healthy(tmp_path: Path) -> None:
     writer = run_of(tmp_path)
     writer.write()

@@ -229,7 +229,7 @@ def describe_event(event: dict[str, Any]) -> str | None:
             return describe_straggler(event)
         case "slow_link":
             return describe_slow_link(event)
-        case "device_problem" | "device_well" | "program_error":
+        case "device_problem" | "device_well" | "program_error" | "router_collapsed":
             return _describe_device(event)
         case "rendezvous" if event["generation"] > 0:
             return f"restarted with {event['world_size']} processes"
@@ -325,7 +325,10 @@ def _snapshots_refused(event: dict[str, Any]) -> str:
 
 
 def _describe_device(event: dict[str, Any]) -> str:
-    """A rank whose numbers are wrong, or what a node's telemetry says of one of its devices."""
+    """A rank whose numbers are wrong, or what a node's telemetry says of one of its devices; or a
+    router that has collapsed."""
+    if event["kind"] == "router_collapsed":
+        return f"warning: {event['reason']}"
     if event.get("rank") is not None:
         return f"rank {event['rank']} on {event['node']} is odd: {event['cause']}"
     device = event.get("device")

@@ -52,7 +52,12 @@ def health_of(record: RunRecord) -> Health:
         f"{_until(events[first], events[first:], begun)}"
         for first, *more in alike.values()
     ]
-    limits = [str(event["reason"]) for event in record.all("data_limit")[-1:] if "reason" in event]
+    limits = [
+        str(event["reason"])
+        for kind in ("router_collapsed", "data_limit")
+        for event in record.all(kind)[-1:]
+        if "reason" in event
+    ]
     return Health(
         problems=(*told[-_MOST:], *limits), watched_nodes=len(nodes_with_telemetry(record.run))
     )

@@ -118,6 +118,8 @@ def _describe_workers(fields: Line) -> str:
 
 
 def _describe_rest(fields: Line) -> str:
+    if fields["kind"] == "router_collapsed":
+        return str(fields.get("reason", "reason not known"))
     if fields["kind"] == "not_sent":
         return f"{fields.get('service', '?')}: {fields.get('reason', 'reason not known')}"
     if fields["kind"] == "tracked":

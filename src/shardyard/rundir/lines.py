@@ -50,6 +50,7 @@ EVENT_KINDS = (
     "straggler",
     "slow_link",
     "data_limit",
+    "router_collapsed",
     "profiled",
     "profile_abandoned",
     "device_problem",

@@ -1,6 +1,7 @@
 """Names in a step's line of metrics.jsonl."""
 
-ROUTER_KEYS = ("expert_load", "router_aux_loss", "router_z_loss")
+EXPERT_LOAD = "expert_load"
+ROUTER_KEYS = (EXPERT_LOAD, "router_aux_loss", "router_z_loss")
 """Visits of the busiest expert of any block as a multiple of the mean, and the two losses before
 their weights; null for a model without experts."""
 

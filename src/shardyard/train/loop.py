@@ -24,6 +24,7 @@ from shardyard.observe.metrics import StepTimes
 from shardyard.observe.ranges import DATA
 from shardyard.observe.samples import log_samples
 from shardyard.parallel.device import peak_memory_bytes
+from shardyard.rundir.metric_keys import EXPERT_LOAD
 from shardyard.talk import warn
 from shardyard.torch_private import compile_seconds
 from shardyard.train.evaluate import evaluate, evaluation_due
@@ -32,6 +33,7 @@ from shardyard.train.loss_scaling import LEAST
 from shardyard.train.not_finite import not_saved, scale_too_small, too_many_skipped
 from shardyard.train.optim import lr_at, put_nan, turn_bit
 from shardyard.train.profiling import NO_PROFILES, Profiling
+from shardyard.train.router_watch import RouterWatch
 from shardyard.train.state import checkpoint_values
 from shardyard.train.step import PendingResult, StepResult
 from shardyard.train.training import Training
@@ -73,6 +75,9 @@ class Loop:
         self.target_met = self._is_target(training.progress.scores)
         self.blocked_s = 0.0
         self.limit_told = False
+        self.router_watch = RouterWatch(
+            training.resolved.shape, router_aux_loss=self.recipe.model.router_aux_loss
+        )
         self._heard_profile = False
         self._batch = Batch.of(self.recipe.optim, devices=training.world_size)
 
@@ -238,6 +243,12 @@ class Loop:
         self.blocked_s = 0.0
         for sink in self.training.sinks:
             sink.write(line)
+        load = result.counted.get(EXPERT_LOAD)
+        reason = self.router_watch.after_step(launched.step, load)
+        if reason is not None:
+            self.training.report(
+                "router_collapsed", step=launched.step, expert_load=load, reason=reason
+            )
 
     def _evaluation_due(self, step: int) -> bool:
         read = range(self.progress.position - self._batch.samples, self.progress.position)

@@ -1,0 +1,46 @@
+"""Find routers of a mixture of experts that have collapsed: one expert gets almost all tokens."""
+
+from shardyard.families.shape import ModelShape
+
+STEPS_IN_ROW = 3
+NEAR_MOST = 0.9
+"""Of the way from an even load (1) to the largest one that there is."""
+_USUAL_LOSS = 0.01
+
+
+class RouterWatch:
+    """Reads the expert load of each step."""
+
+    def __init__(self, shape: ModelShape | None, *, router_aux_loss: float) -> None:
+        """Args:
+        shape: Of the model; None: not known, and nothing is found.
+        router_aux_loss: As the recipe has it.
+        """
+        experts = 0 if shape is None else shape.num_experts
+        self._experts, self._visits = experts, 0 if shape is None else shape.num_experts_per_tok
+        self._loss = router_aux_loss
+        self._steps = 0
+        self._is_told = False
+
+    def after_step(self, step: int, load: float | None) -> str | None:
+        """What is wrong and what helps, once a process; else None.
+
+        Args:
+            load: Visits of the busiest expert of any block, as a multiple of the mean.
+        """
+        if load is None or not self._experts or self._experts <= self._visits:
+            return None
+        most = self._experts / self._visits  # each token visits it
+        has_collapsed = load >= 1 + NEAR_MOST * (most - 1)
+        self._steps = self._steps + 1 if has_collapsed else 0
+        if self._steps < STEPS_IN_ROW or self._is_told:
+            return None
+        self._is_told = True
+        loss = max(_USUAL_LOSS, 10 * self._loss)
+        return (
+            f"A router has collapsed: since step {step + 1 - STEPS_IN_ROW:,} one expert "
+            f"of a block gets {load / most:.0%} of all tokens (expert_load {load:.2f}; 1 is even, "
+            f"{most:.2f} the most for {self._experts} experts of which a token visits "
+            f"{self._visits}), so others learn next to nothing. The likely fix: "
+            f"model.router_aux_loss={loss:g} in place of {self._loss:g}."
+        )
