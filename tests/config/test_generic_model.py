@@ -84,7 +84,6 @@ REFUSED = [
     ({"model": {"lora": {"rank": 4}}}, "model.lora.rank=4 puts adapters beside known matrices"),
     ({"model": {"compile": True}}, "model.compile=true was not tried"),
     ({"model": {"dropout": 0.1}}, "model.dropout=0.1 is put behind known parts of a block"),
-    ({"data": {"attend_across_documents": False}}, "keeps documents apart is not known"),
     ({"task": {"generate_tokens": 4}}, "task.generate_tokens=4 needs logits"),
 ]
 
@@ -96,6 +95,23 @@ def test_what_needs_to_know_its_inside_is_refused(
     with pytest.raises(RecipeError) as refused:
         request_of(tmp_path, **sections)
     assert words in str(refused.value)
+
+
+APART = [{"attend_across_documents": False}, {"pack": "whole"}]
+
+
+@pytest.mark.parametrize("data", APART)
+def test_only_a_type_that_mixes_documents_is_refused_where_they_are_to_be_apart(
+    tmp_path: Path, data: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert request_of(tmp_path, data=data).recipe.model.module == MODULE
+    monkeypatch.setitem(OLMO, "model_type", "mamba")
+    with pytest.raises(RecipeError) as refused:
+        request_of(tmp_path, data=data)
+    said = str(refused.value)
+    other = "data.pack=stream" if "pack" in data else "data.attend_across_documents=true"
+    assert "a model of type mamba is not known to keep them apart" in said
+    assert f"Set {other}, or use a model of another type, such as gemma" in said
 
 
 def test_recompute_of_its_blocks_is_not(tmp_path: Path) -> None:

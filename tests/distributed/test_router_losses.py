@@ -63,7 +63,7 @@ def _of_transformers(*, masked: bool) -> tuple[float, dict[str, Tensor]]:
             balance = load_balancing_loss_func((logits,), EXPERTS, VISITS) / VISITS
             z = (logits.logsumexp(dim=-1) ** 2).mean()
             added = added + (BALANCE * balance + Z * z) * length / sum(LENGTHS)
-    (loss / learnt + added).backward()
+    torch.autograd.backward(loss / learnt + added)
     gradients = {
         name.split(".")[2]: param.grad
         for name, param in model.named_parameters()

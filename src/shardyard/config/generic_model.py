@@ -24,6 +24,22 @@ LACKS = (
 )
 """What is told of such a model when a run starts, and by `plan`."""
 
+BY_POSITIONS = (
+    "apertus", "arcee", "bitnet", "codegen", "cohere", "cohere2", "deepseek_v2", "deepseek_v3",
+    "diffllama", "dots1", "ernie4_5", "exaone4", "flex_olmo", "gemma", "gemma3_text", "glm", "glm4",
+    "glm4_moe", "gpt_bigcode", "gpt_neo", "gptj", "granite", "granitemoe", "helium",
+    "hunyuan_v1_dense", "hunyuan_v1_moe", "jetmoe", "ministral", "nanochat", "nemotron", "olmo",
+    "olmo2", "olmo3", "olmoe", "persimmon", "phi", "phimoe", "qwen2_moe", "seed_oss", "smollm3",
+    "stablelm", "starcoder2", "vaultgemma",
+)  # fmt: skip
+"""Types of which transformers keeps documents apart where positions begin anew."""
+BY_MASK = ("biogpt", "falcon", "opt", "xglm")
+"""Types that must be given a mask, too."""
+KEEP_DOCUMENTS_APART = tuple(sorted({*BY_POSITIONS, *BY_MASK}))
+"""Types whose documents in a sample do not see each other if that is asked for. A test holds each
+against the documents alone. A state that runs through a sample (Mamba) knows no documents, and
+ALiBi (BLOOM, MPT) is made of a sample as a whole."""
+
 _ENCODER_DECODER = ("t5", "mt5", "umt5", "bart", "mbart", "pegasus")
 """Which are so by themselves: a config.json need not say it."""
 
@@ -88,12 +104,16 @@ def on_generic_path(recipe: Recipe, kind: str, folder: Path) -> Recipe:
 
 def _more_problems(recipe: Recipe, kind: str) -> list[Problem]:
     found = []
-    if not recipe.data.attend_across_documents:
+    if not recipe.data.attends_across and kind not in KEEP_DOCUMENTS_APART:
+        setting, value, other = "data.attend_across_documents", "false", "true"
+        if recipe.data.pack == "whole":
+            setting, value, other = "data.pack", "whole", "stream"
         text = (
-            f"=false: whether a model of type {kind} keeps documents apart is not known. Use true, "
-            "or samples of one document."
+            f"={value}: documents of a sample are each for itself, and a model of type {kind} is "
+            f"not known to keep them apart. Set {setting}={other}, or use a model of another type, "
+            "such as gemma, granite or olmo."
         )
-        found.append(Problem("data.attend_across_documents", text))
+        found.append(Problem(setting, text))
     if recipe.model.lora.rank is not None:
         text = (
             f"={recipe.model.lora.rank} puts adapters beside known matrices of a block. Use PEFT."

@@ -34,7 +34,9 @@ from shardyard.tasks.own import Loss, OwnComputation
 from shardyard.train.generic_model import (
     blocks_of_causal_lm,
     loss_of_causal_lm,
+    loss_of_documents,
     open_causal_lm,
+    refuse_mixed_documents,
 )
 
 
@@ -67,6 +69,11 @@ def build_own(
         place = str(folder)
         opened = open_causal_lm(recipe, folder, vocab_size=vocab_size)
         model, loss, blocks = opened, loss_of_causal_lm, blocks_of_causal_lm(opened)
+        if not recipe.data.attends_across:
+            is_whole = recipe.data.pack == "whole"
+            setting = "data.pack=whole" if is_whole else "data.attend_across_documents=false"
+            refuse_mixed_documents(opened, setting)
+            loss = loss_of_documents
     refuse_scalars(model)
     found += module_problems(model, blocks, tp=1, setting="model.blocks")
     if found:
