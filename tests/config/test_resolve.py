@@ -8,6 +8,7 @@ from shardyard.config.auto import Facts
 from shardyard.config.load import load_recipe
 from shardyard.config.resolve import Preview, check_resume, resolve, resolve_known
 from shardyard.config.resolved import DataFacts, Resolved
+from shardyard.control.run_length import length_lines
 from shardyard.errors import RecipeError
 from shardyard.families.presets import PRESETS
 from shardyard.families.shape import ModelShape
@@ -236,11 +237,9 @@ LENGTHS = [
     ([], 16),
     (["run.epochs=2"], 32),
     (["run.epochs=0.064"], 1),
-    (["run.epochs=1e-6"], 1),
-    (["run.samples=65"], 2),
-    (["run.samples=1"], 1),
+    (["run.samples=637"], 10),
     (["run.tokens=16384"], 1),
-    (["run.tokens=16385"], 2),
+    (["run.tokens=163000"], 10),
     (["run.steps=7"], 7),
     (["run.epochs=0.7", "optim.global_batch=1"], 700),
 ]
@@ -249,6 +248,41 @@ LENGTHS = [
 @pytest.mark.parametrize(("overrides", "steps"), LENGTHS)
 def test_a_length_in_any_unit_is_rounded_up_to_steps(overrides: list[str], steps: int) -> None:
     assert resolved("optim.global_batch=64", *overrides).steps == steps
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["run.epochs=0.1"],
+            r"run\.epochs=0\.1: 256,001 training tokens make 1,000 samples of 256 tokens; 2 steps "
+            r"of 64 samples would train 0\.128 epochs, 1\.28 times as much\. To train that, set "
+            r"run\.steps=2 instead\. For the length as given: optim\.global_batch=52\.$",
+        ),
+        (["run.samples=65"], r"=65; 2 steps of 64 samples would train 128 samples, 1\.97 times"),
+        (["run.tokens=16385"], r"=16385; 2 steps of 64 samples would train 32,768 tokens, 2 times"),
+        (
+            ["run.epochs=0.064", "optim.global_batch=100", "optim.micro_batch=100"],
+            "batch=64 optim.mi",
+        ),
+    ],
+)
+def test_a_length_that_rounding_makes_much_longer_is_rejected(
+    overrides: list[str], message: str
+) -> None:
+    with pytest.raises(RecipeError, match=message):
+        resolved("optim.global_batch=64", "optim.micro_batch=1", *overrides)
+
+
+def test_an_open_batch_makes_whole_steps_of_the_length() -> None:
+    found = resolved(data=replace(DATA, train_tokens=256 * 100 + 1))
+    assert (found.recipe.optim.global_batch, found.steps) == (52, 2)
+
+
+def test_a_length_that_is_rounded_is_reported_with_both_numbers() -> None:
+    assert length_lines(resolved("optim.global_batch=64")) == [
+        "length: 1,000 samples are asked for, and 16 steps of 64 train 1,024 (1.024 epochs)"
+    ]
 
 
 def test_warmup_and_decay_follow_the_length() -> None:

@@ -19,6 +19,13 @@ from shardyard.config.machines import chosen_cluster
 from shardyard.config.model_problems import is_left_uncompiled
 from shardyard.config.optimizers import optimizer_of
 from shardyard.config.resolved import DataFacts, Resolved
+from shardyard.config.run_length import (
+    MOST_ROUNDED,
+    Length,
+    asked_samples,
+    fitting_batch,
+    samples_of_epochs,
+)
 from shardyard.config.schema import Recipe
 from shardyard.config.task_names import task_row
 from shardyard.config.timeouts import hang_min_s, hang_slow_s, restart_timeout_s
@@ -159,14 +166,19 @@ def steps_of(draft: Draft) -> tuple[int, str]:
     if run.steps is not None:
         return run.steps, "run.steps"
     if run.samples is not None:
-        return math.ceil(run.samples / draft.global_batch), f"{run.samples:,} samples"
+        length = Length(asked=Fraction(run.samples), batch=draft.global_batch)
+        return length.steps, length.words(f"{run.samples:,} samples")
     if run.tokens is not None:
+        length = Length(asked=Fraction(run.tokens, draft.seq_len), batch=draft.global_batch)
         step_tokens = draft.global_batch * draft.seq_len
-        return -(-run.tokens // step_tokens), f"{run.tokens:,} tokens of {step_tokens:,} a step"
-    # Exact arithmetic: 0.7 epochs of 10 samples are 7 samples, and 0.7 as a float is a bit less.
-    samples = Fraction(str(run.epochs or 1)) * draft.train_samples
+        why = f"{run.tokens:,} tokens of {step_tokens:,} a step"
+        if length.factor != 1:
+            why += f": {length.steps:,} steps train {length.steps * step_tokens:,}"
+        return length.steps, why
+    asked = samples_of_epochs(run.epochs, draft.train_samples)
+    length = Length(asked=asked, batch=draft.global_batch)
     why = f"{run.epochs:g} epochs" if run.epochs else "one epoch, as no length was given"
-    return max(1, math.ceil(samples / draft.global_batch)), why
+    return length.steps, length.words(why)
 
 
 def _name(draft: Draft) -> tuple[str, str]:
@@ -374,9 +386,23 @@ def _global_batch(draft: Draft) -> tuple[int, str]:
         batch, why = max(1, tokens // draft.seq_len), f"{tokens:,} tokens a step: {source}"
     if draft.facts.data is not None and 0 < draft.train_samples < batch:
         batch, why = draft.train_samples, "all samples of the data set"
+    batch, why = _of_whole_steps(draft, batch, why)
     if draft.recipe.parallel.dp_shard != "auto" and batch < draft.data_ranks:
         batch, why = draft.data_ranks, "one sample for each data-parallel rank"
     return batch, why
+
+
+def _of_whole_steps(draft: Draft, batch: int, why: str) -> tuple[int, str]:
+    """A batch that the length of the run is hardly rounded for, if one of half the size is."""
+    samples = None if draft.facts.data is None else draft.train_samples
+    asked = asked_samples(draft.recipe, samples)
+    if asked is None or Length(asked=asked, batch=batch).factor <= MOST_ROUNDED:
+        return batch, why
+    ranks = 1 if draft.recipe.parallel.dp_shard == "auto" else draft.data_ranks
+    smaller = fitting_batch(asked, batch, ranks=ranks)
+    if smaller is None or 2 * smaller < batch:
+        return batch, why
+    return smaller, f"{batch} ({why}), made smaller for a length in whole steps"
 
 
 def _step_tokens(parameters: int) -> tuple[int, str]:

@@ -29,9 +29,10 @@ from shardyard.config.left_out_nodes import device_problems
 from shardyard.config.legality import resolve_layout
 from shardyard.config.machines import devices_of_node
 from shardyard.config.model_problems import misfits, vocabulary_problems
-from shardyard.config.phases import of_phases
+from shardyard.config.phases import in_phase, of_phases
 from shardyard.config.plug_in_settings import recipe_with_defaults
 from shardyard.config.resolved import DataFacts, Resolved, fingerprint, settings_in
+from shardyard.config.run_length import length_problems
 from shardyard.config.schema import Recipe
 from shardyard.config.section import Own, Section
 from shardyard.config.tasks import BITS_PER_BYTE
@@ -106,6 +107,8 @@ def resolve(
     resolved = [
         _resolved(each, facts, model_dir=model_dir, machine=machine) for each in whole.of_phases
     ]
+    if previous is None:
+        _refuse_lengths(resolved)
     for phase, before in zip(resolved, _each_before(recipe, previous), strict=True):
         if before is not None:
             check_resume(before, phase)
@@ -375,6 +378,34 @@ def _sample_problems(resolved: Resolved) -> list[Problem]:
         )
         found.append(Problem("run.target", text))
     return found
+
+
+def _refuse_lengths(phases: Sequence[Resolved]) -> None:
+    """Raise if whole steps make a run, or a phase of it, much longer than was asked for.
+
+    Raises:
+        RecipeError: Lists each such length.
+    """
+    found = []
+    for number, phase in enumerate(phases, 1):
+        problems = _length_problems(phase)
+        found += problems if len(phases) == 1 else [in_phase(each, number) for each in problems]
+    if found:
+        raise RecipeError(found)
+
+
+def _length_problems(resolved: Resolved) -> list[Problem]:
+    recipe, data = resolved.recipe, resolved.data
+    draft = Draft(recipe=recipe, facts=Facts(data=data))
+    samples = draft.train_samples
+    made_of = (
+        f"{samples:,} pictures are an epoch"
+        if draft.reads_images
+        else f"{data.train_tokens:,} training tokens make {samples:,} samples of "
+        f"{draft.seq_len:,} tokens"
+    )
+    is_epochs = recipe.run.tokens is None and recipe.run.samples is None
+    return length_problems(recipe, train_samples=samples, made_of=made_of if is_epochs else "")
 
 
 def _get(section: Section, setting: str) -> Any:

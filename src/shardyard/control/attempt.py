@@ -11,6 +11,7 @@ from shardyard.config.schema import Recipe
 from shardyard.control.mixture import mixture_lines, mixture_warnings
 from shardyard.control.prepare import prepare_data
 from shardyard.control.request import Request
+from shardyard.control.run_length import length_lines
 from shardyard.control.splits import split_lines
 from shardyard.errors import RequestError
 from shardyard.files import write_json, write_text
@@ -68,7 +69,7 @@ def resolve_here(
     request.refuse_misfits(machine, previous)
     data = data or prepare_data(request, previous=previous)
     resolved = request.resolve(machine, data, previous=previous)
-    for line in (*split_lines(data), *mixture_lines(resolved)):
+    for line in (*split_lines(data), *mixture_lines(resolved), *length_lines(resolved)):
         say(line)
     for warning in mixture_warnings(resolved):
         warn(warning)

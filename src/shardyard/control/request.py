@@ -29,6 +29,7 @@ from shardyard.config.model_source import (
 from shardyard.config.own_module import NO_SHAPE, known_shape
 from shardyard.config.resolve import Preview, machine_problems, resolve, resolve_known
 from shardyard.config.resolved import DataFacts, Resolved
+from shardyard.config.run_length import length_problems
 from shardyard.config.schema import Model, Recipe
 from shardyard.config.sight import Sight, absent_problems, unseen_problems
 from shardyard.config.trainable import trainable_problems
@@ -149,7 +150,7 @@ class Request:
             why_no_shape=why_no_shape,
             network=None if why_no_shape else network_if_known(anchored, folder),
         )
-        request.refuse_misfits()
+        request.refuse_misfits(is_new=previous is None)
         return request
 
     @property
@@ -183,18 +184,25 @@ class Request:
         return None if has_files and self.model_dir is None else has_tokenizer(self.model_dir)
 
     def refuse_misfits(
-        self, machine: Machine | None = None, previous: Resolved | None = None
+        self,
+        machine: Machine | None = None,
+        previous: Resolved | None = None,
+        *,
+        is_new: bool = True,
     ) -> None:
         """Hold everything against each other that is known before the data is prepared.
 
         Args:
             machine: The machine that trains; None: it has not been looked at.
+            previous: The last attempt, on a resume.
+            is_new: Whether the length of the run is looked at too: a resume keeps what it has.
 
         Raises:
             RecipeError: All that does not fit.
         """
+        is_new = is_new and previous is None
         for phase in self.preview(machine, previous).of_phases:
-            refuse_misfits(phase.recipe, self.shape, machine)
+            refuse_misfits(phase.recipe, self.shape, machine, is_new=is_new)
 
     def preview(self, machine: Machine | None = None, previous: Resolved | None = None) -> Preview:
         """Resolve as far as possible before the data is prepared, or as it was in ``previous``."""
@@ -295,7 +303,11 @@ def _refuse(problems: list[Problem]) -> None:
 
 
 def refuse_misfits(
-    recipe: Recipe, shape: ModelShape | None, machine: Machine | None = None
+    recipe: Recipe,
+    shape: ModelShape | None,
+    machine: Machine | None = None,
+    *,
+    is_new: bool = True,
 ) -> None:
     """As ``Request.refuse_misfits``, of a recipe that is resolved as far as it can be.
 
@@ -305,5 +317,7 @@ def refuse_misfits(
     found = misfits(recipe, shape, devices_per_node=devices_of_node(recipe.cluster))
     if machine is not None:
         found += machine_problems(recipe, machine)
+    if is_new:
+        found += length_problems(recipe)
     if found:
         raise RecipeError(found)

@@ -1,0 +1,125 @@
+"""Round the length of a run up to whole steps, and reject a length that rounding changes much."""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+from shardyard.config.schema import Recipe
+from shardyard.errors import Problem
+
+MOST_ROUNDED = Fraction("1.05")
+"""Longest that a run may become by rounding, as a share of the length that was asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Length:
+    """A length in samples, and what whole steps make of it."""
+
+    asked: Fraction
+    """Samples that were asked for."""
+    batch: int
+    """Samples of a step."""
+
+    @property
+    def steps(self) -> int:
+        """Whole steps, at least one."""
+        return max(1, math.ceil(self.asked / self.batch))
+
+    @property
+    def samples(self) -> int:
+        """Samples of these steps."""
+        return self.steps * self.batch
+
+    @property
+    def factor(self) -> Fraction:
+        """Samples that are trained on, as a share of those that were asked for."""
+        return self.samples / self.asked if self.asked else Fraction(1)
+
+    def words(self, unit: str) -> str:
+        """Both numbers, unless they are equal."""
+        if self.factor == 1:
+            return unit
+        made = f"{self.steps:,} steps of {self.batch:,} train {self.samples:,}"
+        return f"{unit}: {float(self.asked):,.10g} samples, and {made}"
+
+
+def samples_of_epochs(epochs: float | None, train_samples: int) -> Fraction:
+    """Samples of so many epochs, by exact arithmetic: 0.7 epochs of 10 are 7, and 0.7 as a float
+    is a bit less."""
+    return Fraction(str(epochs or 1)) * train_samples
+
+
+def asked_samples(recipe: Recipe, train_samples: int | None) -> Fraction | None:
+    """Samples that a recipe asks for in a unit other than steps; None: not known yet, or in steps.
+
+    Args:
+        train_samples: Samples of an epoch; None: the data is not prepared yet.
+    """
+    run, seq_len = recipe.run, recipe.data.seq_len
+    if run.steps is not None:
+        return None
+    if run.samples is not None:
+        return Fraction(run.samples)
+    if run.tokens is not None:
+        return None if seq_len == "auto" else Fraction(run.tokens, seq_len)
+    return None if not train_samples else samples_of_epochs(run.epochs, train_samples)
+
+
+def fitting_batch(asked: Fraction, batch: int, *, ranks: int) -> int | None:
+    """The largest smaller batch that hardly rounds, and that the ranks can share; None: none."""
+    most = min(batch - 1, math.floor(asked))
+    sizes = range(most - most % ranks, 0, -ranks)
+    return next((b for b in sizes if Length(asked=asked, batch=b).factor <= MOST_ROUNDED), None)
+
+
+def length_problems(
+    recipe: Recipe, *, train_samples: int | None = None, made_of: str = ""
+) -> list[Problem]:
+    """A length that whole steps make more than 5 % longer.
+
+    Args:
+        recipe: As far as it is resolved.
+        train_samples: Samples of an epoch; None: the data is not prepared yet.
+        made_of: What these samples are made of, in words.
+    """
+    run, batch = recipe.run, recipe.optim.global_batch
+    asked = asked_samples(recipe, train_samples)
+    if asked is None or batch == "auto":
+        return []
+    length = Length(asked=asked, batch=batch)
+    if length.factor <= MOST_ROUNDED:
+        return []
+    if run.samples is not None:
+        setting, given, trained = "run.samples", f"={run.samples}", Fraction(length.samples)
+    elif run.tokens is not None:
+        setting, given = "run.tokens", f"={run.tokens}"
+        trained = run.tokens * length.factor
+    else:
+        given = f"={run.epochs:g}" if run.epochs else "=1, as no length is given"
+        setting, trained = "run.epochs", Fraction(str(run.epochs or 1)) * length.factor
+        given += f": {made_of}" if made_of else ""
+    steps = f"{length.steps:,} step{'s' * (length.steps > 1)} of {batch:,} samples"
+    smaller = None
+    if recipe.optim.batch_per_device is None:
+        smaller = fitting_batch(asked, batch, ranks=_data_ranks(recipe))
+    remedy = "" if smaller is None else f" For the length as given: {_batch(recipe, smaller)}."
+    text = (
+        f"{given}; {steps} would train {float(trained):,.10g} {setting.removeprefix('run.')}, "
+        f"{float(length.factor):.3g} times as much. To train that, set run.steps={length.steps} "
+        f"instead.{remedy}"
+    )
+    return [Problem(setting, text)]
+
+
+def _batch(recipe: Recipe, batch: int) -> str:
+    """The settings for a smaller batch."""
+    micro = recipe.optim.micro_batch
+    each = batch // _data_ranks(recipe)
+    too_large = isinstance(micro, int) and micro > each
+    return f"optim.global_batch={batch}{f' optim.micro_batch={each}' if too_large else ''}"
+
+
+def _data_ranks(recipe: Recipe) -> int:
+    parallel = recipe.parallel
+    degrees = (parallel.dp_replicate, parallel.dp_shard)
+    return math.prod(degree for degree in degrees if isinstance(degree, int))
