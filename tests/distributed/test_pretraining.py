@@ -18,6 +18,7 @@ from shardyard.models.build import hf_config
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_evaluations, read_steps
 from shardyard.rundir.resolved import read_resolved
+from shardyard.tasks.bert_pretraining import BertPretraining
 from shardyard.train.hooks import Hooks
 from shardyard.train.loop import Loop
 from shardyard.train.setup import set_up
@@ -52,10 +53,11 @@ def _run(folder: Path, pairs: Corpus, processes: int = 1, **sections: Any) -> Ru
         "checkpoint": {"every": 1000},
         "cluster": {"devices": processes},
     }  # fmt: skip
+    phases = {"phases": sections.pop("phases", [])}
     merged = {
         name: {**given.get(name, {}), **sections.get(name, {})} for name in {*given, *sections}
     }
-    return make_run(folder, pairs, merged)
+    return make_run(folder, pairs, merged | phases)
 
 
 def _open(run_dir: RunDir) -> Training:
@@ -115,6 +117,56 @@ def _beside_a_plain_loop(run_dir: RunDir) -> tuple[list[tuple[float, float]], di
         apart[name] = float((found_there - param.detach()).norm() / moved)
     training.close()
     return found, apart
+
+
+PHASES: list[dict[str, Any]] = [
+    {"run": {"steps": 3}, "data": {"seq_len": 32}, "optim": {"lr": LR, "global_batch": BATCH}},
+    {"run": {"steps": 2}, "data": {"seq_len": 64}, "optim": {"lr": LR / 2, "global_batch": 5}},
+]
+
+
+def _phases_of_a_plain_loop(run_dir: RunDir) -> tuple[list[float], dict[str, float]]:
+    """Losses of transformers' model, with a new LAMB in each phase, and how far ours is from it."""
+    training = _open(run_dir)
+    model = BertForPreTraining._from_config(
+        hf_config(known_shape(training.resolved.shape)), attn_implementation="eager"
+    )
+    first = {name: _whole(each).clone() for name, each in training.tensors.items()}
+    weights = {n.removeprefix("model."): each for n, each in first.items() if n[:6] == "model."}
+    model.load_state_dict(weights, strict=False)
+    training.close()
+    train_here(run_dir)
+    losses = []
+    for phase, resolved in zip(PHASES, read_resolved(run_dir.resolved(0)).of_phases, strict=True):
+        optimizer = Lamb(model.parameters(), lr=phase["optim"]["lr"], decay=DECAY, eps=1e-4)
+        source, number = BertPretraining.open_data(resolved).train, phase["optim"]["global_batch"]
+        for step in range(phase["run"]["steps"]):
+            batch = source.micro_batch(range(step * number, (step + 1) * number), number)
+            assert batch["tokens"].shape == (number, phase["data"]["seq_len"])
+            loss = model(**_as_transformers_reads(batch)).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(float(loss.detach()))
+    export(run_dir.checkpoint(STEPS), read_resolved(run_dir.resolved(0)), run_dir.path / "export")
+    ours = BertForPreTraining.from_pretrained(run_dir.path / "export")
+    apart = {}
+    for (name, mine), theirs in zip(ours.named_parameters(), model.parameters(), strict=True):
+        moved = (theirs - weights[name]).norm()
+        apart[name] = float((mine - theirs).norm() / moved)
+    return losses, apart
+
+
+def test_two_phases_are_those_of_transformers_own_model(pairs: Corpus, tmp_path: Path) -> None:
+    given = {"run": {"steps": None}, "data": {"seq_len": "auto"}, "phases": PHASES}
+    optim = {"lr": "auto", "global_batch": "auto", "warmup_steps": 0}
+    run_dir = _run(tmp_path / "run", pairs, **given, optim=optim)
+    expected, apart = run_on_ranks(_phases_of_a_plain_loop, 1, run_dir)[0]
+    assert [line["loss"] for line in read_steps(run_dir.metrics)] == pytest.approx(
+        expected, rel=1e-5
+    )
+    seen = {name: far for name, far in apart.items() if not name.endswith("key.bias")}
+    assert max(seen.values()) < 1e-4, seen
 
 
 def _lines(run_dir: RunDir, names: tuple[str, ...]) -> list[list[float]]:
