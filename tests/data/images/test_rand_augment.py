@@ -10,6 +10,7 @@ from PIL import Image
 from shardyard.data.images.draws import Draws
 from shardyard.data.images.rand_augment import OPERATIONS, STRONGEST, Operation, rand_augment
 from tests.data.images.pictures import picture
+from tests.data.images.written_out import WRITTEN_OUT
 
 BILINEAR = Image.Resampling.BILINEAR
 # of torchvision 0.29.2: autoaugment._apply_op(picture(24, 16), name, strength, BILINEAR, fill=None)
@@ -43,6 +44,17 @@ def test_an_operation_gives_the_pixels_of_torchvision(
 ) -> None:
     after = OPERATIONS[name].apply(picture(24, 16), strength, BILINEAR)
     assert hashlib.sha256(after.tobytes()).hexdigest()[:16] == pixels
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_operation_does_what_its_definition_says(name: str) -> None:
+    before, operation = picture(23, 18), OPERATIONS[name]
+    for magnitude in (1, 17, STRONGEST):
+        strength = operation.strength(magnitude / STRONGEST)
+        for signed in {strength, -strength if operation.is_signed else strength}:
+            after = np.asarray(operation.apply(before, signed, BILINEAR)).astype(float)
+            expected = WRITTEN_OUT[name](np.asarray(before).astype(float), signed)
+            assert np.abs(after - expected).max() <= 1.0, (magnitude, signed)
 
 
 def test_there_are_the_14_operations_of_the_paper_with_their_strengths() -> None:
