@@ -158,7 +158,7 @@ def _phases_of_a_plain_loop(run_dir: RunDir) -> tuple[list[float], dict[str, flo
 
 
 def test_two_phases_are_those_of_transformers_own_model(pairs: Corpus, tmp_path: Path) -> None:
-    given = {"run": {"steps": None}, "data": {"seq_len": "auto"}, "phases": PHASES}
+    given: dict[str, Any] = {"run": {"steps": None}, "data": {"seq_len": "auto"}, "phases": PHASES}
     optim = {"lr": "auto", "global_batch": "auto", "warmup_steps": 0}
     run_dir = _run(tmp_path / "run", pairs, **given, optim=optim)
     expected, apart = run_on_ranks(_phases_of_a_plain_loop, 1, run_dir)[0]

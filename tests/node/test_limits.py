@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from shardyard.config.launch_section import Launch
+from shardyard.config.resolved import Resolved
 from shardyard.config.schema import Recipe
 from shardyard.control.follow import describe_event
 from shardyard.control.resume import refuse_spent
 from shardyard.errors import RequestError
 from shardyard.node.limits import Limits, Terms, has_stopped_itself, refuse_stopped
+from shardyard.node.stand_in import terms_from_now
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import LineWriter, read_lines
 from shardyard.rundir.spending import read_spending
@@ -56,6 +58,18 @@ def test_money_is_counted_from_the_start_of_node_0_over_all_attempts(run: RunDir
     second.count(200.0)
     spending = read_spending(run)
     assert spending is not None and (spending.usd, spending.usd_per_hour) == (217.0, 3600.0)
+
+
+def test_a_node_that_stands_in_for_node_0_counts_from_its_last_count_on(run: RunDir) -> None:
+    lines = LineWriter(run.events)
+    spent = {"kind": "spent", "t": time.time() - 50.0, "attempt": 1, "generation": 0}
+    lines.append({**spent, "usd": 5.0, "usd_per_hour": 360.0})
+    lines.close()
+    resolved = Resolved(recipe=Recipe(), reasons={}, shape=None, data=None, steps=1)  # type: ignore[arg-type]
+    for attempt, usd in ((1, 10.0), (2, 5.0)):  # another attempt's nodes were not paid meanwhile
+        terms = terms_from_now(run, attempt, resolved, "s")
+        held = Limits(run, attempt, terms, now_s=time.monotonic())
+        assert held._usd(time.monotonic()) == pytest.approx(usd, abs=0.2)
 
 
 def test_a_run_that_reaches_its_limit_is_to_stop_once_and_says_why(run: RunDir) -> None:

@@ -17,7 +17,7 @@ from shardyard.node.session import Session
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import is_held
 from shardyard.rundir.resolved import read_resolved
-from shardyard.rundir.spending import read_spending
+from shardyard.rundir.spending import read_spending, seconds_since_count
 from shardyard.rundir.state import has_attempt_ended
 from shardyard.rundir.store_place import read_store_place
 from shardyard.talk import say
@@ -59,7 +59,7 @@ class StandIn:
         files = Readiness(self._run, self._place.session)
         duties.enter_context(answering(files, self._attempt, resolved))
         duties.enter_context(self._talk.announced(self._attempt, has_begun=True))
-        terms = terms_from_now(self._run, resolved, self._place.session)
+        terms = terms_from_now(self._run, self._attempt, resolved, self._place.session)
         duties.enter_context(held_to_limits(self._run, self._attempt, terms))
 
 
@@ -86,12 +86,16 @@ def is_stood_in_for(run: RunDir, talk: Session, *, within_s: float = _SUCCESSION
     return wait_for(found, within_s=within_s, every_s=_POLL_S) is True
 
 
-def terms_from_now(run: RunDir, resolved: Resolved, session: str) -> Terms:
-    """What is left of the attempt is held to; its price is what node 0 wrote down."""
+def terms_from_now(run: RunDir, attempt: int, resolved: Resolved, session: str) -> Terms:
+    """What is left of the attempt is held to; its price is what node 0 wrote down.
+
+    The other nodes cost money from node 0's last count on, also while they agreed who stands in.
+    """
     spent = read_spending(run)
+    uncounted_s = seconds_since_count(run, attempt, now_t=time.time())
     return Terms.of(
         resolved.recipe,
-        began_s=time.monotonic(),
+        began_s=time.monotonic() - uncounted_s,
         session=session,
         usd_per_hour=None if spent is None else spent.usd_per_hour,
     )

@@ -68,7 +68,8 @@ def smooth(levels: Levels) -> Levels:
 def stretched(levels: Levels) -> Levels:
     """Each colour from black to white."""
     low, high = levels.min(axis=(0, 1)), levels.max(axis=(0, 1))
-    return (levels - low) * 255 / (high - low)
+    result: Levels = (levels - low) * 255 / (high - low)
+    return result
 
 
 def equalized(levels: Levels) -> Levels:
