@@ -80,6 +80,23 @@ class SourceError(DataError):
     exit_code = 2
 
 
+class RejectedRowError(SourceError):
+    """A row that cannot be used; ``data.max_rejected`` may leave it out.
+
+    Args:
+        reason: Why, without the place.
+        place: Of the row. Becomes text only with the message: finding a line reads the file anew.
+    """
+
+    def __init__(self, reason: str, place: object) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.place = place
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.reason}"
+
+
 class CheckpointError(ShardyardError):
     """A checkpoint cannot be written, read or trusted."""
 

@@ -42,7 +42,7 @@ DATA_FORMATS: dict[str, DataFormat] = {
     "chat": DataFormat(
         encoder="shardyard.data.chat:Dialogue",
         whole_row="shardyard.data.dialogues:dialogue_text",
-        settings=("chat_template", "loss_on", "loss_share"),
+        settings=("chat_template", "loss_on", "loss_share", "max_rejected"),
         options=("loss_on",),
         ignores=("text_key", "bos"),
     ),

@@ -116,6 +116,8 @@ class Data(Section):
     """What of dialogues is learnt: the answers with the token that ends each, or every token."""
     loss_share: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.01, 0.99)
     """Dialogues are refused where a smaller or larger share of their tokens is learnt."""
+    max_rejected: Fraction = 0.0
+    """Largest share of the dialogues that may be left out as the chat template rejects them."""
     tokenizer: str = "auto"
     """A folder, a hub name (owner/name or owner/name@revision), or train; auto: the model's own."""
     tokenizer_kind: TokenizerKindName = "bpe"

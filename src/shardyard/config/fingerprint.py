@@ -59,6 +59,7 @@ SETTINGS_THAT_MAY_CHANGE = (
     "data.chat_template",
     "data.loss_on",
     "data.loss_share",
+    "data.max_rejected",
     "data.tokenizer",
     "data.tokenizer_kind",
     "data.vocab_size",

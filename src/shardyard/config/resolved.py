@@ -55,6 +55,10 @@ class DataFacts:
     train_learnt: int | None = None
     """Tokens that carry loss; None: all of them, or as many as the task chooses."""
     eval_learnt: int | None = None
+    rejected: int | None = None
+    """Dialogues that the chat template rejects, which are left out (data.max_rejected)."""
+    rejected_of: int | None = None
+    """Dialogues that there were, with those left out."""
     validation_files: str | None = None
     """Files that are validated on, in words; None: a hash of each document decides."""
     left_out_files: str | None = None

@@ -24,6 +24,9 @@ def _rows(name: str, facts: DataFacts) -> list[tuple[str, str]]:
     if facts.left_out_files is not None:
         why = "named as validation or test data; to train on one, name the file in data.source"
         rows.append((f"left out{of}", f"{facts.left_out_files} ({why})"))
+    if facts.rejected is not None:
+        of_all = f"{facts.rejected:,} of {facts.rejected_of or 0:,} dialogues"
+        rows.append((f"left out{of}", f"{of_all}, which the chat template rejects"))
     if facts.asked_files is not None:
         why = "named as validation or test data, and data.source names it"
         rows.append((f"trained on all the same{of}", f"{facts.asked_files} ({why})"))

@@ -18,7 +18,7 @@ from shardyard.data.dialogues import words_of
 from shardyard.data.encoders import LEARNT, Column, Encoded
 from shardyard.data.spans import Section
 from shardyard.data.tokenizer import TextEncoder
-from shardyard.errors import SourceError
+from shardyard.errors import RejectedRowError, SourceError
 
 
 class Dialogue:
@@ -45,7 +45,8 @@ class Dialogue:
         """The dialogue, or one for each answer where a template changes what came before it.
 
         Raises:
-            SourceError: The template refuses it, or does not show what is in it.
+            RejectedRowError: The template rejects it, or does not show what is in it.
+            SourceError: It holds characters that are used here.
         """
         if RESERVED.search(section.text):
             raise SourceError(
@@ -61,10 +62,8 @@ class Dialogue:
         try:
             scripts = self._finder.scripts(messages, tools)
         except RenderError as error:
-            raise SourceError(
-                f"{section.place}: the chat template does not render this dialogue: {error}. "
-                "Mend the row or take it out, or choose another template with data.chat_template."
-            ) from error
+            reason = f"the chat template does not render this dialogue: {error}."
+            raise RejectedRowError(reason, section.place) from error
         return [self._encoded(script) for script in scripts]
 
     def _encoded(self, script: Script) -> Encoded:

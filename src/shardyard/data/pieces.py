@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,9 @@ from shardyard.data.encoders import LEARNT, Column, Encoded, Encoder
 from shardyard.data.readers.rows import TextOf
 from shardyard.data.shards import bin_name, idx_name, token_dtype
 from shardyard.data.sources import Piece, piece_size_bytes, read_sections
-from shardyard.data.spans import Section, shown
+from shardyard.data.spans import Section, Span, shown
 from shardyard.data.tokenizer import TextEncoder
-from shardyard.errors import DataError, StorageError
+from shardyard.errors import DataError, RejectedRowError, StorageError
 from shardyard.files import flush_folder
 
 SPLITS = ("train", "eval")
@@ -190,11 +191,17 @@ class TokenizePiece:
         bos_id = None if self.bos_token is None else tokenizer.id_of(self.bos_token)
         builders = {split: _SplitBuilder(tokenizer, bos_id, encoder.columns) for split in SPLITS}
         hashes: list[int] = []
+        rejected: list[tuple[Span, int, str]] = []
         for span in self.piece:
-            for section in read_sections((span,), self.text_of):
+            for number, section in enumerate(read_sections((span,), self.text_of)):
+                try:
+                    documents = encoder.encode(section)
+                except RejectedRowError as error:
+                    rejected.append((span, number, error.reason))
+                    continue
                 hashes.append(hash_of(section.text))
                 split = span.file.split or self.hold_out.split_of(hashes[-1])
-                _add_section(section, encoder.encode(section), builders, split)
+                _add_section(section, documents, builders, split)
         for builder in builders.values():
             builder.close()
         # A record of an earlier rule must not stand next to the shards of this one.
@@ -202,6 +209,9 @@ class TokenizePiece:
         record = {
             "hold_out": asdict(self.hold_out),
             "hashes": [min(hashes), max(hashes)] if hashes else [],
+            "sections": len(hashes) + len(rejected),
+            "rejected": len(rejected),
+            "first_rejected": [self._row(*each) for each in rejected[:1]],
             "shards": {
                 split: self._write_shard(split, builder)
                 for split, builder in builders.items()
@@ -212,6 +222,14 @@ class TokenizePiece:
         write_file(self.counts_path, _npy_bytes(counts), folder=self.folder)
         flush_folder(self.folder)
         write_file(self.record_path, json.dumps(record).encode(), folder=self.folder)
+
+    def _row(self, span: Span, number: int, reason: str) -> str:
+        """A rejected row in words. Reads the span again up to it: its line is counted from the
+        file's beginning, which would have ended the reading of the others."""
+        sections = read_sections((span,), self.text_of)
+        place = str(next(islice(sections, number, None)).place)
+        sections.close()
+        return f"{place}: {reason}"
 
     def _write_shard(self, split: str, builder: _SplitBuilder) -> dict[str, Any]:
         name = f"{split}-{self.number:05d}"

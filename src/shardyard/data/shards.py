@@ -228,6 +228,8 @@ def read_facts(folder: Path) -> "DataFacts":
         eval_learnt=held_out.get("learnt"),
         train_samples=train.get("samples"),
         eval_samples=held_out.get("samples"),
+        rejected=manifest.get("rejected"),
+        rejected_of=manifest.get("rejected_of"),
     )
 
 

@@ -5,7 +5,7 @@ stands for what begins in it, so no file is read before its turn and a single hu
 by all workers. Where files are is said in ``stores/``, how they are read in ``formats.py``.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import NoReturn
@@ -191,7 +191,7 @@ def piece_size_bytes(piece: Piece) -> int:
     return sum(span.stop - span.start for span in piece)
 
 
-def read_sections(piece: Piece, text_of: TextOf) -> Iterator[Section]:
+def read_sections(piece: Piece, text_of: TextOf) -> Generator[Section, None, None]:
     """Read the documents of a piece in order; empty ones are left out.
 
     Raises:

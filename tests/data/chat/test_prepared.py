@@ -9,6 +9,7 @@ import pytest
 from shardyard.cli.prepare import _rows
 from shardyard.config.resolved import DataFacts
 from shardyard.config.schema import Recipe
+from shardyard.control.splits import split_lines
 from shardyard.data.encoders import LEARNT
 from shardyard.data.prepare import prepare
 from shardyard.data.shards import TokenShards, verify
@@ -82,3 +83,34 @@ def test_a_wrong_row_is_told_with_its_line(tmp_path: Path) -> None:
 
 def _answer() -> list[dict[str, str]]:
     return [{"role": "assistant", "content": "b"}]
+
+
+def test_dialogues_that_the_template_rejects_are_counted_and_left_out_if_asked(
+    tmp_path: Path,
+) -> None:
+    files = files_of(STOCK["qwen2.5"])
+    template = (
+        "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}"
+        "[{{ m.role }}] {{ m.content }}<|im_end|>{% endfor %}"
+    )
+    tokenizer = write({**files, "chat_template.jinja": template.encode()}, tmp_path / "tokenizer")
+    asked = [{"role": "user", "content": "Hi"}]
+    answer = [{"role": "assistant", "content": "Hello, what is it?"}]
+    wrong = {"messages": asked + asked + answer}
+    rows = [{"messages": [*asked, {**answer[0], "content": f"Hi {n}"}]} for n in range(38)]
+    rows[3:3], rows[20:20] = [wrong], [wrong]
+    message = (
+        r"x\.jsonl:4: the chat template does not render this dialogue: roles must alternate\. The "
+        r"chat template rejects 2 of 40 dialogues \(5\.00%\), and data\.max_rejected is 0\. To "
+        r"leave them out, set data\.max_rejected=0\.05; else"
+    )
+    with pytest.raises(SourceError, match=message):
+        prepared(tmp_path, rows, tokenizer=str(tokenizer))
+    facts = prepared(tmp_path, rows, tokenizer=str(tokenizer), max_rejected=0.05)
+    assert facts.train_documents + facts.eval_documents == 38
+    assert split_lines(facts) == ["left out: 2 of 40 dialogues, which the chat template rejects"]
+    with pytest.raises(SourceError, match=r"rejects 2 of 40 dialogues"):  # prepared by now
+        prepared(tmp_path, rows, tokenizer=str(tokenizer))
+    with pytest.raises(SourceError, match=r"rejects 1 of 1 dialogues.*Choose another template"):
+        prepared(tmp_path, [wrong], tokenizer=str(tokenizer), max_rejected=1)
