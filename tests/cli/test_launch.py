@@ -139,6 +139,41 @@ def test_a_plan_that_does_not_fit_is_refused_unless_it_is_forced(
     assert launch(tmp_path, fake, "--yes", "--force", *large) == 0
 
 
+SEVEN_BILLION = (
+    *RENTED, "model.preset=llama2-7b", "cluster.nodes=1", "optim.global_batch=64",
+    "optim.micro_batch=8",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "share", "refused", "warned"),
+    [
+        (1024, (0.5, 0.92), False, False),
+        (1280, (0.92, 1.0), False, True),
+        (1408, (1.0, 1.08), True, True),
+    ],
+)
+def test_a_layout_fits_in_a_launch_where_it_fits_in_a_plan(
+    seq_len: int,
+    share: tuple[float, float],
+    refused: bool,
+    warned: bool,
+    tmp_path: Path,
+    fake: FakeLauncher,
+    capsys: Captured,
+) -> None:
+    words = (*SEVEN_BILLION, f"data.seq_len={seq_len}")
+    assert launch(tmp_path, fake, "--dry-run", "--json", *words) == 0
+    shown = capsys.readouterr()
+    plan = json.loads(shown.out)["plan"]
+    assert share[0] < plan["device_bytes"] / plan["memory_limit_bytes"] < share[1]
+    assert ("warning: " in shown.err) is warned
+    assert launch(tmp_path, fake, "--yes", *words) == (2 if refused else 0)
+    said = capsys.readouterr().err
+    assert ("memory is tight: " in said) is (warned and not refused)
+    assert ("the plan does not fit: " in said) is refused
+
+
 def test_a_price_above_the_limit_is_refused(
     tmp_path: Path, fake: FakeLauncher, capsys: Captured
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from shardyard.cli import main
+from shardyard.planner import offers
 
 P4D = Path(__file__).parents[2] / "benchmarks" / "groundtruth" / "nccl_all_reduce_2x_p4d_4efa.csv"
 
@@ -192,10 +193,15 @@ def test_what_cannot_fit_says_by_how_much_and_what_would(
     assert there["fits"] == "fits"
 
 
+NO_OFFLOAD = ["precision.reduce=exact"]
+"""Excludes every memory.offload."""
+
+
 def test_what_fits_on_nothing_larger_says_what_else_helps(
     recipe: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = ["model.preset=llama3.1-405b", "optim.global_batch=16", "cluster.instance=g6.48xlarge"]
+    given += NO_OFFLOAD
     assert main(["plan", recipe, *given]) == 0
     text = capsys.readouterr().out
     assert "too much on each device. Use devices with more memory, a smaller model or" in text
@@ -213,7 +219,8 @@ def test_a_recipe_that_does_not_fit_is_given_settings_that_do(
 
 
 def test_one_device_has_a_search_too(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
-    one = planned(capsys, recipe, "cluster.instance=p5.4xlarge", "cluster.nodes=1")
+    words = ("cluster.instance=p5.4xlarge", "cluster.nodes=1", *NO_OFFLOAD)
+    one = planned(capsys, recipe, *words)
     assert one["fits"] == "does not fit"
     assert one["search"]["nearest"]["layout"]["dp_shard"] == 1
     assert one["search"]["enough_nodes"] >= 2
@@ -227,7 +234,9 @@ def test_a_length_gives_time_price_and_failures(
     assert plan["steps"] == 477  # 2e9 / (1,024 samples x 4,096 tokens), rounded up
     assert plan["wall_s"] > plan["seconds"]
     assert plan["failures"]["expected_failures"] > 0
-    assert plan["usd"] == pytest.approx(plan["wall_s"] / 3600 * 110.08)
+    assert plan["usd"] == pytest.approx(
+        plan["wall_s"] / 3600 * (110.08 + 55.04 * plan["spare_nodes"])
+    )
     # the price of a token is that of a step, without failures
     alone_usd = plan["seconds"] / 3600 * 110.08
     assert plan["usd_per_million_tokens"] == pytest.approx(1e6 * alone_usd / plan["tokens"])
@@ -251,7 +260,7 @@ def test_a_deadline_gets_an_instance_and_the_settings_that_keep_it(
     length = "run.tokens=2000000000"
     assert main(["plan", recipe, length, "--deadline", "6h", "--layouts", "0"]) == 0
     text = capsys.readouterr().out
-    found = re.search(r"The cheapest within 6 h: (\d+) x (\S+), .*, \$([\d.]+):\n  (.*)", text)
+    found = re.search(r"The cheapest within 6 h: (\d+) x (\S+).*, \$([\d.,]+)\*?:\n  (.*)", text)
     assert found
     nodes, name, usd, settings = found.groups()
     assert settings.startswith(f"cluster.instance={name} cluster.nodes={nodes} ")
@@ -284,7 +293,7 @@ def test_offers_without_a_named_machine_do_not_talk_of_one(
     assert "legal layouts" not in text
     assert "MFU" not in text
     found = planned(capsys, *asked, "--budget", "1,000")
-    assert found["assumed_instance"] == "p5.48xlarge"
+    assert found["assumed_instance"] == found["offers"]["picked"]["instance"]
     assert found["offers"]["picked"]["usd"] <= 1000
 
 
@@ -411,3 +420,144 @@ def test_a_plan_needs_no_torch(recipe: str) -> None:
         [sys.executable, "-c", program, "plan", recipe], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+# --- what fits ----------------------------------------------------------------------------------
+
+TOO_LARGE = (
+    "model.preset=llama2-13b", "cluster.instance=g6e.12xlarge", "optim.global_batch=256",
+    "data.seq_len=2048", "run.steps=1000",
+)  # fmt: skip
+
+
+def test_offload_is_searched_before_nothing_fits_and_what_is_printed_fits(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = planned(capsys, *TOO_LARGE)
+    assert (found["fits"], found["search"]["fitting"]) == ("does not fit", 0)
+    assert found["search"]["more_fitting"] > 0 and found["search"]["enough"] is None
+    for best in found["search"]["best"]:
+        again = planned(capsys, *TOO_LARGE, *best["settings"], "--layouts=0")
+        assert again["fits"] == best["fits"] == "fits"
+        assert again["device_bytes"] == pytest.approx(best["device_bytes"], rel=1e-6)
+        assert again["step_s"] == pytest.approx(best["step_s"], rel=1e-6)
+    assert main(["plan", *TOO_LARGE]) == 0
+    shown = capsys.readouterr().out
+    assert "None of 504 legal layouts fits as the recipe is. With other settings" in shown
+    first = " ".join(found["search"]["best"][0]["settings"])
+    assert f"This recipe does not fit. The first does:\n  {first}\n" in shown
+    assert "memory.offload=" in first
+
+
+@pytest.mark.parametrize(
+    "word", ["optim.ema_decay=0.999", "optim.name=lamb", "precision.reduce=exact"]
+)
+def test_an_offload_that_the_recipe_excludes_is_not_offered(
+    word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (*TOO_LARGE, "optim.micro_batch=1", "optim.lr=1e-4", word)
+    found = planned(capsys, *words)
+    for best in found["search"]["best"]:
+        assert "memory.offload=params" not in best["more"]
+        assert planned(capsys, *words, *best["settings"], "--layouts=0")["fits"] == best["fits"]
+
+
+# --- offers -------------------------------------------------------------------------------------
+
+A_RUN = (
+    "model.preset=llama2-7b", "optim.global_batch=1024", "run.steps=20000", "optim.micro_batch=1",
+)  # fmt: skip
+
+
+@pytest.fixture
+def few_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two types to rent, so that a comparison of all takes a second."""
+    monkeypatch.setattr(offers, "instance_names", lambda: ("p4d.24xlarge", "g7e.48xlarge"))
+    monkeypatch.setattr(offers, "NODES", (4, 8))
+
+
+@pytest.mark.heavy
+@pytest.mark.usefixtures("few_types")
+def test_the_plan_and_the_page_of_a_deadline_are_those_of_the_machine_that_is_picked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "plan.html"
+    found = planned(capsys, *A_RUN, "--deadline=30d", f"--page={page}")
+    picked = found["offers"]["picked"]
+    assert found["assumed_instance"] == picked["instance"] != "p5.48xlarge"
+    assert found["nodes"] == picked["nodes"]
+    for name in ("wall_s", "usd"):
+        assert found[name] == pytest.approx(picked[name], rel=1e-6)
+    lead = page.read_text().split('class="lead">')[1].split("</p>")[0]
+    assert f"{picked['devices']} x {picked['device']}" in lead
+    assert picked["candidate"]["more"] == ["model.compile=true"]
+
+
+@pytest.mark.heavy
+@pytest.mark.usefixtures("few_types")
+def test_spot_goes_with_a_deadline_and_a_reservation_does_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    usual = planned(capsys, *A_RUN, "--deadline=30d")
+    spot = planned(capsys, *A_RUN, "cluster.capacity=spot", "--deadline=30d")
+    assert spot["wall_s"] > usual["wall_s"]
+    assert spot["failures"]["expected_failures"] > usual["failures"]["expected_failures"]
+    assert "at most: spot has a price of the day" in spot["price"]["source"]
+    reserved = refusal(capsys, *A_RUN, "cluster.capacity=reservation:cr-0123456789abcdef0",
+                       "--deadline=30d")  # fmt: skip
+    assert "is a reservation of one instance type" in reserved
+    assert "cluster.capacity=null" in reserved
+
+
+def test_the_price_has_the_spare_nodes_that_the_time_assumes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = (*A_RUN, "cluster.instance=p5.48xlarge", "cluster.nodes=32", "--layouts=0")
+    found = planned(capsys, *words)
+    spares = found["failures"]["spare_nodes"]
+    assert found["spare_nodes"] == spares > 0
+    hours = found["wall_s"] / 3600
+    assert found["usd"] == pytest.approx(hours * 55.04 * (32 + spares))
+    assert main(["plan", *words]) == 0
+    assert f"an hour; with {spares} spare node" in capsys.readouterr().out
+
+
+def test_spot_changes_failures_time_saves_and_price_of_a_plan(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = (*A_RUN, "cluster.instance=p5.48xlarge", "cluster.nodes=32", "--layouts=0")
+    usual, spot = planned(capsys, *words), planned(capsys, *words, "cluster.capacity=spot")
+    for name in ("wall_s", "usd"):
+        assert spot[name] > usual[name]
+    assert spot["failures"]["expected_failures"] > 1.3 * usual["failures"]["expected_failures"]
+    best = "best_interval_steps"
+    assert spot["failures"][best] < usual["failures"][best]
+
+
+@pytest.mark.parametrize(
+    ("machine", "compute", "is_marked"),
+    [
+        ("g7e.48xlarge", "fp8", True),
+        ("p4d.24xlarge", "fp32", True),
+        ("p5.48xlarge", "fp8", False),
+        ("p4d.24xlarge", "bf16", False),
+    ],
+)
+def test_a_rate_that_nobody_measured_is_marked_wherever_it_is_shown(
+    machine: str,
+    compute: str,
+    is_marked: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = tmp_path / "plan.html"
+    words = (*A_RUN, f"cluster.instance={machine}", "cluster.nodes=8", "model.preset=llama3.2-1b",
+             f"precision.compute={compute}", "--layouts=1")  # fmt: skip
+    assert main(["plan", *words, f"--page={page}"]) == 0
+    shown = capsys.readouterr().out
+    assert ("* not measured: " in shown) is is_marked
+    lines = shown.splitlines()
+    best = lines[next(n for n, line in enumerate(lines) if line.startswith("tokens/s")) + 1]
+    assert ("*" in best.split("  ")[0]) is is_marked
+    assert (f"no {compute} product was timed" in page.read_text()) is is_marked
+    assert bool(planned(capsys, *words)["speed"]["unmeasured"]) is is_marked

@@ -62,7 +62,7 @@ FULL = replace(NOW, fits="does not fit")
         (NOW, changed(seconds=1e-6), "makes no difference"),
         (NOW, changed(gib=90, fits="does not fit"), "does not fit"),
         (FULL, changed(gib=-9, fits="fits"), "makes it fit"),
-        (FULL, changed(gib=-9, fits="tight"), "makes it fit"),
+        (FULL, changed(gib=-9, fits="tight"), "makes it tight"),
         (
             FULL,
             changed(gib=-9, fits="does not fit"),

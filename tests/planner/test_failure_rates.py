@@ -9,12 +9,14 @@ import pytest
 from shardyard.errors import RequestError
 from shardyard.planner.failure_rates import (
     ANCHORS,
+    HARDWARE_SHARE,
     RATES,
     estimate_mtbf,
     log_log,
     require_not_negative,
     require_positive,
     spare_nodes,
+    with_reclaims,
 )
 
 TABLE = Path("benchmarks/groundtruth/reliability_measurements.csv")
@@ -137,3 +139,15 @@ def test_zero_is_allowed_where_it_means_none() -> None:
     require_not_negative("failures", write_s=0)
     with pytest.raises(RequestError, match="write_s=-1"):
         require_not_negative("failures", write_s=-1)
+
+
+def test_spot_instances_are_taken_back_as_often_as_aws_says() -> None:
+    """Of 100 nodes and 20 % a month, by the exponential law: -ln(0.8) a node in 30 days."""
+    usual = estimate_mtbf(nodes=100, devices=800)
+    spot = with_reclaims(usual, nodes=100)
+    month_s = 30 * 86_400
+    assert 1 / spot.seconds - 1 / usual.seconds == pytest.approx(100 * 0.2231435513 / month_s)
+    assert spot.low_s <= spot.seconds < spot.high_s < usual.high_s
+    lost = HARDWARE_SHARE / usual.seconds + 100 * 0.2231435513 / month_s
+    assert spot.node_share == pytest.approx(lost * spot.seconds)
+    assert "20% of spot instances" in spot.reason

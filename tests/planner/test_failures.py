@@ -8,6 +8,7 @@ import pytest
 
 from shardyard.config.daly import daly_interval_s, young_interval_s
 from shardyard.errors import RequestError
+from shardyard.planner.failure_rates import estimate_mtbf
 from shardyard.planner.failures import FailureOutlook, _spares, failure_plan
 from shardyard.planner.restart import Recovery
 from shardyard.planner.saving import SaveCost
@@ -128,7 +129,9 @@ def test_spares_are_those_worked_out_by_hand() -> None:
     So 6.06 nodes are out on average, and 327 failures happen. Each of them waits for a node with a
     probability of at most 1.57e-4 (5 % over all). Poisson: 3.7e-4 for 16, 1.3e-4 for 17.
     """
-    spares, reason = _spares(3.09 * 3600, wall_s=54 * 86_400)
+    spares, reason = _spares(
+        estimate_mtbf(nodes=1, devices=8, hours_per_node=3.09), wall_s=54 * 86_400
+    )
     assert spares == 17
     assert reason.startswith("78% of failures take a node away for 24 h")
 

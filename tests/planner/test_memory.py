@@ -452,9 +452,10 @@ def test_how_near_a_use_comes_to_the_memory_has_a_word_and_a_reason() -> None:
     tight = fit(78 * GIB, 80 * GIB)
     assert tight == Fit(
         verdict="tight",
-        reason="78.0 GiB are 98% of 80.0 GiB, which is within this prediction's error",
+        reason="78.0 GiB are 98% of 80.0 GiB, which leaves less free than this prediction's error, "
+        "8%",
     )
-    assert fit(83 * GIB, 80 * GIB).verdict == "tight", "the prediction may be too high"
+    assert fit(83 * GIB, 80 * GIB).verdict == "does not fit", "more than the device has"
     beyond = fit(100 * GIB, 80 * GIB)
     assert (beyond.verdict, beyond.reason) == ("does not fit", "100.0 GiB are 125% of 80.0 GiB")
     assert fit(GIB, None).verdict == "unknown"

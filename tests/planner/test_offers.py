@@ -15,6 +15,7 @@ from shardyard.planner import offers as module
 from shardyard.planner.failures import FailureOutlook, failure_plan
 from shardyard.planner.layouts import search
 from shardyard.planner.offers import NODES, Offer, Offers, offers
+from shardyard.planner.reliefs import Relief
 from shardyard.planner.restart import Recovery
 from tests.planner.workloads import workload
 
@@ -102,7 +103,8 @@ def test_an_offer_is_the_best_layout_of_its_cluster_at_its_price(front: tuple[Of
         assert offer.candidate.is_safe
         assert offer.devices == cluster.devices == best.layout.world_size
         assert offer.wall_s > STEPS * best.step_s
-        price_per_hour = offer.nodes * (instance(offer.instance).usd_per_hour or 0)
+        rented = offer.nodes + offer.failures.spare_nodes
+        price_per_hour = rented * (instance(offer.instance).usd_per_hour or 0)
         assert offer.usd == pytest.approx(offer.wall_s / 3600 * price_per_hour)
 
 
@@ -204,3 +206,43 @@ def test_the_whole_catalogue_is_considered_or_passed_over() -> None:
     assert content["picked"] == content["offers"][0]
     assert content["picked"]["candidate"]["fits"] == "fits"
     assert content["picked"]["failures"]["interval_steps"] >= 1
+
+
+# --- levers, spot, rates that nobody measured ---------------------------------------------------
+
+
+def test_of_settings_that_change_nothing_learnt_the_fastest_counts() -> None:
+    compiled = replace(TASK, techniques=replace(TASK.techniques, kernels="compiled"))
+    variant = Relief(settings=("model.compile=true",), work=compiled)
+    found = offers(
+        TASK, steps=STEPS, checkpoint_bytes=CHECKPOINT_BYTES, recovery=Recovery(), names=FEW[1:],
+        variants=[variant],
+    )  # fmt: skip
+    plain = {offer.nodes: offer for offer in found_for(FEW[1:]).offers}
+    for offer in found.offers:
+        assert offer.candidate.more == variant.settings
+        assert offer.usd < plain[offer.nodes].usd
+
+
+def test_spot_instances_fail_more_often_save_more_often_and_take_longer() -> None:
+    def made(is_spot: bool) -> Offer:
+        return offers(
+            TASK, steps=100 * STEPS, checkpoint_bytes=CHECKPOINT_BYTES,
+            recovery=Recovery(is_spot=is_spot), names=FEW[1:], budget_usd=1e9,
+            capacity="spot" if is_spot else "on-demand",
+        ).offers[0]  # fmt: skip
+
+    usual, spot = made(False), made(True)
+    assert spot.nodes == usual.nodes
+    assert spot.failures.expected_failures > usual.failures.expected_failures
+    assert spot.failures.interval_steps < usual.failures.interval_steps
+    assert spot.wall_s > usual.wall_s
+    assert spot.usd_per_hour == usual.usd_per_hour, "the upper limit of spot's price"
+
+
+def test_an_offer_says_that_its_rate_was_not_measured() -> None:
+    names = ("g6e.48xlarge", "p5.48xlarge")
+    found = [found_for((name,)).offers[0] for name in names]
+    assert [bool(offer.unmeasured) for offer in found] == [True, False]
+    assert "no bf16 product was timed on L40S" in found[0].unmeasured
+    assert [offer.to_json()["unmeasured"] is None for offer in found] == [False, True]

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from shardyard.config.schema import Recipe
+from shardyard.planner.failure_rates import estimate_mtbf
 from shardyard.planner.restart import (
     MemoryTier,
     Phase,
@@ -80,12 +81,15 @@ def test_parked_processes_shorten_what_is_done_in_place() -> None:
 
 
 def test_snapshots_are_as_far_apart_as_asked_or_as_loses_the_least_time() -> None:
-    given = {"step_s": 2.0, "copy_s": 0.5, "mtbf_s": 0.22 * 10_000.0}  # 22 % leave the node
+    given: dict[str, Any] = {"step_s": 2.0, "copy_s": 0.5}
+    given["mtbf"] = estimate_mtbf(nodes=1, devices=8, hours_per_node=2_200 / 3600)
     assert memory_tier(Recovery(), **given) is None
     asked = memory_tier(Recovery(snapshot_every=7), **given)
     assert asked is not None and (asked.every, asked.interval_s) == (7, 14.0)
     best = memory_tier(Recovery(snapshot_every="auto"), **given)
-    assert best is not None and best.every == 50  # Young: sqrt(2 x 0.5 x 10,000) = 100 s
+    assert (
+        best is not None and best.every == 50
+    )  # 22 % leave the node; Young: sqrt(2 x 0.5 x 10,000) = 100 s
 
 
 def test_half_an_interval_is_done_again_and_what_was_not_durable() -> None:

@@ -9,6 +9,7 @@ from shardyard.cli.tables import print_table
 from shardyard.planner.advice import Advice, Change, Measured
 from shardyard.planner.plan import Plan
 from shardyard.planner.ranks import Axis, Ranks
+from shardyard.planner.words import mark_of, unmeasured_words
 from shardyard.terminal import tell
 from shardyard.units import format_bytes, format_count, format_seconds, format_usd
 
@@ -113,6 +114,7 @@ def _show_levers(advice: Advice) -> None:
     else:
         wide = [(*row, words) for row, words in zip(rows, settings, strict=True)]
         print_table((*heads, "settings"), wide)
+    _show_unmeasured(advice, advice.levers)
     _show_refused("lever", advice.levers)
     _show_measured(advice)
 
@@ -132,7 +134,14 @@ def _show_techniques(advice: Advice) -> None:
     ]
     this = ("this recipe", _device(advice.now), _step(advice.now), "")
     print_table(("technique", "device", "step", "what it does here, and why"), [this, *rows])
+    _show_unmeasured(advice, advice.techniques)
     _show_refused("technique", advice.techniques)
+
+
+def _show_unmeasured(advice: Advice, changes: Sequence[Change]) -> None:
+    plans = [advice.now, *(change.plan for change in changes if change.plan is not None)]
+    for why in dict.fromkeys(plan.speed.unmeasured for plan in plans if plan.speed.unmeasured):
+        tell(unmeasured_words(why))
 
 
 def _show_refused(kind: str, changes: Sequence[Change]) -> None:
@@ -177,8 +186,8 @@ def _numbers(plan: Plan, now: Plan | None = None) -> Row:
         plan.fits,
         _step(plan),
         "" if now is None else _change(plan.step_s, now.step_s),
-        "-" if rate is None else format_count(rate),
-        "-" if plan.usd is None else format_usd(plan.usd),
+        "-" if rate is None else f"{format_count(rate)}{mark_of(plan)}",
+        "-" if plan.usd is None else f"{format_usd(plan.usd)}{mark_of(plan)}",
     )
 
 
@@ -191,7 +200,7 @@ def _device(plan: Plan) -> str:
 
 
 def _step(plan: Plan) -> str:
-    return "-" if plan.step_s is None else format_seconds(plan.step_s)
+    return "-" if plan.step_s is None else f"{format_seconds(plan.step_s)}{mark_of(plan)}"
 
 
 def _settings(change: Change) -> str:

@@ -14,7 +14,16 @@ from shardyard.planner.layouts import Candidate, Search, strength
 from shardyard.planner.memory import RULE_BYTES_PER_PARAMETER
 from shardyard.planner.offers import Offer, Offers
 from shardyard.planner.plan import Plan, layout_name
-from shardyard.planner.words import Row, candidate_name, headline, settings_of
+from shardyard.planner.words import (
+    Row,
+    candidate_name,
+    fitting_words,
+    headline,
+    mark_of,
+    settings_of,
+    spare_words,
+    unmeasured_words,
+)
 from shardyard.terminal import tell
 from shardyard.units import format_bytes, format_count, format_flops, format_seconds, format_usd
 
@@ -76,10 +85,13 @@ def show_layouts(
     if not found.best:
         _show_nearest(found, asked, enough)
         return
-    _say(f"\n{found.fitting:,} of {found.legal:,} legal layouts fit. The fastest:\n")
-    rows = [_layout_row(candidate) for candidate in found.best]
+    which = "The fastest:" if found.fits else "These are tight, the fastest first:"
+    _say(f"\n{fitting_words(found)} {which}\n")
+    rows = [_layout_row(candidate, mark_of(plan)) for candidate in found.best]
     print_table((f"{plan.units}/s", "full", "layout", "why"), rows)
     _show_advice(plan, found, asked)
+    if enough is not None:
+        _show_enough("\nIt fits", asked, enough)
 
 
 def show_rejected(found: Search) -> None:
@@ -102,6 +114,8 @@ def show_offers(
     )
     rows = [_offer_row(offer) for offer in found.offers]
     print_table(("cluster", "devices", "time", "price", "layout"), rows)
+    for why in dict.fromkeys(offer.unmeasured for offer in found.offers if offer.unmeasured):
+        _say(unmeasured_words(why))
     asked = []
     if deadline_s is not None:
         asked.append(f"within {format_seconds(deadline_s)}")
@@ -153,12 +167,12 @@ def show_details(plan: Plan, why_steps: str) -> None:
 # --- rows ---------------------------------------------------------------------------------------
 
 
-def _layout_row(candidate: Candidate) -> tuple[str, str, str, str]:
+def _layout_row(candidate: Candidate, mark: str) -> tuple[str, str, str, str]:
     full = f"{candidate.device_bytes / candidate.limit_bytes:.0%}"
     if candidate.fit.verdict != "fits":
         full += f" {candidate.fit.verdict}"
     return (
-        format_count(candidate.tokens_per_s),
+        f"{format_count(candidate.tokens_per_s)}{mark}",
         full,
         candidate_name(candidate),
         strength(candidate),
@@ -167,14 +181,16 @@ def _layout_row(candidate: Candidate) -> tuple[str, str, str, str]:
 
 def _show_advice(plan: Plan, found: Search, asked: Parallel) -> None:
     """The settings to take, where they are better than what was asked for."""
-    if not found.best:
-        return
     better = found.best[0]
     if plan.fits == "does not fit":
-        _say("\nThis recipe does not fit. The first does:")
+        word = "does" if better.is_safe else "is tight"
+        _say(f"\nThis recipe does not fit. The first {word}:")
+    elif plan.fits == "tight" and better.is_safe:
+        _say("\nThis recipe is tight. The first fits:")
     elif plan.step_s and (times := plan.step_s / better.step_s) > 1 + NOTABLE_GAIN:
         faster = f"{times - 1:.0%} faster than" if times < 2 else f"{times:.1f} times as fast as"
-        _say(f"\nThe first is {faster} this recipe:")
+        tight = "" if better.is_safe else ", and as tight"
+        _say(f"\nThe first is {faster} this recipe{tight}:")
     else:
         return
     tell(f"  {' '.join(settings_of(better, asked))}")
@@ -184,35 +200,38 @@ def _show_nearest(found: Search, asked: Parallel, enough: tuple[int, Candidate] 
     nearest = found.nearest
     assert nearest is not None  # a search without any result keeps what needs least
     over = nearest.device_bytes - nearest.limit_bytes
-    advice = "Use devices with more memory, a smaller model or shorter samples."
-    if enough is not None:
-        nodes, candidate = enough
-        advice = (
-            f"It fits on devices with more memory, or as {candidate_name(candidate)} on {nodes} "
-            "nodes:"
-        )
-    _say(
-        f"\nNone of {found.legal:,} legal layouts fits. The nearest is {candidate_name(nearest)}: "
-        f"{nearest.fit.reason}, {format_bytes(over)} too much on each device. {advice}"
+    much = f", {format_bytes(over)} too much on each device" if over > 0 else ""
+    lead = (
+        f"\n{fitting_words(found)} The nearest is {candidate_name(nearest)}: "
+        f"{nearest.fit.reason}{much}."
     )
-    if enough is not None:
-        nodes, candidate = enough
-        tell(f"  cluster.nodes={nodes} {' '.join(settings_of(candidate, asked))}")
+    if enough is None:
+        _say(f"{lead} Use devices with more memory, a smaller model or shorter samples.")
+        return
+    _show_enough(f"{lead} It fits on devices with more memory, or", asked, enough)
+
+
+def _show_enough(lead: str, asked: Parallel, enough: tuple[int, Candidate]) -> None:
+    nodes, candidate = enough
+    _say(f"{lead} as {candidate_name(candidate)} on {nodes} nodes:")
+    tell(f"  cluster.nodes={nodes} {' '.join(settings_of(candidate, asked))}")
 
 
 def _offer_row(offer: Offer) -> tuple[str, str, str, str, str]:
     return (
         f"{offer.nodes} x {offer.instance}",
         f"{offer.devices} x {offer.device}",
-        format_seconds(offer.wall_s),
-        format_usd(offer.usd),
+        f"{format_seconds(offer.wall_s)}{offer.mark}",
+        f"{format_usd(offer.usd)}{offer.mark}",
         candidate_name(offer.candidate),
     )
 
 
 def _offer_words(offer: Offer) -> str:
+    spares = spare_words(offer.failures.spare_nodes)
+    name = f"{offer.nodes} x {offer.instance}{f' {spares}' if spares else ''}"
     return (
-        f"{offer.nodes} x {offer.instance}, {format_seconds(offer.wall_s)}, {format_usd(offer.usd)}"
+        f"{name}, {format_seconds(offer.wall_s)}{offer.mark}, {format_usd(offer.usd)}{offer.mark}"
     )
 
 

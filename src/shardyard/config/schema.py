@@ -278,8 +278,7 @@ class Memory(Section):
         | Auto
     ) = "none"
     """Activations to recompute: none, full, selective, every n-th block (n), or named modules.
-    auto: the first of none (not in fp8), selective, 4, 3, 2 and full that leaves 4 % of a device
-    free as planned."""
+    auto: the first of none (not in fp8), selective, 4, 3, 2 and full that fits as planned."""
     loss_chunk: Literal["none"] | Annotated[int, Field(ge=1)] | Auto = "auto"
     """Tokens whose logits exist at once: the head and its loss are computed in chunks of so many,
     exactly; none: all at once; auto: 2048 where that saves 1 GiB or more."""

@@ -18,6 +18,7 @@ from shardyard.config.schema import Recipe
 from shardyard.config.sight import absent_problems, is_there, unseen_problems
 from shardyard.config.sources import is_remote
 from shardyard.config.tasks import tasks_of
+from shardyard.control.reliefs import reliefs_of
 from shardyard.control.request import Request, refuse_misfits
 from shardyard.errors import AccessError, CapacityError, RequestError
 from shardyard.families.presets import PRESETS, preset_named
@@ -29,7 +30,8 @@ from shardyard.launchers.base import LAUNCHERS, launcher_class
 from shardyard.planner.kernels import missing
 from shardyard.planner.layouts import Search, nodes_that_fit, search
 from shardyard.planner.plan import Plan, plan_recipe, planned_cluster
-from shardyard.planner.words import candidate_name, settings_of
+from shardyard.planner.reliefs import Relief
+from shardyard.planner.words import candidate_name, fitting_words, settings_of
 from shardyard.planner.workload import Workload, workload_of
 from shardyard.plug_ins import installed
 from shardyard.units import format_seconds, format_usd, parse_seconds
@@ -53,6 +55,8 @@ class Planned:
     workload: Workload
     found: Search | None
     """None: no accelerator, or none whose rates are known."""
+    reliefs: tuple[Relief, ...]
+    """What a search may change beside layouts, where nothing fits otherwise."""
 
     def of(self, steps: int) -> Plan:
         """The prediction of a run of so many steps."""
@@ -235,11 +239,14 @@ def _plan(draft: Draft, *, machine: Machine | None, found: Search | None = None)
     by_rule = "memory.loss_chunk" in preview.reasons
     workload = replace(workload_of(recipe, shape, plan.layout), chunks_by_rule=by_rule)
     has_rates = cluster and not missing(cluster.accelerator, workload.formats.compute)
+    reliefs = reliefs_of(
+        request.recipe, recipe, shape, plan.layout, cluster, chunks_by_rule=by_rule
+    )
     if found is None and cluster is not None and has_rates:
-        found = search(workload, cluster, best=BEST)
+        found = search(workload, cluster, best=BEST, reliefs=reliefs)
     return Planned(
         plan=plan, preview=preview, shape=shape, machine=machine, cluster=cluster,
-        workload=workload, found=found,
+        workload=workload, found=found, reliefs=reliefs,
     )  # fmt: skip
 
 
@@ -276,13 +283,13 @@ def _refuse_unfit(draft: Draft, planned: Planned) -> None:
         return
     nearest, cluster = found.nearest, planned.cluster
     assert nearest is not None and cluster is not None  # a search without result keeps the nearest
-    enough = nodes_that_fit(planned.workload, cluster)
+    enough = nodes_that_fit(planned.workload, cluster, reliefs=planned.reliefs)
     remedy = "Choose machines with more memory, or a smaller model."
     if enough is not None and draft.launcher is not None:
         remedy = f"It fits on more of them: {draft.launcher} {enough[0]} x {draft.machines}."
     raise RequestError(
-        f"{plan.model} does not fit on {plan.devices_words()}: of {found.legal:,} legal layouts "
-        f"the nearest is {candidate_name(nearest)}: {nearest.fit.reason}. {remedy}"
+        f"{plan.model} does not fit on {plan.devices_words()}. {fitting_words(found)} The nearest "
+        f"is {candidate_name(nearest)}: {nearest.fit.reason}. {remedy}"
     )
 
 

@@ -191,9 +191,8 @@ def _on_layout(planned: Planned) -> list[str]:
     if found is None:
         return []
     first, *others = found.best
-    lines = _comment(
-        f"{candidate_name(first)}: the fastest of {found.fitting:,} that fit. {strength(first)}."
-    )
+    which = f"{found.fitting or found.more_fitting:,} that fit" if found.fits else "the tight ones"
+    lines = _comment(f"{candidate_name(first)}: the fastest of {which}. {strength(first)}.")
     for other in others:
         lines += _comment(f"  next: {_ranked(other)}", indent="    ")
         lines += _comment(f"    {' '.join(settings_of(other))}", indent="    ")

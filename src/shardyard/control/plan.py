@@ -7,9 +7,11 @@ from typing import Any, Literal
 
 from shardyard.cluster.day_prices import Asked, ask_prices, question, rate_for
 from shardyard.config.layout import Layout
-from shardyard.config.load import Source
+from shardyard.config.load import Source, is_override, read_settings
+from shardyard.config.phases import of_phases
 from shardyard.config.resolve import Preview
 from shardyard.config.schema import Parallel, Recipe
+from shardyard.control.reliefs import reliefs_of, variants_of
 from shardyard.control.replan import Replanner, plan_of, refuse_unplannable
 from shardyard.control.request import Request, sources_of
 from shardyard.errors import RequestError
@@ -24,7 +26,7 @@ from shardyard.planner.dry_run import DryRun, Told, dry_run
 from shardyard.planner.kernels import missing
 from shardyard.planner.kinds import Model, Work, memory_of, work_of, work_with
 from shardyard.planner.layouts import Candidate, Search, nodes_that_fit, search
-from shardyard.planner.offers import Offers, offers
+from shardyard.planner.offers import Offer, Offers, offers
 from shardyard.planner.plan import (
     Plan,
     layout_name,
@@ -32,13 +34,15 @@ from shardyard.planner.plan import (
     with_links,
 )
 from shardyard.planner.ranks import Ranks
+from shardyard.planner.reliefs import Relief
 from shardyard.planner.restart import Recovery
 from shardyard.planner.throughput import Price
+from shardyard.planner.words import settings_of
 from shardyard.planner.workload import Workload
 from shardyard.talk import say, warn
 
 ANY_INSTANCE = "p5.48xlarge"
-"""Settles what `auto` depends on where --offers looks at all instance types anyway."""
+"""Settles what `auto` depends on until --offers has looked at all instance types."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,19 +63,22 @@ class Prediction:
     """What the real model allocates on no device, where that was asked for."""
     cluster: Cluster | None
     assumed: str | None
-    """The instance that stands for all among offers, where the recipe names no machines."""
+    """The instance of the plan where the recipe names no machines: of the offer that was picked,
+    else of the one that comes nearest to what was asked."""
     samples_factor: float | None
     """How many more samples the batch needs than a small one, of a critical batch."""
     day_prices: tuple[Asked, ...] = ()
     """What a node costs today, rented in each way; none: AWS was not asked."""
+    reliefs: tuple[Relief, ...] = ()
+    """What a search may change beside layouts, where nothing fits otherwise."""
     advice: Advice | None = None
     """What each lever and technique would do, and who is which rank, where details are wanted."""
 
     def enough(self) -> tuple[int, Candidate] | None:
         """Where nothing fits: nodes on which something does, and what."""
-        if self.cluster is None or self.search is None or self.search.best:
+        if self.cluster is None or self.search is None or self.search.fits:
             return None
-        return nodes_that_fit(self.workload, self.cluster)
+        return nodes_that_fit(self.workload, self.cluster, reliefs=self.reliefs)
 
     def to_json(self) -> dict[str, Any]:
         """What `shardyard plan --json` prints."""
@@ -82,10 +89,12 @@ class Prediction:
             enough = self.enough()
             content["search"] = {
                 "enough_nodes": enough[0] if enough else None,
-                "enough": enough[1].to_json() if enough else None,
+                "enough": self._candidate(enough[1]) if enough else None,
                 "legal": self.search.legal,
                 "fitting": self.search.fitting,
-                "best": [candidate.to_json() for candidate in self.search.best],
+                "more_legal": self.search.more_legal,
+                "more_fitting": self.search.more_fitting,
+                "best": [self._candidate(candidate) for candidate in self.search.best],
                 "rejected": [asdict(row) for row in self.search.rejected],
                 "nearest": self.search.nearest.to_json() if self.search.nearest else None,
             }
@@ -100,6 +109,19 @@ class Prediction:
             content["advice"] = self.advice.to_json()
         return content
 
+    def _candidate(self, candidate: Candidate) -> dict[str, Any]:
+        """With the overrides that make the recipe use it."""
+        return {**candidate.to_json(), "settings": settings_of(candidate, self.asked)}
+
+    def _work(self, candidate: Candidate) -> Work:
+        """The step of a candidate, with the further settings that it needs."""
+        works = {relief.settings: relief.work for relief in self.reliefs}
+        work = works.get(candidate.more, self.workload)
+        return work_with(
+            work, candidate.layout, micro_batch=candidate.micro_batch,
+            recompute=candidate.recompute,
+        )  # fmt: skip
+
     def page(self) -> str:
         """One HTML page, with pictures."""
         from shardyard.report.pictures import no_pictures  # plots take 0.2 s to import
@@ -108,11 +130,7 @@ class Prediction:
         if why_none := no_pictures():
             warn(why_none)
         best = () if self.search is None else self.search.best
-        bars = [
-            (layout_name(each.layout), memory_of(work_with(self.workload, each.layout,
-             micro_batch=each.micro_batch, recompute=each.recompute)))
-            for each in best
-        ]  # fmt: skip
+        bars = [(layout_name(each.layout), memory_of(self._work(each))) for each in best]
         return plan_page(
             self.plan, search=self.search, offers=self.offers, bars=bars,
             title=f"Plan of {self.plan.model}", no_pictures=why_none,
@@ -162,7 +180,8 @@ def predict(
         AccessError: AWS does not say its prices to these credentials.
     """
     is_open = with_offers or deadline_s is not None or budget_usd is not None
-    request, preview, machine, assumed = _resolved(sources_of(recipe, overrides), is_open=is_open)
+    sources = sources_of(recipe, overrides)
+    request, preview, machine, assumed = _resolved(sources, is_open=is_open)
     settled, shape = preview.recipe, request.planned_model
     day_prices = _day_prices(settled, is_open=is_open) if prices == "aws" else ()
     refuse_unplannable(request, preview)
@@ -179,20 +198,40 @@ def predict(
     workload = work_of(settled, shape, plan.layout, cluster)
     if isinstance(workload, Workload):
         workload = replace(workload, chunks_by_rule=by_rule)
+    asked = of_phases(request.recipe)[needs_most]
+    reliefs, variants = (
+        changed(asked, settled, shape, plan.layout, cluster, chunks_by_rule=by_rule)
+        for changed in (reliefs_of, variants_of)
+    )
+    found = None
+    if is_open:
+        found = _offers(
+            workload, plan, settled, preview.why_steps, deadline_s, budget_usd,
+            variants=variants, reliefs=reliefs,
+        )  # fmt: skip
+    if found is not None and assumed is not None:
+        return replace(
+            predict(
+                sources, *_settings_of_offer(found.shown, request.recipe.parallel),
+                layouts=layouts, calibrate=calibrate, dry_run_model=dry_run_model, told=told,
+                details=details, critical_batch=critical_batch,
+            ),
+            offers=found,
+            assumed=found.shown.instance,
+        )  # fmt: skip
     return Prediction(
         plan=plan,
         asked=request.recipe.parallel,
         why_steps=preview.why_steps,
         workload=workload,
-        search=_search(workload, cluster, calibration, best=layouts),
-        offers=_offers(workload, plan, settled, preview.why_steps, deadline_s, budget_usd)
-        if is_open
-        else None,
+        search=_search(workload, cluster, calibration, best=layouts, reliefs=reliefs),
+        offers=found,
         dry_run=_dry_run(settled, shape, plan.layout, told) if dry_run_model else None,
         cluster=cluster,
         assumed=assumed,
         samples_factor=None if critical_batch is None else plan.samples_factor(critical_batch),
         day_prices=day_prices,
+        reliefs=reliefs,
         advice=_advice(
             Replanner(
                 request, settled, phase=needs_most, machine=machine, calibration=calibration,
@@ -284,13 +323,16 @@ def _resolved(
     Returns:
         Also the instance that was assumed, where all are compared and the recipe names none.
     """
-    request = Request.read(arguments, to_train=False, needs_weights=False, only_looks=True)
-    cluster = request.recipe.cluster
-    named = "instance" if cluster.instance else "file" if cluster.file else None
-    assumed = ANY_INSTANCE if is_open and not named else None
+    assumed = ANY_INSTANCE if is_open and not _names_machines(arguments) else None
     if assumed:
         arguments = (*arguments, f"cluster.instance={assumed}")
-        request = Request.read(arguments, to_train=False, needs_weights=False, only_looks=True)
+    request = Request.read(arguments, to_train=False, needs_weights=False, only_looks=True)
+    cluster = request.recipe.cluster
+    if is_open:
+        _refuse_rented(cluster.capacity)
+    named = (
+        None if assumed else "instance" if cluster.instance else "file" if cluster.file else None
+    )
     if cluster.device == "cpu" and (named or assumed):
         wanted = (
             f"cluster.{named} names accelerators" if named else "--offers compares accelerators"
@@ -302,6 +344,30 @@ def _resolved(
         )
     machine = None if named or assumed else probe()
     return request, request.preview(machine), machine, assumed
+
+
+def _names_machines(arguments: tuple[Source, ...]) -> bool:
+    """Whether a recipe says on what it is trained, right or wrong."""
+    words = [isinstance(each, str) and is_override(each) for each in arguments]
+    sources = [each for each, is_one in zip(arguments, words, strict=True) if not is_one]
+    overrides = [str(each) for each, is_one in zip(arguments, words, strict=True) if is_one]
+    cluster = read_settings(sources, overrides)[0].cluster
+    return cluster.instance is not None or cluster.file is not None
+
+
+def _refuse_rented(capacity: str | None) -> None:
+    """What was reserved is of one instance type, and offers compare all of them.
+
+    Raises:
+        RequestError: The recipe names a reservation or a block.
+    """
+    kind, _, name = (capacity or "").partition(":")
+    if name:
+        raise RequestError(
+            f"cluster.capacity={capacity} is a {kind} of one instance type, and --offers, "
+            "--deadline and --budget compare all types. Leave it out: cluster.capacity=null, or "
+            "spot for spot instances."
+        )
 
 
 def _calibration(paths: Sequence[Path], cluster: Cluster | None) -> Calibration | None:
@@ -316,13 +382,31 @@ def _calibration(paths: Sequence[Path], cluster: Cluster | None) -> Calibration 
 
 
 def _search(
-    workload: Work, cluster: Cluster | None, calibration: Calibration | None, *, best: int
+    workload: Work,
+    cluster: Cluster | None,
+    calibration: Calibration | None,
+    *,
+    best: int,
+    reliefs: Sequence[Relief],
 ) -> Search | None:
     if cluster is None or not best:
         return None
     if missing(cluster.accelerator, workload.formats.compute):
         return None  # the plan's own speed says so
-    return search(workload, with_links(cluster, calibration), best=best, calibration=calibration)
+    return search(
+        workload, with_links(cluster, calibration), best=best, calibration=calibration,
+        reliefs=reliefs,
+    )  # fmt: skip
+
+
+def _settings_of_offer(offer: Offer, axes: Parallel) -> tuple[str, ...]:
+    """The overrides that make a recipe be trained so."""
+    return (
+        f"cluster.instance={offer.instance}",
+        f"cluster.nodes={offer.nodes}",
+        *settings_of(offer.candidate, axes),
+        f"checkpoint.every={offer.failures.interval_steps}",
+    )
 
 
 def _offers(
@@ -332,6 +416,9 @@ def _offers(
     why_steps: str,
     deadline_s: float | None,
     budget_usd: float | None,
+    *,
+    variants: Sequence[Relief],
+    reliefs: Sequence[Relief],
 ) -> Offers:
     if plan.phases:
         raise RequestError(
@@ -352,4 +439,7 @@ def _offers(
         recovery=replace(Recovery.of(recipe), checkpoint_every=None),
         deadline_s=deadline_s,
         budget_usd=budget_usd,
+        capacity=recipe.cluster.capacity or "on-demand",
+        variants=variants,
+        reliefs=reliefs,
     )

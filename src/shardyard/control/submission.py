@@ -226,6 +226,11 @@ def _warnings(proposal: Proposal) -> list[str]:
     old = None if cluster is None or device == "cpu" else without_code(cluster.accelerator)
     plan = proposal.plan
     stuck = [] if plan is None or plan.advances else [plan.failures_reason]
+    if plan is not None and plan.fits == "tight":
+        stuck.append(
+            f"memory is tight: {plan.fits_reason}. It may end out of memory; `shardyard plan` "
+            "shows layouts that fit."
+        )
     return [*proposal.rendered.warnings, *([] if old is None else [f"{old}."]), *stuck]
 
 

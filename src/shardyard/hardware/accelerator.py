@@ -28,6 +28,8 @@ class Accelerator:
     """Best matrix product anybody reached, as a share of the peak, by number format."""
     achievable_source: str = ""
     """Whose measurement the shares are, or the rule that stands in for one."""
+    measured: frozenset[str] = frozenset()
+    """Formats in which somebody timed products on this very part; for others a rule stands in."""
     bandwidth_bytes_per_s: float | None = None
     """Peak of the device's own memory."""
     power_share: float = 1.0
@@ -62,11 +64,26 @@ class Accelerator:
         tflops = self.peak_tflops.get(number_format)
         return None if tflops is None else tflops * 1e12
 
+    def unmeasured(self, number_format: str) -> str:
+        """Why the rate of products in a format is no measurement; empty: somebody timed them."""
+        if number_format in self.measured:
+            return ""
+        source = self.achievable_source
+        if not source.startswith("measured"):
+            return f"no {number_format} product was timed on {self.name} ({source})"
+        share = "the share of the peak is that of bf16"
+        return f"no {number_format} product was timed on {self.name}: {share}"
+
     def achievable_flops_per_s(self, number_format: str) -> float | None:
         """The best rate of a matrix product on one device; None if no source gives it."""
         peak = self.peak_flops_per_s(number_format)
         share = self.achievable.get(number_format)
         return None if peak is None or share is None else peak * share
+
+
+HALVES = frozenset({"bf16", "fp16"})
+"""Run on the same circuits at the same rate: who timed one has timed both."""
+HALVES_AND_FP8 = HALVES | {"fp8"}
 
 
 def wrong_kind(device: str) -> str | None:

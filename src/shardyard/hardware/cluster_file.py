@@ -191,6 +191,7 @@ def _own_accelerator(form: _Form) -> Accelerator | None:
         memory_bytes=round(memory_gib * GIB),
         peak_tflops=peaks,
         achievable={key: given.get(key, UNMEASURED_SHARE) for key in peaks},
+        measured=frozenset(given),
         achievable_source="the cluster file; else the median of what was measured of others",
         bandwidth_bytes_per_s=None if bandwidth is None else bandwidth * 1e9,
         processors=processors,

@@ -3,7 +3,14 @@
 AMD devices print their name through ROCm; Gaudi through habana_frameworks.
 """
 
-from shardyard.hardware.accelerator import GIB, Accelerator, as_reached_by, reached
+from shardyard.hardware.accelerator import (
+    GIB,
+    HALVES,
+    HALVES_AND_FP8,
+    Accelerator,
+    as_reached_by,
+    reached,
+)
 from shardyard.hardware.links import PCIE_BYTES_PER_S, direct, network
 from shardyard.hardware.nvidia import MEASURED, PEAKS
 
@@ -47,6 +54,7 @@ ROWS: tuple[Accelerator, ...] = (
         name="MI300X", memory_bytes=192 * GIB, bandwidth_bytes_per_s=5300e9, processors=304,
         peak_tflops=_CDNA3, achievable=_MI300X_REACHED,
         achievable_source=f"{MEASURED}; {_MI300X_FP8}",
+        measured=HALVES_AND_FP8,
         link=direct("Infinity Fabric", gb_per_s=448, source="AMD MI300X platform datasheet: 7 x "
                     "128 GB/s both ways"),
         host_link_bytes_per_s=PCIE_BYTES_PER_S[5], network=_AMD_PLATFORM,
@@ -56,6 +64,7 @@ ROWS: tuple[Accelerator, ...] = (
     Accelerator(
         name="MI325X", memory_bytes=256 * GIB, bandwidth_bytes_per_s=6000e9, processors=304,
         peak_tflops=_CDNA3, achievable=reached(_CDNA3, bf16=784.9), achievable_source=MEASURED,
+        measured=HALVES,
         link=direct("Infinity Fabric", gb_per_s=448, source="AMD MI325X platform datasheet: 7 x "
                     "128 GB/s both ways"),
         host_link_bytes_per_s=PCIE_BYTES_PER_S[5], network=_AMD_PLATFORM,
@@ -65,6 +74,7 @@ ROWS: tuple[Accelerator, ...] = (
     Accelerator(
         name="MI355X", memory_bytes=288 * GIB, bandwidth_bytes_per_s=8000e9, processors=256,
         peak_tflops=_MI355X, achievable=reached(_MI355X, bf16=1565), achievable_source=MEASURED,
+        measured=HALVES,
         link=direct("Infinity Fabric", gb_per_s=537.6, source="AMD MI355X platform datasheet: 7 x "
                     "153.6 GB/s both ways"),
         host_link_bytes_per_s=PCIE_BYTES_PER_S[5], network=_AMD_PLATFORM,
@@ -84,6 +94,7 @@ ROWS: tuple[Accelerator, ...] = (
     Accelerator(
         name="Gaudi2", device="hpu", memory_bytes=96 * GIB, bandwidth_bytes_per_s=2450e9,
         processors=2, peak_tflops=_GAUDI2, achievable=_GAUDI2_REACHED, achievable_source=MEASURED,
+        measured=HALVES_AND_FP8,
         link=direct("21 x 100 Gb/s RoCE", gb_per_s=262.5, source="Intel Gaudi 2 white paper: 3 of "
                     "24 ports to each of 7 peers"),
         host_link_bytes_per_s=PCIE_BYTES_PER_S[4],
@@ -96,6 +107,7 @@ ROWS: tuple[Accelerator, ...] = (
         name="Gaudi3", device="hpu", memory_bytes=128 * GIB, bandwidth_bytes_per_s=3700e9,
         processors=8, peak_tflops=_GAUDI3, achievable=reached(_GAUDI3, bf16=1243, fp8=1289.5),
         achievable_source=MEASURED,
+        measured=HALVES_AND_FP8,
         link=direct("21 x 200 Gb/s RoCE", gb_per_s=525, source="Intel Gaudi documentation, network "
                     "configuration: 525 GB/s one way"),
         host_link_bytes_per_s=PCIE_BYTES_PER_S[5],

@@ -68,11 +68,15 @@ def effect(now: Plan, then: Plan, cluster: Cluster | None) -> Effect:
     return Effect(verdict=verdict(now, then), why=tuple(part for part in why if part))
 
 
+_ENDS = {"fits": "makes it fit", "unknown": "makes it fit", "tight": "makes it tight",
+         "does not fit": "does not fit"}  # fmt: skip
+
+
 def verdict(now: Plan, then: Plan) -> str:
     """Whether a change helps: by what fits, then by memory and time together."""
     fitted, fits = now.fits != "does not fit", then.fits != "does not fit"
     if fitted != fits:
-        return "makes it fit" if fits else "does not fit"
+        return _ENDS[then.fits]
     lighter, heavier = _compared(then.device_bytes, now.device_bytes)
     if now.step_s is None or then.step_s is None:
         found = "takes less memory" if lighter else "takes more memory" if heavier else "no help"

@@ -85,6 +85,13 @@ HARDWARE_SHARE = 0.78
 """Of failures, those that take a node away; the others restart on the nodes they had.
 Source: Llama 3 405B, arXiv:2407.21783, section 3.3.4 (confirmed or suspected hardware)."""
 
+SPOT_RECLAIMED_A_MONTH = 0.20
+"""Share of spot instances that AWS takes back within a month. Its Spot Instance Advisor has bands:
+15 to 20 % for p5, 5 to 10 % for p4d and g6 (read on 2026-02-24 by thundercompute.com, Cloud GPU
+Spot Instance Availability); the upper end of the highest is taken for all types."""
+
+MONTH_S = 30 * DAY_S
+
 REPLACEMENT_HOURS = 24.0
 """Until a broken node or another in its place is back: parts on site are said to take "under a
 day" (amcompute.com, When a GPU dies in production; a vendor). Shipped parts take days."""
@@ -103,6 +110,8 @@ class Mtbf:
     high_s: float
     """By the best published rate."""
     reason: str
+    node_share: float = HARDWARE_SHARE
+    """Of failures, those that take a node away."""
 
 
 def estimate_mtbf(*, nodes: int, devices: int, hours_per_node: float | None = None) -> Mtbf:
@@ -126,6 +135,24 @@ def estimate_mtbf(*, nodes: int, devices: int, hours_per_node: float | None = No
         low_s=min(seconds, *by_rate),
         high_s=max(seconds, *by_rate),
         reason=f"{size:,g} x {DEVICES_OF_A_NODE} devices, {_between(size)}",
+    )
+
+
+def with_reclaims(mtbf: Mtbf, *, nodes: int) -> Mtbf:
+    """The same job on spot instances, which AWS takes back as well."""
+    reclaimed = -math.log1p(-SPOT_RECLAIMED_A_MONTH) / MONTH_S * nodes
+
+    def both(seconds: float) -> float:
+        return 1 / (1 / seconds + reclaimed)
+
+    seconds = both(mtbf.seconds)
+    return Mtbf(
+        seconds=seconds,
+        low_s=both(mtbf.low_s),
+        high_s=both(mtbf.high_s),
+        reason=f"{mtbf.reason}; and AWS takes {SPOT_RECLAIMED_A_MONTH:.0%} of spot instances back "
+        "within a month (upper end of its Spot Instance Advisor's bands)",
+        node_share=(mtbf.node_share / mtbf.seconds + reclaimed) * seconds,
     )
 
 

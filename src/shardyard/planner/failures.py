@@ -12,7 +12,6 @@ from typing import Any, Literal
 from shardyard.config.daly import best_every, daly_interval_s
 from shardyard.planner.effective_time import TimeShares, time_shares
 from shardyard.planner.failure_rates import (
-    HARDWARE_SHARE,
     HOUR_S,
     REPLACEMENT_HOURS,
     SHORTAGE_RISK,
@@ -21,6 +20,7 @@ from shardyard.planner.failure_rates import (
     require_not_negative,
     require_positive,
     spare_nodes,
+    with_reclaims,
 )
 from shardyard.planner.restart import (
     MemoryTier,
@@ -119,14 +119,16 @@ def failure_plan(
     require_positive("failures", nodes=nodes, devices=devices, step_s=step_s, steps=steps, **given)
     _require_costs(saving, recovery)
     mtbf = estimate_mtbf(nodes=nodes, devices=devices, hours_per_node=mtbf_hours_per_node)
-    memory = memory_tier(recovery, step_s=step_s, copy_s=saving.blocking_s, mtbf_s=mtbf.seconds)
-    of_checkpoints_s = mtbf.seconds if memory is None else mtbf.seconds / HARDWARE_SHARE
+    if recovery.is_spot:
+        mtbf = with_reclaims(mtbf, nodes=nodes)
+    memory = memory_tier(recovery, step_s=step_s, copy_s=saving.blocking_s, mtbf=mtbf)
+    of_checkpoints_s = mtbf.seconds if memory is None else mtbf.seconds / mtbf.node_share
     interval = _choose_interval(
         saving, mtbf_s=of_checkpoints_s, step_s=step_s, steps=steps, given=every
     )
     restart = restart_phases(
         nodes=nodes, devices=devices, checkpoint_bytes=saving.bytes, step_s=step_s,
-        recovery=recovery,
+        recovery=recovery, node_share=mtbf.node_share,
     )  # fmt: skip
     return _outlook(
         mtbf, interval, restart, saving, memory,
@@ -158,13 +160,16 @@ def _outlook(
     of_checkpoints_s: float,
 ) -> FailureOutlook:
     """The shares of a long run, over this one's length and its first start."""
-    replay = replay_phase(interval_s=interval_s, durable_lag_s=saving.write_s, memory=memory)
+    replay = replay_phase(
+        interval_s=interval_s, durable_lag_s=saving.write_s, memory=memory,
+        node_share=mtbf.node_share,
+    )  # fmt: skip
     shares = _shares(
         mtbf.seconds, restart, saving, memory, interval_s=interval_s, replay_s=replay.seconds
     )
     training_s = productive_s / shares.productive
     wall_s = init_s + training_s
-    spares, spares_reason = _spares(mtbf.seconds, wall_s=wall_s)
+    spares, spares_reason = _spares(mtbf, wall_s=wall_s)
     return FailureOutlook(
         mtbf=mtbf,
         expected_failures=training_s * shares.failures_per_s,
@@ -244,14 +249,14 @@ def _choose_interval(
     return _Interval(steps=kept, best_steps=best, reason=reason)
 
 
-def _spares(mtbf_s: float, *, wall_s: float) -> tuple[int, str]:
+def _spares(mtbf: Mtbf, *, wall_s: float) -> tuple[int, str]:
     spares = spare_nodes(
-        failures_per_s=HARDWARE_SHARE / mtbf_s,
+        failures_per_s=mtbf.node_share / mtbf.seconds,
         replacement_s=REPLACEMENT_HOURS * HOUR_S,
         run_s=wall_s,
     )
     reason = (
-        f"{HARDWARE_SHARE:.0%} of failures take a node away for {REPLACEMENT_HOURS:g} h; waits "
+        f"{mtbf.node_share:.0%} of failures take a node away for {REPLACEMENT_HOURS:g} h; waits "
         f"for a node with a probability below {SHORTAGE_RISK:.0%}"
     )
     return spares, reason

@@ -15,10 +15,6 @@ from shardyard.hardware.machine import Machine
 from shardyard.planner.kinds import Model, Work, memory_of, work_of, work_with
 from shardyard.planner.memory import fit
 from shardyard.planner.workload import Recompute, Workload
-from shardyard.units import format_bytes
-
-SPARE_SHARE = 0.04
-"""Of a device's memory, which recompute by rule leaves free."""
 
 
 @dataclass(frozen=True)
@@ -39,25 +35,24 @@ class FittingOn:
         for size in reversed(sizes):
             tried = work_with(work, work.layout, micro_batch=size, recompute=work.recompute)
             room = fit(memory_of(tried).device_bytes, limit_bytes)
-            if room.verdict == "fits":
+            if room.is_safe:
                 return size, f"the largest that fits as planned: {room.reason}"
         return sizes[0], f"not even that is sure to fit: {room.reason}"
 
     def recompute(
         self, recipe: Recipe, model: Model, modes: Sequence[Mode], *, micro_batch: int
     ) -> tuple[Mode, str] | None:
-        """The first of some modes that fits with ``SPARE_SHARE`` to spare; of none the last."""
+        """The first of some modes that fits; of none the last."""
         found = self._work(recipe, model, micro_batch=micro_batch, recompute="none")
         if found is None:
             return None
         work, limit_bytes = found
         for mode in modes:
             tried = work_with(work, work.layout, micro_batch=micro_batch, recompute=mode)
-            taken = memory_of(tried).device_bytes
-            said = f"{format_bytes(taken)} of {format_bytes(limit_bytes)} as planned"
-            if taken <= (1 - SPARE_SHARE) * limit_bytes:
-                return mode, f"the first that leaves 4 % free: {said}"
-        return modes[-1], f"not even that leaves 4 % free: {said}"
+            room = fit(memory_of(tried).device_bytes, limit_bytes)
+            if room.is_safe:
+                return mode, f"the first that fits as planned: {room.reason}"
+        return modes[-1], f"not even that is sure to fit: {room.reason}"
 
     def _work(
         self, recipe: Recipe, model: Model, *, micro_batch: int, recompute: Recompute | None

@@ -5,7 +5,8 @@ timed. For each family of layouts that did not win, the search says why: it does
 much, or it is slower, and what it spends the time on.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol, TypeVar, assert_never
 
@@ -25,7 +26,8 @@ from shardyard.planner.images.image_layouts import ImageSpace
 from shardyard.planner.images.image_step import ImageStep
 from shardyard.planner.kernels import missing
 from shardyard.planner.kinds import Work, host_short_of, work_on_devices
-from shardyard.planner.memory import SAFE_SHARE, Fit, device_of, fit, peak
+from shardyard.planner.memory import Fit, device_of, fit, peak
+from shardyard.planner.reliefs import Relief
 from shardyard.planner.step_time import NAMES, Parts, StepModel
 from shardyard.planner.workload import Recompute, Workload, with_layout
 from shardyard.units import format_bytes
@@ -55,11 +57,15 @@ class Candidate:
     """One optimizer step: the sum of ``parts``."""
     device_bytes: float
     limit_bytes: int
+    more: tuple[str, ...] = ()
+    """Further overrides that it needs, such as ``memory.offload=optimizer``."""
+    host_short: Fit | None = None
+    """Says so if the hosts have too little memory for what waits there."""
 
     @property
     def fit(self) -> Fit:
-        """How near it comes to the memory of a device."""
-        return fit(self.device_bytes, self.limit_bytes)
+        """How near it comes to the memory of a device, or of its host."""
+        return self.host_short or fit(self.device_bytes, self.limit_bytes)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -73,7 +79,7 @@ class Candidate:
     @property
     def is_safe(self) -> bool:
         """Whether it fits with room for the error of the prediction."""
-        return self.device_bytes <= SAFE_SHARE * self.limit_bytes
+        return self.fit.is_safe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,11 +97,21 @@ class Search:
     legal: int
     """Candidates that the model, the cluster and the batch allow."""
     fitting: int
+    """Of these, those that fit."""
     best: tuple[Candidate, ...]
     """The fastest that fit, each of another layout; where none fits, the tight ones."""
     rejected: tuple[Rejected, ...]
     nearest: Candidate | None
-    """Where nothing fits: what needs least memory."""
+    """Where nothing fits and nothing is tight: what needs least memory."""
+    more_legal: int = 0
+    """Candidates with further settings, which are looked at where none fits as the recipe is."""
+    more_fitting: int = 0
+    """Of these, those that fit."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether anything fits; the first of ``best`` then does."""
+        return self.fitting + self.more_fitting > 0
 
 
 @dataclass
@@ -132,6 +148,7 @@ def search(
     best: int = 3,
     breadth: Literal["all", "usual"] = "all",
     calibration: Calibration | None = None,
+    reliefs: Sequence[Relief] = (),
 ) -> Search:
     """Find the fastest ways to train a workload's model and batch on all devices of a cluster.
 
@@ -141,6 +158,7 @@ def search(
         best: Candidates to return.
         breadth: ``usual`` leaves out what seldom wins, for a search over many clusters: dp_shard
             other than all data ranks or a node, cp on short samples, deep pipelines.
+        reliefs: Further settings that are tried where nothing fits without.
 
     Raises:
         RequestError: No source gives the rates of the device, or no layout is legal.
@@ -149,6 +167,48 @@ def search(
     if why_not:
         raise RequestError(f"{why_not}, so layouts cannot be ranked. Take another instance.")
     is_broad = breadth == "all"
+    found = _search(workload, cluster, calibration, best=best, is_broad=is_broad)
+    if found.fits or not reliefs:
+        return found
+    others = []
+    for relief in reliefs:
+        with suppress(RequestError):  # weights on the host may leave no legal layout
+            others.append(
+                (relief, _search(relief.work, cluster, calibration, best=best, is_broad=is_broad))
+            )
+    return _relieved(found, others, best=best)
+
+
+def _relieved(found: Search, others: Sequence[tuple[Relief, Search]], *, best: int) -> Search:
+    """A search in which nothing fits, with what fits by further settings."""
+    more = [
+        replace(candidate, more=relief.settings)
+        for relief, other in others
+        for candidate in other.best
+    ]
+    ranked = sorted((*found.best, *more), key=_rank)
+    return replace(
+        found,
+        best=tuple(ranked[:best]),
+        more_legal=sum(other.legal for _, other in others),
+        more_fitting=sum(other.fitting for _, other in others),
+        nearest=None if ranked else found.nearest,
+    )
+
+
+def _rank(candidate: Candidate) -> tuple[bool, float]:
+    """What fits first, then what is fastest."""
+    return not candidate.is_safe, candidate.step_s
+
+
+def _search(
+    workload: Work,
+    cluster: Cluster,
+    calibration: Calibration | None,
+    *,
+    best: int,
+    is_broad: bool,
+) -> Search:
     match work_on_devices(workload, cluster):
         case Workload() as text:
             space = _TextSpace(text, cluster, calibration, is_broad=is_broad)
@@ -179,7 +239,8 @@ def _searched(workload: _WorkT, space: _Space[_WorkT], cluster: Cluster, *, best
                 family.least_bytes = min(family.least_bytes, device_bytes)
             if nearest is None or device_bytes < nearest[0]:
                 nearest = (device_bytes, asked)
-            if device_bytes > (2 - SAFE_SHARE) * limit or host_short_of(asked, cluster):
+            does_fit = fit(device_bytes, limit).verdict != "does not fit"
+            if not does_fit or host_short_of(asked, cluster):
                 break  # nor do larger micro-batches fit
             candidate = _candidate(asked, space.parts(asked), device_bytes, limit)
             fitting += candidate.is_safe
@@ -190,10 +251,12 @@ def _searched(workload: _WorkT, space: _Space[_WorkT], cluster: Cluster, *, best
                 found[axes] = candidate
     if nearest is None:
         raise RequestError(_nothing_legal(workload, cluster))
-    ranked = sorted(found.values(), key=lambda c: (not c.is_safe, c.step_s))
+    ranked = sorted(found.values(), key=_rank)
     least = None
     if not ranked:
-        least = _candidate(nearest[1], space.parts(nearest[1]), nearest[0], limit)
+        asked = nearest[1]
+        least = _candidate(asked, space.parts(asked), nearest[0], limit)
+        least = replace(least, host_short=host_short_of(asked, cluster))
     return Search(
         legal=legal,
         fitting=fitting,
@@ -204,7 +267,7 @@ def _searched(workload: _WorkT, space: _Space[_WorkT], cluster: Cluster, *, best
 
 
 def nodes_that_fit(
-    workload: Work, cluster: Cluster, *, most: int = 256
+    workload: Work, cluster: Cluster, *, reliefs: Sequence[Relief] = (), most: int = 256
 ) -> tuple[int, Candidate] | None:
     """Fewest nodes, by doubling, on which some layout fits, and the fastest one there.
 
@@ -215,7 +278,7 @@ def nodes_that_fit(
     while nodes <= most:
         larger = replace(cluster, nodes=nodes)
         try:
-            best = search(workload, larger, best=1, breadth="usual").best
+            best = search(workload, larger, best=1, breadth="usual", reliefs=reliefs).best
         except RequestError:
             return None  # more data-parallel ranks than samples
         if best and best[0].is_safe:
@@ -317,8 +380,11 @@ def _legal(
             if expert_problems(dp_shard=dp_shard, cp=cp, ep=ep):
                 continue
             # one shard at zero 3 has nothing to split, but drops its copy in the computing format
-            levels = (1, 2, 3) if dp_shard * cp > 1 else (1, 3)
-            for zero in levels[:-1] if pp > 1 and splits_backward else levels:
+            levels: tuple[int, ...] = (1, 2, 3) if dp_shard * cp > 1 else (1, 3)
+            levels = levels[:-1] if pp > 1 and splits_backward else levels
+            if techniques.offload == "params":  # weights on the host are gathered block by block
+                levels = tuple(zero for zero in levels if zero == 3)
+            for zero in levels:
                 yield (
                     Layout(
                         dp_replicate=data_ranks // dp_shard, dp_shard=dp_shard, cp=cp, tp=tp,

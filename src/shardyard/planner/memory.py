@@ -99,6 +99,11 @@ class Fit:
     verdict: Literal["fits", "tight", "does not fit", "unknown"]
     reason: str
 
+    @property
+    def is_safe(self) -> bool:
+        """Whether it fits with room for the error of the prediction."""
+        return self.verdict == "fits"
+
 
 class Need(NamedTuple):
     """Bytes of one moment on one stage, by term."""
@@ -162,15 +167,20 @@ def memory(workload: Workload) -> Memory:
 
 
 def fit(device_bytes: float, limit_bytes: int | None) -> Fit:
-    """A word for how near the use of a device comes to its memory, and its reason."""
+    """Whether a predicted use fits into the memory of a device: the one place that says so.
+
+    ``fits`` leaves room for the error of the prediction, ``tight`` less than that; what is
+    predicted to be more than the device has does not fit.
+    """
     if limit_bytes is None:
         return Fit(verdict="unknown", reason="the memory of the device is not known")
     share = device_bytes / limit_bytes
     reason = f"{format_bytes(device_bytes)} are {share:.0%} of {format_bytes(limit_bytes)}"
     if share <= SAFE_SHARE:
         return Fit(verdict="fits", reason=reason)
-    if share <= 2 - SAFE_SHARE:
-        return Fit(verdict="tight", reason=f"{reason}, which is within this prediction's error")
+    if share <= 1:
+        spare = f"leaves less free than this prediction's error, {1 - SAFE_SHARE:.0%}"
+        return Fit(verdict="tight", reason=f"{reason}, which {spare}")
     return Fit(verdict="does not fit", reason=reason)
 
 

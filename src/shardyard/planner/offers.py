@@ -6,19 +6,23 @@ the rest is the Pareto front. A deadline or a budget picks one.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import instance, instance_names
 from shardyard.hardware.cluster import Cluster, cluster_of
+from shardyard.hardware.prices import rate_of
 from shardyard.planner.effective_time import NoProgressError
 from shardyard.planner.failures import FailureOutlook, failure_plan
 from shardyard.planner.kernels import missing
 from shardyard.planner.kinds import Work, work_on_devices
 from shardyard.planner.layouts import Candidate, search
+from shardyard.planner.reliefs import Relief
 from shardyard.planner.restart import Recovery
 from shardyard.planner.saving import SaveCost
+from shardyard.planner.throughput import UNMEASURED, Price
 
 NODES = (1, 2, 4, 8, 16, 32, 64)
 
@@ -34,6 +38,9 @@ class Offer:
     candidate: Candidate
     failures: FailureOutlook
     usd_per_hour: float
+    """Of its nodes, as they are rented, without spare ones."""
+    unmeasured: str = ""
+    """Why the rate of products it rests on is no measurement; empty: somebody timed them."""
 
     @property
     def name(self) -> str:
@@ -47,8 +54,16 @@ class Offer:
 
     @property
     def usd(self) -> float:
-        """Its price on demand."""
-        return self.wall_s / 3600 * self.usd_per_hour
+        """Its price, with the spare nodes that its time assumes."""
+        price = Price(usd_per_hour=self.usd_per_hour, source="")
+        usd = price.of(self.wall_s, nodes=self.nodes, spares=self.failures.spare_nodes)
+        assert usd is not None
+        return usd
+
+    @property
+    def mark(self) -> str:
+        """Of its time and price; empty: somebody timed the products that they rest on."""
+        return UNMEASURED if self.unmeasured else ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -60,6 +75,8 @@ class Offer:
             "wall_s": self.wall_s,
             "usd": self.usd,
             "usd_per_hour": self.usd_per_hour,
+            "spare_nodes": self.failures.spare_nodes,
+            "unmeasured": self.unmeasured or None,
             "candidate": self.candidate.to_json(),
             "failures": asdict(self.failures),
         }
@@ -76,6 +93,12 @@ class Offers:
     """Instance -> why it is in no offer."""
     picked: Offer | None
     """The cheapest in time, or the fastest in budget; None: no offer meets what was asked."""
+    has_deadline: bool = False
+
+    @property
+    def shown(self) -> Offer:
+        """What is picked; else the fastest if there is a deadline, and the cheapest if not."""
+        return self.picked or self.offers[-1 if self.has_deadline else 0]
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -96,6 +119,9 @@ def offers(
     deadline_s: float | None = None,
     budget_usd: float | None = None,
     names: Sequence[str] = (),
+    capacity: str = "on-demand",
+    variants: Sequence[Relief] = (),
+    reliefs: Sequence[Relief] = (),
 ) -> Offers:
     """Time and price a run on every instance type and number of nodes.
 
@@ -106,17 +132,21 @@ def offers(
         deadline_s: Longest wall time; the cheapest offer within it is picked.
         budget_usd: Highest price; the fastest offer within it is picked.
         names: Instance types to look at; none: all of the catalogue.
+        capacity: How nodes are rented: ``on-demand`` or ``spot``.
+        variants: The same training with other settings, of which the fastest counts.
+        reliefs: What is tried where nothing fits.
 
     Raises:
         RequestError: Nothing can be rented that trains it.
     """
     found: list[Offer] = []
     passed: list[tuple[str, str]] = []
+    asked = _Asked(
+        workload=workload, steps=steps, checkpoint_bytes=checkpoint_bytes, recovery=recovery,
+        capacity=capacity, variants=variants, reliefs=reliefs,
+    )  # fmt: skip
     for name in names or instance_names():
-        made, why = _of_instance(
-            name, workload, steps=steps, checkpoint_bytes=checkpoint_bytes,
-            recovery=recovery,
-        )  # fmt: skip
+        made, why = _of_instance(name, asked)
         found += made
         if not made:
             passed.append((name, why))
@@ -133,21 +163,29 @@ def offers(
         considered=len(found),
         passed_over=tuple(passed),
         picked=_pick(found, deadline_s=deadline_s, budget_usd=budget_usd),
+        has_deadline=deadline_s is not None,
     )
 
 
-def _of_instance(
-    name: str,
-    workload: Work,
-    *,
-    steps: int,
-    checkpoint_bytes: int,
-    recovery: Recovery,
-) -> tuple[list[Offer], str]:
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """What is asked of every instance type."""
+
+    workload: Work
+    steps: int
+    checkpoint_bytes: int
+    recovery: Recovery
+    capacity: str
+    variants: Sequence[Relief]
+    reliefs: Sequence[Relief]
+
+
+def _of_instance(name: str, asked: _Asked) -> tuple[list[Offer], str]:
     """Offers of one type by number of nodes; or why there is none."""
-    kind = instance(name)
-    if kind.usd_per_hour is None:
-        return [], "no on-demand price is known"
+    kind, workload = instance(name), asked.workload
+    usd = rate_of(kind, asked.capacity).usd_per_hour
+    if usd is None:
+        return [], f"no {asked.capacity} price is known"
     why_not = missing(kind.accelerator, workload.formats.compute)
     if why_not:
         return [], why_not
@@ -155,35 +193,35 @@ def _of_instance(
     for nodes in NODES:
         cluster = cluster_of(kind, nodes)
         try:
-            best = search(workload, cluster, best=1, breadth="usual").best
+            best = _fastest(asked, cluster)
         except RequestError:
             why = "more data-parallel ranks than samples in a step"
             break
-        if not best or not best[0].is_safe:
+        if best is None:
             continue
         try:
-            batch = work_on_devices(workload, cluster).global_batch
-            offer = _offer(
-                name, cluster, best[0], steps=-(-steps * workload.global_batch // batch),
-                checkpoint_bytes=checkpoint_bytes, recovery=recovery,
-            )  # fmt: skip
+            made.append(_offer(name, cluster, best, asked, usd_per_hour=usd * nodes))
         except NoProgressError:
             why = "it would fail more often than it saves"
-            continue
-        made.append(offer)
     return made, why
 
 
+def _fastest(asked: _Asked, cluster: Cluster) -> Candidate | None:
+    """The fastest way to train on a cluster that fits there."""
+    found = search(asked.workload, cluster, best=1, breadth="usual", reliefs=asked.reliefs).best
+    ways = [candidate for candidate in found if candidate.is_safe]
+    for variant in asked.variants:
+        with suppress(RequestError):  # it may leave no legal layout
+            found = search(variant.work, cluster, best=1, breadth="usual").best
+            more = variant.settings
+            ways += [replace(each, more=(*more, *each.more)) for each in found if each.is_safe]
+    return min(ways, key=lambda candidate: candidate.step_s, default=None)
+
+
 def _offer(
-    name: str,
-    cluster: Cluster,
-    candidate: Candidate,
-    *,
-    steps: int,
-    checkpoint_bytes: int,
-    recovery: Recovery,
+    name: str, cluster: Cluster, candidate: Candidate, asked: _Asked, *, usd_per_hour: float
 ) -> Offer:
-    assert cluster.usd_per_hour is not None
+    batch = work_on_devices(asked.workload, cluster).global_batch
     return Offer(
         instance=name,
         nodes=cluster.nodes,
@@ -194,11 +232,14 @@ def _offer(
             nodes=cluster.nodes,
             devices=cluster.devices,
             step_s=candidate.step_s,
-            steps=steps,
-            saving=SaveCost.of(checkpoint_bytes, devices=cluster.devices, nodes=cluster.nodes),
-            recovery=recovery,
+            steps=-(-asked.steps * asked.workload.global_batch // batch),
+            saving=SaveCost.of(
+                asked.checkpoint_bytes, devices=cluster.devices, nodes=cluster.nodes
+            ),
+            recovery=asked.recovery,
         ),
-        usd_per_hour=cluster.usd_per_hour,
+        usd_per_hour=usd_per_hour,
+        unmeasured=cluster.accelerator.unmeasured(asked.workload.formats.compute),
     )
 
 

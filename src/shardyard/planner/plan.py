@@ -206,10 +206,19 @@ class Plan:
 
     @property
     def usd(self) -> float | None:
-        """Predicted price of the run, failures included."""
-        if self.wall_s is None or self.price.usd_per_hour is None:
+        """Predicted price of the run: failures, and the spare nodes that its time assumes."""
+        if self.phases:
+            return sum_known(phase.usd for phase in self.phases)
+        if self.wall_s is None:
             return None
-        return self.wall_s / 3600 * self.price.usd_per_hour
+        return self.price.of(self.wall_s, nodes=self.nodes, spares=self.spare_nodes)
+
+    @property
+    def spare_nodes(self) -> int:
+        """Nodes that wait for one to fail, so that the run never waits for one."""
+        if self.phases:
+            return max(phase.spare_nodes for phase in self.phases)
+        return 0 if self.failures is None else self.failures.spare_nodes
 
     @property
     def usd_per_million_tokens(self) -> float | None:
@@ -276,6 +285,7 @@ class Plan:
             "seconds": self.seconds,
             "wall_s": self.wall_s,
             "usd": self.usd,
+            "spare_nodes": self.spare_nodes,
             "usd_per_million_tokens": self.usd_per_million_tokens,
         }
 
@@ -361,7 +371,7 @@ def plan_recipe(
         recompute=str(workload.recompute),
         seq_len=workload.seq_len,
         steps=steps,
-        speed=_speed(timed, why_not),
+        speed=_speed(timed, why_not, unmeasured=_unmeasured(workload, on, calibration)),
         time=timed.terms if timed else (),
         price=price_of(on.cluster),
         checkpoint_bytes=counts.checkpoint_bytes,
@@ -424,10 +434,16 @@ def _decoding(timed: AnyEstimate | None, named: Cluster | None) -> Decoding | No
     return decoding_of(timed.trained_per_s, named, timed.workload.threads)
 
 
-def _speed(timed: AnyEstimate | None, why_not: str) -> Speed:
+def _speed(timed: AnyEstimate | None, why_not: str, *, unmeasured: str) -> Speed:
     if timed is None:
         return Speed(tokens_per_s=None, reason=why_not)
-    return Speed(tokens_per_s=timed.tokens_per_s, reason=SPEED_REASON)
+    return Speed(tokens_per_s=timed.tokens_per_s, reason=SPEED_REASON, unmeasured=unmeasured)
+
+
+def _unmeasured(workload: Work, on: "_Devices", calibration: Calibration | None) -> str:
+    if on.accelerator is None or (calibration and calibration.matmul_share is not None):
+        return ""
+    return on.accelerator.unmeasured(workload.formats.compute)
 
 
 def _network(recipe: Recipe, named: Cluster | None, *, nodes: int) -> str:

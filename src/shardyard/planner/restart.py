@@ -12,7 +12,7 @@ from typing import Literal
 from shardyard.config.daly import best_every
 from shardyard.config.schema import Recipe
 from shardyard.config.timeouts import hang_min_s
-from shardyard.planner.failure_rates import HARDWARE_SHARE, log_log
+from shardyard.planner.failure_rates import HARDWARE_SHARE, Mtbf, log_log
 from shardyard.planner.saving import STAGING_BYTES_PER_S
 from shardyard.units import format_seconds
 
@@ -63,7 +63,6 @@ fast. Source: bigscience-workshop/bigscience, train/tr11-176B-ml/chronicles.md."
 
 _NVRX = "NVIDIA Resiliency Extension, in-process usage guide, Restart latency"
 _HYPERPOD = "AWS ML blog 2025-12-15, HyperPod checkpointless training, and its baselines"
-_OF_NODES = f"{HARDWARE_SHARE:.0%} of failures take a node away"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +76,8 @@ class Recovery:
     collective_timeout_s: float = 600.0
     snapshot_every: int | Literal["auto"] | None = None
     parks: bool = False
+    is_spot: bool = False
+    """Whether its nodes are spot instances, which AWS takes back."""
 
     @classmethod
     def of(cls, recipe: Recipe) -> "Recovery":
@@ -89,6 +90,7 @@ class Recovery:
             collective_timeout_s=elastic.collective_timeout_s,
             snapshot_every=elastic.snapshot_every,
             parks=elastic.parked is True,
+            is_spot=recipe.cluster.capacity == "spot",
         )
 
     def hang_s(self, step_s: float) -> tuple[float, str]:
@@ -115,18 +117,18 @@ class MemoryTier:
 
 
 def memory_tier(
-    recovery: Recovery, *, step_s: float, copy_s: float, mtbf_s: float
+    recovery: Recovery, *, step_s: float, copy_s: float, mtbf: Mtbf
 ) -> MemoryTier | None:
     """Snapshots of a run; None: it takes none.
 
     Args:
         copy_s: Of one rank's state into host memory.
-        mtbf_s: Between failures of any kind.
+        mtbf: Of failures of any kind.
     """
     every = recovery.snapshot_every
     if every is None:
         return None
-    mtbf_s /= 1 - HARDWARE_SHARE
+    mtbf_s = mtbf.seconds / (1 - mtbf.node_share)
     reason = f"elastic.snapshot_every={every}"
     if every == "auto":
         every = best_every(step_s=step_s, blocked_s=copy_s, counts_s=copy_s, mtbf_s=mtbf_s)
@@ -143,15 +145,17 @@ def restart_phases(
     checkpoint_bytes: float,
     step_s: float,
     recovery: Recovery,
+    node_share: float = HARDWARE_SHARE,
 ) -> tuple[Phase, ...]:
     """Phases of one restart with a spare node at hand, without the work done again.
 
     Args:
         checkpoint_bytes: One checkpoint on disk, all ranks.
         step_s: A usual one, by which a hang is found.
+        node_share: Of failures, those that take a node away.
     """
     return (
-        _detect(recovery, step_s=step_s),
+        _detect(recovery, step_s=step_s, node_share=node_share),
         Phase(
             name="teardown",
             seconds=TEARDOWN_S,
@@ -170,38 +174,46 @@ def restart_phases(
             reason="ranks given out, one barrier",
             source=_NVRX,
         ),
-        _init(devices, recovery),
-        _load(checkpoint_bytes, nodes=nodes, devices=devices, recovery=recovery),
+        _init(devices, recovery, node_share=node_share),
+        _load(
+            checkpoint_bytes,
+            nodes=nodes,
+            devices=devices,
+            recovery=recovery,
+            node_share=node_share,
+        ),
     )
 
 
-def _detect(recovery: Recovery, *, step_s: float) -> Phase:
+def _detect(recovery: Recovery, *, step_s: float, node_share: float) -> Phase:
     hang_s, by = recovery.hang_s(step_s)
     return Phase(
         name="detect",
-        seconds=POLL_S + SILENT_SHARE * hang_s + HARDWARE_SHARE * NODE_SILENT_S,
+        seconds=POLL_S + SILENT_SHARE * hang_s + node_share * NODE_SILENT_S,
         reason=f"a dead process at once; {SILENT_SHARE:.1%} are silent and found by {by}; "
-        f"{_OF_NODES}, which is gone after {NODE_SILENT_S:g} s of silence",
+        f"{_of_nodes(node_share)}, which is gone after {NODE_SILENT_S:g} s of silence",
         source="ByteRobust, SOSP 2025 (second hand)",
     )
 
 
-def _init(devices: int, recovery: Recovery) -> Phase:
+def _init(devices: int, recovery: Recovery, *, node_share: float) -> Phase:
     whole_s = log_log(devices, PUBLISHED_RESTARTS)
     in_place_s = log_log(devices, PUBLISHED_IN_PLACE) - (PARKED_SAVES_S if recovery.parks else 0.0)
     before_s = POLL_S + TEARDOWN_S + RENDEZVOUS_S
     parked = ", by parked processes" if recovery.parks else ""
     return Phase(
         name="init",
-        seconds=max(0.0, _mean(node=whole_s, process=in_place_s) - before_s),
+        seconds=max(0.0, _mean(node=whole_s, process=in_place_s, node_share=node_share) - before_s),
         reason=f"processes, imports, communicators, data, first step: what the phases before leave "
-        f"of {whole_s:.0f} s with another node ({_OF_NODES}) and {in_place_s:.0f} s in place"
-        f"{parked}, published for about this size",
+        f"of {whole_s:.0f} s with another node ({_of_nodes(node_share)}) and {in_place_s:.0f} s "
+        f"in place{parked}, published for about this size",
         source=_HYPERPOD,
     )
 
 
-def _load(checkpoint_bytes: float, *, nodes: int, devices: int, recovery: Recovery) -> Phase:
+def _load(
+    checkpoint_bytes: float, *, nodes: int, devices: int, recovery: Recovery, node_share: float
+) -> Phase:
     from_storage_s = checkpoint_bytes / (nodes * READ_BYTES_PER_S_PER_NODE)
     reason = f"one checkpoint at {READ_BYTES_PER_S_PER_NODE / 1e9:.1f} GB/s per node"
     in_place_s = from_storage_s
@@ -210,15 +222,19 @@ def _load(checkpoint_bytes: float, *, nodes: int, devices: int, recovery: Recove
         reason += f"; from memory where the node stays, {format_seconds(in_place_s)}"
     return Phase(
         name="load",
-        seconds=_mean(node=from_storage_s, process=in_place_s),
+        seconds=_mean(node=from_storage_s, process=in_place_s, node_share=node_share),
         reason=reason,
         source="BLOOM 176B: 2.3 TB in 40 s from 48 nodes, bigscience chronicles",
     )
 
 
-def _mean(*, node: float, process: float) -> float:
+def _mean(*, node: float, process: float, node_share: float) -> float:
     """Of what a lost node and a lost process cost."""
-    return HARDWARE_SHARE * node + (1 - HARDWARE_SHARE) * process
+    return node_share * node + (1 - node_share) * process
+
+
+def _of_nodes(node_share: float) -> str:
+    return f"{node_share:.0%} of failures take a node away"
 
 
 def first_init_s(devices: int) -> float:
@@ -226,7 +242,13 @@ def first_init_s(devices: int) -> float:
     return max(RENDEZVOUS_S, log_log(devices, PUBLISHED_RESTARTS) - POLL_S - TEARDOWN_S)
 
 
-def replay_phase(*, interval_s: float, durable_lag_s: float, memory: MemoryTier | None) -> Phase:
+def replay_phase(
+    *,
+    interval_s: float,
+    durable_lag_s: float,
+    memory: MemoryTier | None,
+    node_share: float = HARDWARE_SHARE,
+) -> Phase:
     """Work of one failure that is done again, on average.
 
     Args:
@@ -238,7 +260,7 @@ def replay_phase(*, interval_s: float, durable_lag_s: float, memory: MemoryTier 
     seconds = interval_s / 2 + durable_lag_s
     reason = f"half of the {format_seconds(interval_s)} between checkpoints{lag}"
     if memory is not None:
-        seconds = _mean(node=seconds, process=memory.interval_s / 2)
+        seconds = _mean(node=seconds, process=memory.interval_s / 2, node_share=node_share)
         reason += (
             f"; where the node stays half of the {memory.every:,} steps between snapshots "
             f"({memory.reason})"

@@ -25,14 +25,26 @@ class Speed:
 
     tokens_per_s: float | None
     reason: str
+    unmeasured: str = ""
+    """Why the rate of products it rests on is no measurement; empty: somebody timed them."""
+
+
+UNMEASURED = "*"
+"""Marks a speed, time or price that rests on a rate of products that nobody measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """Price of the whole cluster, as it is rented; None where none is known."""
+    """Price of the cluster, as it is rented, without spare nodes; None where none is known."""
 
     usd_per_hour: float | None
     source: str
+
+    def of(self, wall_s: float, *, nodes: int, spares: int) -> float | None:
+        """What so long a run costs, with spare nodes at the price of the others."""
+        if self.usd_per_hour is None:
+            return None
+        return wall_s / 3600 * self.usd_per_hour * (nodes + spares) / nodes
 
 
 def peak_of(

@@ -1,8 +1,9 @@
 """A plan and the candidates of its search in words: as a page, a table or a comment shows them."""
 
 from shardyard.config.schema import Parallel
-from shardyard.planner.layouts import Candidate
+from shardyard.planner.layouts import Candidate, Search
 from shardyard.planner.plan import Plan, layout_name
+from shardyard.planner.throughput import UNMEASURED
 from shardyard.units import format_bytes, format_count, format_flops, format_seconds, format_usd
 
 Row = tuple[str, str, str]
@@ -28,7 +29,22 @@ def headline(plan: Plan) -> list[Row]:
 def candidate_name(candidate: Candidate) -> str:
     """Layout, micro-batch and recompute mode in words."""
     recompute = "" if candidate.recompute == "none" else f", recompute {candidate.recompute}"
-    return f"{layout_name(candidate.layout)}, micro-batch {candidate.micro_batch}{recompute}"
+    more = "".join(f", {setting}" for setting in candidate.more)
+    return f"{layout_name(candidate.layout)}, micro-batch {candidate.micro_batch}{recompute}{more}"
+
+
+def fitting_words(search: Search) -> str:
+    """How many layouts fit: as the recipe is, and with further settings where none does."""
+    if search.fitting:
+        return f"{search.fitting:,} of {search.legal:,} legal layouts fit."
+    none = f"None of {search.legal:,} legal layouts fits as the recipe is."
+    if search.more_fitting:
+        return (
+            f"{none} With other settings of memory {search.more_fitting:,} of "
+            f"{search.more_legal:,} do."
+        )
+    tried = " Nor does any with memory.offload." if search.more_legal else ""
+    return f"{none}{tried}"
 
 
 def settings_of(candidate: Candidate, asked: Parallel | None = None) -> list[str]:
@@ -51,7 +67,7 @@ def settings_of(candidate: Candidate, asked: Parallel | None = None) -> list[str
         settings.append("parallel.cp_exchange=keys_values")  # what the search looks at
     settings.append(f"optim.micro_batch={candidate.micro_batch}")
     settings.append(f"memory.recompute={candidate.recompute}")
-    return settings
+    return [*settings, *candidate.more]
 
 
 def _speed(plan: Plan) -> Row:
@@ -59,7 +75,24 @@ def _speed(plan: Plan) -> Row:
     if rate is None:
         return ("speed", "-", plan.speed.reason)
     each = f"{rate / plan.layout.world_size:,.0f} a device"
-    return ("speed", f"{format_count(rate)} {plan.units}/s", each)
+    if plan.speed.unmeasured:
+        each += f"; {unmeasured_words(plan.speed.unmeasured)}"
+    return ("speed", f"{format_count(rate)}{mark_of(plan)} {plan.units}/s", each)
+
+
+def unmeasured_words(why: str) -> str:
+    """The footnote of what is marked: ``* not measured: ...``."""
+    return f"{UNMEASURED} not measured: {why}"
+
+
+def mark_of(plan: Plan) -> str:
+    """Of its speed, time and price; empty: somebody timed the products that they rest on."""
+    return UNMEASURED if plan.speed.unmeasured else ""
+
+
+def spare_words(spares: int) -> str:
+    """``with 2 spare nodes``; empty: none."""
+    return f"with {spares} spare node{'s' * (spares > 1)}" if spares else ""
 
 
 def _decoding(plan: Plan) -> list[Row]:
@@ -128,6 +161,9 @@ def _price(plan: Plan) -> Row:
     if per_hour is None:
         return ("price", "-", plan.price.source)
     parts = [f"{format_usd(per_hour)} an hour"]
+    if plan.usd is not None and plan.spare_nodes:
+        more = per_hour / plan.nodes * plan.spare_nodes
+        parts.append(f"{spare_words(plan.spare_nodes)} {format_usd(more)} more")
     if per_million is not None:
         parts.append(f"{format_usd(per_million)} per million {plan.units}")
     parts.append(plan.price.source)

@@ -4,11 +4,12 @@ One picture, memory beside step time, a bar for each technique; then tables with
 and why.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from shardyard.planner.advice import Advice, Change
 from shardyard.planner.effect import IN_USE
 from shardyard.planner.plan import Plan
+from shardyard.planner.words import mark_of, unmeasured_words
 from shardyard.report.markup import esc, render_section, render_table
 from shardyard.report.plan_bars import Bar, bars_of
 from shardyard.report.values import ABSENT
@@ -62,7 +63,7 @@ def _card(advice: Advice, changes: Sequence[Change], note: str) -> str:
     heads = ["", "#device", "#fits", "#step", f"#{advice.now.units}/s", "#price", ""]
     rows = [_row(THIS, advice.now, "")]
     rows += [_row(change.name, change.plan, _words(change)) for change in changes if change.plan]
-    table = render_table(heads, rows)
+    table = render_table(heads, rows) + _unmeasured(advice, changes)
     refused = [(esc(each.name), esc(each.refused)) for each in changes if each.plan is None]
     if refused:
         table += f'<p class="note">Not here:</p>{render_table(["", ""], refused)}'
@@ -76,12 +77,22 @@ def _row(name: str, plan: Plan, words: str) -> Cells:
             name,
             format_bytes(plan.device_bytes),
             plan.fits,
-            ABSENT if plan.step_s is None else format_seconds(plan.step_s),
-            ABSENT if plan.speed.tokens_per_s is None else format_count(plan.speed.tokens_per_s),
-            ABSENT if plan.usd is None else format_usd(plan.usd),
+            _marked(plan, plan.step_s, format_seconds),
+            _marked(plan, plan.speed.tokens_per_s, format_count),
+            _marked(plan, plan.usd, format_usd),
             words,
         )
     )
+
+
+def _marked(plan: Plan, value: float | None, written: Callable[[float], str]) -> str:
+    return ABSENT if value is None else f"{written(value)}{mark_of(plan)}"
+
+
+def _unmeasured(advice: Advice, changes: Sequence[Change]) -> str:
+    plans = [advice.now, *(change.plan for change in changes if change.plan is not None)]
+    found = dict.fromkeys(plan.speed.unmeasured for plan in plans if plan.speed.unmeasured)
+    return "".join(f'<p class="note">{esc(unmeasured_words(why))}</p>' for why in found)
 
 
 def _words(change: Change) -> str:

@@ -73,11 +73,12 @@ class Bar:
 
 def is_planned(candidate: Candidate, plan: Plan) -> bool:
     """Whether a candidate of a search is what is planned."""
-    return (candidate.layout, candidate.micro_batch, str(candidate.recompute)) == (
+    is_same = (candidate.layout, candidate.micro_batch, str(candidate.recompute)) == (
         plan.layout,
         plan.micro_batch,
         plan.recompute,
     )
+    return is_same and not candidate.more
 
 
 def memory_bars(

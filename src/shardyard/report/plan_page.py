@@ -12,6 +12,7 @@ from shardyard.planner.layouts import Candidate, Search, strength
 from shardyard.planner.memory import RULE_BYTES_PER_PARAMETER, Memory
 from shardyard.planner.offers import Offer, Offers
 from shardyard.planner.plan import Plan, layout_name
+from shardyard.planner.words import fitting_words, mark_of, spare_words, unmeasured_words
 from shardyard.report.advice_page import advice_sections
 from shardyard.report.markup import esc, render_page, render_section, render_table, swatch
 from shardyard.report.plan_bars import (
@@ -155,7 +156,9 @@ def _time(plan: Plan) -> str:
         _row("step", format_seconds(plan.step_s), "100.0 %", f"{own:.0%} computes", "the sum")
     )
     table = render_table(["term", "#time", "#share", "#kind", ""], rows, totals=1, is_folding=True)
-    body = f'<div class="card">{table}<p class="note">From {esc(plan.speed.reason)}.</p></div>'
+    rates = f" {unmeasured_words(plan.speed.unmeasured)}." if plan.speed.unmeasured else ""
+    note = f"From {plan.speed.reason}.{rates}"
+    body = f'<div class="card">{table}<p class="note">{esc(note)}</p></div>'
     return render_section("time", heading, body)
 
 
@@ -165,13 +168,14 @@ def _time(plan: Plan) -> str:
 def _layouts(plan: Plan, search: Search | None) -> str:
     if search is None:
         return ""
-    found = f"{search.fitting:,} of {search.legal:,} legal ways to train fit."
+    found = fitting_words(search)
     if search.best:
         rows = [_layout(plan, place, best) for place, best in enumerate(search.best, start=1)]
         heads = ["", "layout", f"#{plan.units}/s", "#step", "#MFU", "#device", "#fits", ""]
-        body = f'<p class="note">{found} The fastest:</p>{render_table(heads, rows)}'
+        which = "The fastest:" if search.fits else "These are tight, the fastest first:"
+        body = f'<p class="note">{esc(found)} {which}</p>{render_table(heads, rows)}'
     else:
-        body = f'<p class="bad">{found}</p>{_nearest(search.nearest)}'
+        body = f'<p class="bad">{esc(found)}</p>{_nearest(search.nearest)}'
     rejected = render_table(
         ["family", ""], [_row(family.family, family.reason) for family in search.rejected]
     )
@@ -193,8 +197,8 @@ def _layout(plan: Plan, place: int, candidate: Candidate) -> Cells:
     return _row(
         f"{place}.",
         f"{_how(candidate)}{this}",
-        format_count(candidate.tokens_per_s),
-        format_seconds(candidate.step_s),
+        f"{format_count(candidate.tokens_per_s)}{mark_of(plan)}",
+        f"{format_seconds(candidate.step_s)}{mark_of(plan)}",
         mfu,
         f"{format_bytes(candidate.device_bytes)}, "
         f"{candidate.device_bytes / candidate.limit_bytes:.0%}",
@@ -205,7 +209,8 @@ def _layout(plan: Plan, place: int, candidate: Candidate) -> Cells:
 
 def _how(candidate: Candidate) -> str:
     name = layout_name(candidate.layout)
-    return f"{name}, micro-batch {candidate.micro_batch}, recompute {candidate.recompute}"
+    more = "".join(f", {setting}" for setting in candidate.more)
+    return f"{name}, micro-batch {candidate.micro_batch}, recompute {candidate.recompute}{more}"
 
 
 def _nearest(candidate: Candidate | None) -> str:
@@ -284,10 +289,11 @@ def _wall_time(outlook: FailureOutlook) -> str:
 
 def _price(plan: Plan) -> str:
     per_hour, per_million = plan.price.usd_per_hour, plan.usd_per_million_tokens
+    mark = mark_of(plan)
     rows = [
         _row("an hour", _usd(per_hour), plan.price.source),
-        _row("the run", _usd(plan.usd), _run_words(plan)),
-        _row(f"a million {plan.units}", _usd(per_million), "without failures"),
+        _row("the run", _usd(plan.usd) + mark, _run_words(plan)),
+        _row(f"a million {plan.units}", _usd(per_million) + mark, "without failures"),
     ]
     if per_hour is None:
         rows = rows[:1]
@@ -301,7 +307,9 @@ def _run_words(plan: Plan) -> str:
     if plan.wall_s is None:
         return "its time is not known"
     failures = "with start, saves and failures" if plan.failures is not None else "without failures"
-    return f"{format_seconds(plan.wall_s)} on {plan.devices_words()}, {failures}"
+    spares = spare_words(plan.spare_nodes)
+    on = f"{plan.devices_words()}{f' {spares}' if spares else ''}"
+    return f"{format_seconds(plan.wall_s)} on {on}, {failures}"
 
 
 def _usd(usd: float | None) -> str:
@@ -320,7 +328,10 @@ def _offers(offers: Offers | None, *, has_picture: bool) -> str:
     picked = "None meets the deadline or the budget that was given."
     if offers.picked is not None:
         usd, wall = format_usd(offers.picked.usd), format_seconds(offers.picked.wall_s)
-        picked = f"Picked: {offers.picked.name}, {wall}, {usd}."
+        mark = offers.picked.mark
+        picked = f"Picked: {offers.picked.name}, {wall}{mark}, {usd}{mark}."
+    rates = dict.fromkeys(offer.unmeasured for offer in offers.offers if offer.unmeasured)
+    unmeasured = "".join(f'<p class="note">{esc(unmeasured_words(why))}</p>' for why in rates)
     passed = render_table(["instance", ""], [_row(*pair) for pair in offers.passed_over])
     more = (
         f"<details><summary>Instance types in no offer: {len(offers.passed_over)}</summary>"
@@ -331,7 +342,8 @@ def _offers(offers: Offers | None, *, has_picture: bool) -> str:
     body = (
         f'<p class="note">{esc(note)} <b>{esc(picked)}</b></p>'
         f"{_offers_picture(offers) if has_picture else ''}"
-        f'<div class="card" style="margin:12px 0">{render_table(heads, rows)}</div>{more}'
+        f'<div class="card" style="margin:12px 0">{render_table(heads, rows)}{unmeasured}</div>'
+        f"{more}"
     )
     return render_section("offers", "What can be rented", body)
 
@@ -346,8 +358,8 @@ def _offer(offer: Offer, picked: Offer | None) -> Cells:
     mark = swatch("orange" if offer == picked else "blue")
     name, *rest = _row(
         offer.name,
-        format_seconds(offer.wall_s),
-        format_usd(offer.usd),
+        f"{format_seconds(offer.wall_s)}{offer.mark}",
+        f"{format_usd(offer.usd)}{offer.mark}",
         format_usd(offer.usd_per_hour),
         f"{offer.failures.expected_failures:.2g}",
         f"{offer.devices} x {offer.device}",

@@ -1,6 +1,7 @@
 """The head of a plan's page: what a person reads in ten seconds."""
 
 from shardyard.planner.plan import Plan
+from shardyard.planner.words import mark_of, spare_words
 from shardyard.report.values import ABSENT, format_percent
 from shardyard.units import format_bytes, format_count, format_seconds, format_usd
 
@@ -32,7 +33,8 @@ def _rate(plan: Plan) -> tuple[str, str]:
         return ABSENT, plan.speed.reason
     each = f"{format_count(rate / plan.layout.world_size)} a device"
     step = f", {format_seconds(plan.step_s)} a step" if plan.step_s is not None else ""
-    return format_count(rate), each + step
+    rates = "; rate of products not measured" if plan.speed.unmeasured else ""
+    return f"{format_count(rate)}{mark_of(plan)}", each + step + rates
 
 
 def _mfu(plan: Plan) -> tuple[str, str]:
@@ -52,9 +54,10 @@ def _time(plan: Plan) -> tuple[str, str]:
         return ABSENT, f"{length}; would not advance for failures"
     if plan.wall_s is None:
         return ABSENT, length
+    wall = f"{format_seconds(plan.wall_s)}{mark_of(plan)}"
     if plan.failures is None:
-        return format_seconds(plan.wall_s), f"{length}, without failures"
-    return format_seconds(plan.wall_s), f"{length}, with start, saves and failures"
+        return wall, f"{length}, without failures"
+    return wall, f"{length}, with start, saves and failures"
 
 
 def _price(plan: Plan) -> tuple[str, str]:
@@ -64,7 +67,10 @@ def _price(plan: Plan) -> tuple[str, str]:
     words = f"{format_usd(per_hour)} an hour"
     if per_million is not None:
         words += f", {format_usd(per_million)} a million {plan.units}"
-    return ABSENT if plan.usd is None else _short_usd(plan.usd), words
+    if plan.usd is None:
+        return ABSENT, words
+    spares = spare_words(plan.spare_nodes)
+    return f"{_short_usd(plan.usd)}{mark_of(plan)}", f"{words}{f', {spares}' if spares else ''}"
 
 
 def _short_usd(usd: float) -> str:
@@ -80,6 +86,6 @@ def _failures(plan: Plan) -> tuple[str, str]:
         return ABSENT, "more often than it can save"
     if outlook is None:
         return ABSENT, "needs a speed, a length and a known cluster"
-    spares = "1 spare node" if outlook.spare_nodes == 1 else f"{outlook.spare_nodes} spare nodes"
+    spares = spare_words(outlook.spare_nodes) or "no spare node"
     words = f"one every {format_seconds(outlook.mtbf.seconds)}; {spares}"
     return f"{outlook.expected_failures:.2g}", words

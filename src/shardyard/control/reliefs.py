@@ -1,0 +1,125 @@
+"""Which settings a search may add where no layout fits as the recipe is.
+
+Only those that the recipe's own check accepts: what a plan prints can be pasted.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from shardyard.config.check import load_checked_recipe
+from shardyard.config.layout import Layout
+from shardyard.config.model_problems import misfits
+from shardyard.config.schema import Recipe
+from shardyard.errors import RequestError
+from shardyard.families.shape import ModelShape
+from shardyard.hardware.cluster import Cluster
+from shardyard.planner.images.image_recipe import uncounted
+from shardyard.planner.kinds import Model, work_of
+from shardyard.planner.reliefs import Relief
+from shardyard.planner.workload import Workload
+
+_OFFLOAD = ("optimizer", "activations", "params")
+_OPEN_AXES = (
+    "parallel.strategy=null", "parallel.dp_shard=auto", "parallel.dp_replicate=auto",
+    "parallel.zero=3",
+)  # fmt: skip
+"""Weights on the host are gathered block by block; the search looks at zero 3 alone for them."""
+
+
+def reliefs_of(
+    asked: Recipe,
+    settled: Recipe,
+    model: Model,
+    layout: Layout,
+    cluster: Cluster | None,
+    *,
+    chunks_by_rule: bool,
+) -> tuple[Relief, ...]:
+    """Offloads, and where a compiled block cannot be recomputed the same without compile.
+
+    Args:
+        asked: The recipe with what it leaves open.
+        settled: What it came to.
+        layout: Of the step that is searched from.
+        chunks_by_rule: Whether ``memory.loss_chunk`` is auto.
+    """
+    return _accepted(
+        _tried(settled), asked, settled, model, layout, cluster, chunks_by_rule=chunks_by_rule
+    )
+
+
+def variants_of(
+    asked: Recipe,
+    settled: Recipe,
+    model: Model,
+    layout: Layout,
+    cluster: Cluster | None,
+    *,
+    chunks_by_rule: bool,
+) -> tuple[Relief, ...]:
+    """Settings that may be faster, and change neither what is learnt nor how it is rounded.
+
+    Layouts, micro-batch and recompute are searched anyway; what is left is compile.
+    """
+    compiled = str(settled.model.compile is not True).lower()
+    return _accepted(
+        [(f"model.compile={compiled}",)], asked, settled, model, layout, cluster,
+        chunks_by_rule=chunks_by_rule,
+    )  # fmt: skip
+
+
+def _accepted(
+    tried: Iterable[tuple[str, ...]],
+    asked: Recipe,
+    settled: Recipe,
+    model: Model,
+    layout: Layout,
+    cluster: Cluster | None,
+    *,
+    chunks_by_rule: bool,
+) -> tuple[Relief, ...]:
+    found = []
+    for settings in tried:
+        if not _is_accepted(asked, settled, model, settings):
+            continue
+        work = work_of(_with(settled, settings), model, layout, cluster)
+        if isinstance(work, Workload):
+            work = replace(work, chunks_by_rule=chunks_by_rule)
+        found.append(Relief(settings=settings, work=work))
+    return tuple(found)
+
+
+def _tried(settled: Recipe) -> Iterator[tuple[str, ...]]:
+    moved = [f"memory.offload={kind}" for kind in _OFFLOAD if kind != settled.memory.offload]
+    yield from ((setting,) for setting in moved)
+    if settled.model.compile is True:
+        yield ("model.compile=false",)
+        yield from (("model.compile=false", setting) for setting in moved)
+
+
+def _is_accepted(asked: Recipe, settled: Recipe, model: Model, settings: tuple[str, ...]) -> bool:
+    axes = _OPEN_AXES if "memory.offload=params" in settings else ()
+    try:
+        changed = load_checked_recipe(asked, [*axes, *settings], to_train=False)
+    except RequestError:
+        return False
+    shape = model if isinstance(model, ModelShape) else None
+    if shape is None and list(uncounted(changed)):
+        return False
+    parallel = changed.parallel if axes else settled.parallel
+    tried = _with(settled, settings).model_copy(update={"parallel": parallel})
+    before, after = (
+        {str(problem) for problem in misfits(recipe, shape, devices_per_node=None)}
+        for recipe in (settled, tried)
+    )
+    return after <= before
+
+
+def _with(recipe: Recipe, settings: tuple[str, ...]) -> Recipe:
+    for setting in settings:
+        path, _, value = setting.partition("=")
+        section, name = path.split(".")
+        given = {"false": False, "true": True}.get(value, value)
+        changed = getattr(recipe, section).model_copy(update={name: given})
+        recipe = recipe.model_copy(update={section: changed})
+    return recipe
