@@ -200,13 +200,20 @@ def test_a_wrong_place_is_refused(place: str, message: str) -> None:
 
 @pytest.mark.heavy
 def test_a_model_that_does_not_fit_is_refused_with_the_nodes_on_which_it_does() -> None:
-    draft = with_model(blank(), "llama3-70b")
+    draft = with_model(blank(), "llama3.1-405b")
     told = refused(draft, "slurm p5.48xlarge")
-    assert "llama3-70b does not fit on 8 x H100 SXM: of " in told
-    assert told.endswith("It fits on more of them: slurm 4 x p5.48xlarge.")
-    assert "llama3-70b does not fit on 1 CPU process: " in refused(draft, "here")
-    planned = with_place(draft, "slurm 4 x p5.48xlarge").planned
+    assert "llama3.1-405b does not fit on 8 x H100 SXM. None of " in told
+    place = re.search(r"It fits on more of them: (slurm \d+ x p5.48xlarge)\.$", told)
+    assert place is not None
+    assert "llama3.1-405b does not fit on 1 CPU process: " in refused(draft, "here")
+    planned = with_place(draft, place[1]).planned
     assert planned is not None and planned.plan.fits == "fits"
+
+
+def test_a_model_that_fits_by_offload_alone_is_drafted_with_it() -> None:
+    draft = with_place(with_model(blank(), "llama3-70b"), "slurm p5.48xlarge")
+    assert draft.planned is not None and draft.planned.plan.fits == "fits"
+    assert draft.recipe.memory.offload != "none"
 
 
 # --- length -------------------------------------------------------------------------------------

@@ -128,7 +128,8 @@ def test_the_price_counts_failures_and_the_price_of_a_token_does_not() -> None:
     assert plan.failures is not None and plan.seconds is not None and plan.wall_s is not None
     assert plan.failures.expected_failures > 0
     assert plan.wall_s > plan.seconds
-    assert plan.usd == pytest.approx(plan.wall_s / 3600 * 110.08)
+    assert plan.spare_nodes == plan.failures.spare_nodes == 1
+    assert plan.usd == pytest.approx(plan.wall_s / 3600 * (110.08 + 55.04))
     assert plan.tokens is not None
     assert plan.usd_per_million_tokens == pytest.approx(
         plan.seconds / 3600 * 110.08 / plan.tokens * 1e6

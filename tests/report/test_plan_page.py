@@ -245,7 +245,7 @@ def test_a_hostile_recipe_stays_text() -> None:
 def test_layouts_come_with_reasons_and_losers_too() -> None:
     text = words(whole_page())
     best, loser = found().best[0], found().rejected[0]
-    assert f"{found().fitting:,} of {found().legal:,} legal ways to train fit" in text
+    assert f"{found().fitting:,} of {found().legal:,} legal layouts fit." in text
     assert f"{layout_name(best.layout)}, micro-batch {best.micro_batch}" in text
     assert "of the step computes" in text
     assert loser.reason in Page(whole_page()).row(loser.family)

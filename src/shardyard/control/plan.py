@@ -195,20 +195,16 @@ def predict(
     needs_most = plan.phases.index(max(plan.phases, key=_memory)) if plan.phases else 0
     part = preview.of_phases[needs_most]
     settled, by_rule = part.recipe, "memory.loss_chunk" in part.reasons
-    workload = work_of(settled, shape, plan.layout, cluster)
-    if isinstance(workload, Workload):
-        workload = replace(workload, chunks_by_rule=by_rule)
+    workload = _work(settled, shape, plan.layout, cluster, chunks_by_rule=by_rule)
     asked = of_phases(request.recipe)[needs_most]
     reliefs, variants = (
         changed(asked, settled, shape, plan.layout, cluster, chunks_by_rule=by_rule)
         for changed in (reliefs_of, variants_of)
     )
-    found = None
-    if is_open:
-        found = _offers(
-            workload, plan, settled, preview.why_steps, deadline_s, budget_usd,
-            variants=variants, reliefs=reliefs,
-        )  # fmt: skip
+    found = None if not is_open else _offers(
+        workload, plan, settled, preview.why_steps, deadline_s, budget_usd, variants=variants,
+        reliefs=reliefs,
+    )  # fmt: skip
     if found is not None and assumed is not None:
         return replace(
             predict(
@@ -243,6 +239,18 @@ def predict(
         if details and assumed is None
         else None,
     )  # fmt: skip
+
+
+def _work(
+    recipe: Recipe,
+    model: Model,
+    layout: Layout,
+    cluster: Cluster | None,
+    *,
+    chunks_by_rule: bool,
+) -> Work:
+    work = work_of(recipe, model, layout, cluster)
+    return replace(work, chunks_by_rule=chunks_by_rule) if isinstance(work, Workload) else work
 
 
 def _advice(replanner: Replanner, plan: Plan, cluster: Cluster | None) -> Advice:

@@ -42,6 +42,7 @@ from shardyard.launchers.secrets import refuse_unsupported
 from shardyard.locks import take_lock
 from shardyard.planner.phases import plan_phases
 from shardyard.planner.plan import Plan, planned_cluster
+from shardyard.planner.words import spare_words
 from shardyard.plug_ins import brought
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.network_bench import NetworkBench
@@ -217,6 +218,8 @@ def describe(proposal: Proposal) -> list[str]:
         return [*lines, f"price: {hour}of the run not known: {_why_no_price(proposal)}"]
     about = "about" if plan.usd is not None else "by its time limit at most"
     length = "" if plan.wall_s is None else f" in {format_seconds(plan.wall_s)}"
+    if plan.usd is not None and plan.spare_nodes:
+        length += f", {spare_words(plan.spare_nodes)}"
     return [*lines, f"price: {hour}{about} {format_usd(usd)} for the run{length}"]
 
 

@@ -10,7 +10,8 @@ from shardyard.config.schema import Recipe
 from shardyard.hardware.machine import Machine
 from shardyard.planner.calibration import Calibration
 from shardyard.planner.kinds import Model
-from shardyard.planner.plan import Plan, plan_recipe, sum_known
+from shardyard.planner.plan import Plan, plan_recipe
+from shardyard.planner.throughput import sum_known
 
 
 def plan(

@@ -4,9 +4,8 @@ Pure and quick. Training prints its line, writes it to plan.json and reads ``flo
 ``peak_flops_per_s`` back for MFU; the report prints it against what was measured.
 """
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 from shardyard.config.batch import steps_on
 from shardyard.config.layout import Layout
@@ -46,21 +45,17 @@ from shardyard.planner.quality import samples_factor
 from shardyard.planner.restart import Recovery
 from shardyard.planner.saving import SaveCost
 from shardyard.planner.step_time import TimeTerm
-from shardyard.planner.throughput import SPEED_REASON, Peak, Price, Speed, peak_of, price_of
+from shardyard.planner.throughput import (
+    Peak,
+    Price,
+    Speed,
+    peak_of,
+    price_of,
+    speed_of,
+    sum_known,
+)
 from shardyard.planner.workload import optimizer_bytes
 from shardyard.units import format_bytes, format_count, format_seconds, format_usd
-
-_Number = TypeVar("_Number", int, float)
-
-
-def sum_known(values: Iterable[_Number | None]) -> _Number | None:
-    """Of all; None where one is not known."""
-    total: _Number | None = None
-    for value in values:
-        if value is None:
-            return None
-        total = value if total is None else total + value
-    return total
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +201,7 @@ class Plan:
 
     @property
     def usd(self) -> float | None:
-        """Predicted price of the run: failures, and the spare nodes that its time assumes."""
+        """Predicted price of the run, with failures and the spare nodes that its time assumes."""
         if self.phases:
             return sum_known(phase.usd for phase in self.phases)
         if self.wall_s is None:
@@ -215,7 +210,7 @@ class Plan:
 
     @property
     def spare_nodes(self) -> int:
-        """Nodes that wait for one to fail, so that the run never waits for one."""
+        """Nodes that wait for another to fail."""
         if self.phases:
             return max(phase.spare_nodes for phase in self.phases)
         return 0 if self.failures is None else self.failures.spare_nodes
@@ -342,6 +337,7 @@ def plan_recipe(
         workload, on.cluster, on.accelerator, calibration,
         devices_per_node=devices_per_node, nodes=nodes,
     )  # fmt: skip
+    rate = None if timed is None else timed.tokens_per_s
     counts = _counts(recipe, workload)
     outlook, why_no_outlook, advances = _failures(
         recipe, timed, nodes=nodes, steps=steps, nbytes=counts.checkpoint_bytes
@@ -371,7 +367,7 @@ def plan_recipe(
         recompute=str(workload.recompute),
         seq_len=workload.seq_len,
         steps=steps,
-        speed=_speed(timed, why_not, unmeasured=_unmeasured(workload, on, calibration)),
+        speed=speed_of(rate, why_not, on.accelerator, workload.formats.compute, calibration),
         time=timed.terms if timed else (),
         price=price_of(on.cluster),
         checkpoint_bytes=counts.checkpoint_bytes,
@@ -432,18 +428,6 @@ def _decoding(timed: AnyEstimate | None, named: Cluster | None) -> Decoding | No
     if not isinstance(timed, ImageEstimate) or named is None:
         return None
     return decoding_of(timed.trained_per_s, named, timed.workload.threads)
-
-
-def _speed(timed: AnyEstimate | None, why_not: str, *, unmeasured: str) -> Speed:
-    if timed is None:
-        return Speed(tokens_per_s=None, reason=why_not)
-    return Speed(tokens_per_s=timed.tokens_per_s, reason=SPEED_REASON, unmeasured=unmeasured)
-
-
-def _unmeasured(workload: Work, on: "_Devices", calibration: Calibration | None) -> str:
-    if on.accelerator is None or (calibration and calibration.matmul_share is not None):
-        return ""
-    return on.accelerator.unmeasured(workload.formats.compute)
 
 
 def _network(recipe: Recipe, named: Cluster | None, *, nodes: int) -> str:

@@ -1,9 +1,14 @@
 """Peak, speed and price, each with where it comes from; or why there is none."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from shardyard.hardware.accelerator import Accelerator
 from shardyard.hardware.cluster import Cluster
+from shardyard.planner.calibration import Calibration
+
+_Number = TypeVar("_Number", int, float)
 
 SPEED_REASON = (
     "matrix products by shape, attention, memory, launches, collectives by topology; its error "
@@ -47,6 +52,23 @@ class Price:
         return wall_s / 3600 * self.usd_per_hour * (nodes + spares) / nodes
 
 
+def speed_of(
+    tokens_per_s: float | None,
+    why_not: str,
+    accelerator: Accelerator | None,
+    number_format: str,
+    calibration: Calibration | None,
+) -> Speed:
+    """A predicted rate, or why there is none; and whether somebody timed what it rests on."""
+    if tokens_per_s is None:
+        return Speed(tokens_per_s=None, reason=why_not)
+    is_calibrated = calibration is not None and calibration.matmul_share is not None
+    unmeasured = ""
+    if accelerator is not None and not is_calibrated:
+        unmeasured = accelerator.unmeasured(number_format)
+    return Speed(tokens_per_s=tokens_per_s, reason=SPEED_REASON, unmeasured=unmeasured)
+
+
 def peak_of(
     accelerator: Accelerator | None, *, device_name: str, number_format: str, given: float | None
 ) -> Peak:
@@ -79,3 +101,13 @@ def price_of(cluster: Cluster | None) -> Price:
         why = f"no price of {cluster.name} was found ({cluster.price_source})"
         return Price(usd_per_hour=None, source=why)
     return Price(usd_per_hour=cluster.usd_per_hour, source=cluster.price_source)
+
+
+def sum_known(values: Iterable[_Number | None]) -> _Number | None:
+    """Of all; None where one is not known."""
+    total: _Number | None = None
+    for value in values:
+        if value is None:
+            return None
+        total = value if total is None else total + value
+    return total
