@@ -44,13 +44,13 @@ def test_names_and_values_are_those_of_the_folder_that_training_began_with(
     exported = tmp_path / "exported"
     exported.mkdir()
     (checkpoint,) = (tmp_path / "checkpoints").glob("step-*")
-    write_network(checkpoint, _resolved(network, tmp_path), exported, dtype=torch.float32)
+    write_network(checkpoint, resolved_of(network, tmp_path), exported, dtype=torch.float32)
     expected, found = (load_file(each / "model.safetensors") for each in (source, exported))
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def _resolved(network: ImageNetwork, folder: Path) -> Resolved:
+def resolved_of(network: ImageNetwork, folder: Path) -> Resolved:
     """What a run of the network would be, as far as its export asks."""
     recipe = Recipe.model_validate(
         {

@@ -153,6 +153,11 @@ def test_a_batch_per_device_grows_with_the_processes_and_the_length_does_not(
     run_dir = make_run(tmp_path / "run", corpus, sections)
     assert run_on_ranks(_train_draining_at, 1, run_dir, 0, 2, 0) == [DRAINED]
     begun = read_resolved(run_dir.resolved(0))
+    with run_dir.metrics.open("a") as file:  # as if it had gone on for longer, and was then killed
+        done = read_steps(run_dir.metrics)[-1]
+        for step in (3, 4, 5, 6):
+            file.write(json.dumps({**done, "step": step, "loss": 99.0}) + "\n")
+            file.write(json.dumps({"step": step, "eval": {"loss": 99.0}}) + "\n")
     sections["cluster"] = {"devices": 3}
     make_run(run_dir.path, corpus, sections, attempt=1, previous=begun)
     assert run_on_ranks(_train_attempt_with_events, 3, run_dir, 1) == [FINISHED] * 3
@@ -166,7 +171,10 @@ def test_a_batch_per_device_grows_with_the_processes_and_the_length_does_not(
     assert [line["lr"] for line in lines] == pytest.approx(
         [0.5e-3, 1e-3, 3 * (0.1 + 0.9 / 4) * 1e-3, 3 * 0.1 * 1e-3]
     )
-    assert [line["step"] for line in read_evaluations(run_dir.metrics)] == [2, 4]
+    evaluations = read_evaluations(run_dir.metrics)
+    assert [line["step"] for line in evaluations] == [2, 4]
+    (end,) = (event for event in read_lines(run_dir.events) if event["kind"] == "run_finished")
+    assert (end["loss"], end["eval"]) == (lines[-1]["loss"], evaluations[-1]["eval"])
 
 
 def test_a_resume_may_change_the_format_of_averages(corpus: Corpus, tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import shardyard
 from shardyard.rundir.counted_lines import counted
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import newest_evaluation, newest_steps, read_evaluations, read_steps
@@ -146,3 +148,23 @@ def test_lines_alone_say_what_was_lost_once_a_later_start_has_one() -> None:
     run.begin((1, 0), step=10)
     run.steps(11, 11)
     assert [line["step"] for line in counted(run.lines).steps] == list(range(1, 12))
+
+
+READS_ALL = {
+    "rundir/lines.py", "report/run.py", "serve/curves.py",  # by counted_lines
+    "observe/exporter.py", "elastic/crash_loop.py",  # whether anything is new
+    "launchers/marked.py", "transfer/merge.py",  # copies
+    "drill/loop.py", "drill/scene.py",  # the first by counted_lines; the second waits for a step
+}  # fmt: skip
+"""Files that look at lines of metrics.jsonl whether they count or not."""
+
+
+def test_whatever_else_reads_metrics_reads_the_lines_that_count() -> None:
+    package = Path(shardyard.__file__).parent
+    reads = re.compile(r"read_lines(_backwards)?\([^)]*metrics")
+    found = {
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        if reads.search(path.read_text())
+    }
+    assert found <= READS_ALL

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from shardyard.serve.curves import Curves
+from shardyard.serve.index import Index
 from tests.serve.runs import line, make_run
 
 
@@ -35,6 +36,23 @@ def test_steps_that_were_done_again_stand_once(tmp_path: Path) -> None:
     (found,) = Curves().read([run], y="loss", x="step").values()
     assert found["x"] == list(range(1, 12))
     assert found["y"][7:] == [1.0] * 4
+
+
+def test_lost_steps_and_evaluations_that_were_never_repeated_are_left_out(tmp_path: Path) -> None:
+    run, curves = make_run(tmp_path, "a", steps=30, every=10), Curves()
+    assert curves.read([run], y="eval_loss", x="step")["a"]["x"] == [10, 20, 30]
+    with run.events.open("a") as file:
+        start = {"attempt": 1, "generation": 0}
+        for event in ({"kind": "checkpoint_loaded", "step": 14}, {"kind": "model_ready"}):
+            file.write(json.dumps({"t": 1.0, **start, **event}) + "\n")
+    assert curves.read([run], y="loss", x="step")["a"]["x"] == list(range(1, 15))
+    with run.metrics.open("a") as file:
+        file.write(json.dumps({**line(15), **start}) + "\n")
+    assert curves.read([run], y="loss", x="step")["a"]["x"] == list(range(1, 16))
+    assert curves.read([run], y="eval_loss", x="step")["a"]["x"] == [10]
+    (row,) = Index(tmp_path).rows()
+    assert (row.step, row.eval_loss) == (15, json.loads(run.metrics.read_text().split("\n")[10])
+            ["eval"]["loss"])  # fmt: skip
 
 
 def test_what_is_not_known_is_a_gap(tmp_path: Path) -> None:

@@ -142,12 +142,14 @@ def _reached(record: RunRecord) -> Line | None:
     except RequestError:  # of a package that is not here
         return None
     asked = [(name, metrics[name], value) for name, value in (recipe.run.target or {}).items()]
-    for event in record.all("evaluated"):
+    told = {event.get("step"): event for event in record.all("evaluated")}
+    for line in record.evaluations:
+        scores = line["eval"]
         if all(
-            event.get(name) is not None and metric.is_reached(event[name], value)
+            scores.get(name) is not None and metric.is_reached(scores[name], value)
             for name, metric, value in asked
         ):
-            return event
+            return told.get(line["step"])
     return None
 
 

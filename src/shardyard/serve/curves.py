@@ -33,7 +33,7 @@ class Curves:
     def __init__(self, most_kept: int = 300) -> None:
         self._most_kept = most_kept
         self._lock = threading.Lock()
-        self._kept: dict[tuple[Path, int], tuple[tuple[int, int], list[dict[str, Any]]]] = {}
+        self._kept: dict[tuple[Path, int], tuple[tuple[int, int, int], list[dict[str, Any]]]] = {}
 
     def read(self, runs: Sequence[RunDir], *, y: str, x: str) -> dict[str, dict[str, list[Any]]]:
         """Run id -> its points: ``{"x": [...], "y": [...]}``.
@@ -57,7 +57,7 @@ class Curves:
             stat = path.stat()
         except OSError:
             return []
-        stamp = (stat.st_size, stat.st_mtime_ns)
+        stamp = (stat.st_size, stat.st_mtime_ns, _size_of(run.events))
         with self._lock:
             kept = self._kept.get((path, most))
             if kept is not None and kept[0] == stamp:
@@ -70,6 +70,14 @@ class Curves:
             while len(self._kept) > self._most_kept:
                 del self._kept[next(iter(self._kept))]
         return lines
+
+
+def _size_of(path: Path) -> int:
+    """In bytes: a start that has no line yet undoes lines of others by its events."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _thinned(path: Path, size: int, most: int) -> list[dict[str, Any]]:

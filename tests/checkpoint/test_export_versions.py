@@ -1,0 +1,153 @@
+"""Each family's export opens in the oldest and the newest transformers that are accepted."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification
+
+from shardyard.checkpoint.beside_weights import BesideWeights
+from shardyard.checkpoint.buffers import buffers_of
+from shardyard.checkpoint.export import export
+from shardyard.checkpoint.export_images import write_network
+from shardyard.checkpoint.generic import write_generic
+from shardyard.checkpoint.retention import step_name
+from shardyard.checkpoint.save import Saver
+from shardyard.config.compatibility import ENGINES
+from shardyard.families.images.registry import KINDS
+from shardyard.families.registry import FAMILIES
+from shardyard.models.images import build_network, load_network
+from tests.checkpoint.test_export_images import resolved_of as resolved_of_network
+from tests.distributed.image_runs import SIZE, TINY
+from tests.families.random_models import TOKENS_BL, small_shape, theirs
+from tests.families.test_against_transformers import resolved_of, save_untrained
+
+pytestmark = pytest.mark.slow
+
+OPENED = """
+import sys, torch, transformers
+from pathlib import Path
+from safetensors.torch import load_file
+for folder in map(Path, sys.argv[2:]):
+    inputs = load_file(folder.parent / "inputs.safetensors")
+    wanted = inputs.pop("logits")
+    config = transformers.AutoConfig.from_pretrained(folder)
+    kind = getattr(transformers, config.architectures[0])
+    model, told = kind.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+    )
+    assert not told["missing_keys"] and not told["unexpected_keys"], (folder, told)
+    with torch.no_grad():
+        found = model.eval()(**inputs).logits
+    torch.testing.assert_close(found, wanted)
+assert transformers.__version__ == sys.argv[1], transformers.__version__
+"""
+
+ENGINE = next(engine for engine in ENGINES if engine.package == "transformers")
+
+
+@pytest.fixture(scope="module")
+def oldest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the oldest transformers that is accepted, and the client of the hub for it."""
+    to = tmp_path_factory.mktemp("oldest")
+    _fetch(to, f"transformers=={ENGINE.tested[0]}")
+    needed = next(to.glob("transformers-*.dist-info/METADATA")).read_text()
+    (hub,) = re.findall(r"^Requires-Dist: (huggingface[-_]hub\S*?)(?:;.*)?$", needed, re.MULTILINE)
+    _fetch(to, hub)
+    return to
+
+
+def _fetch(to: Path, package: str) -> None:
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(to)]
+    done = subprocess.run([*command, package], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"{package} cannot be fetched here: {done.stderr.strip()[-200:]}")
+
+
+def test_exports_of_all_families_open_in_the_oldest_and_the_newest_transformers(
+    oldest: Path, tmp_path: Path, alone: dist.ProcessGroup
+) -> None:
+    folders = [_text(tmp_path / each, each, alone) for each in FAMILIES]
+    folders += [_network(tmp_path / each, each, alone) for each in KINDS]
+    folders.append(_generic(tmp_path / "generic", alone))
+    for path, version in (("", _installed()), (str(oldest), ENGINE.tested[0])):
+        environ = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
+        command = [sys.executable, "-c", OPENED, version, *map(str, folders)]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True)
+        assert done.returncode == 0, f"transformers {version}: {done.stderr[-3000:]}"
+
+
+def _installed() -> str:
+    import transformers
+
+    return str(transformers.__version__)
+
+
+def _keep(folder: Path, model: Any, **inputs: torch.Tensor) -> None:
+    with torch.no_grad():
+        logits = model.eval()(**inputs).logits
+    save_file({**inputs, "logits": logits.contiguous()}, folder / "inputs.safetensors")
+
+
+def _text(folder: Path, model_type: str, group: dist.ProcessGroup) -> Path:
+    source, exported = folder / "source", folder / "exported"
+    model = theirs(small_shape(model_type))
+    model.save_pretrained(source)
+    _keep(folder, model, input_ids=TOKENS_BL)
+    resolved = resolved_of(source)
+    export(save_untrained(resolved, folder / "checkpoints", group), resolved, exported)
+    return exported
+
+
+def _saved(folder: Path, model: torch.nn.Module, group: dist.ProcessGroup) -> Path:
+    held = {f"model.{name}": each.detach() for name, each in model.named_parameters()}
+    saver = Saver(folder, group=group, rank=0, world_size=1, keep_last=1)
+    saver.save(1, {**held, **buffers_of(model)}, {})
+    saver.wait()
+    saver.close()
+    return folder / step_name(1)
+
+
+def _network(folder: Path, kind: str, group: dist.ProcessGroup) -> Path:
+    source, exported = folder / "source", folder / "exported"
+    exported.mkdir(parents=True)
+    torch.manual_seed(0)
+    theirs = AutoModelForImageClassification.from_config(
+        AutoConfig.for_model(kind, **TINY[kind], num_labels=4)
+    )
+    theirs.save_pretrained(source)
+    _keep(folder, theirs, pixel_values=torch.randn(2, 3, SIZE, SIZE))
+    content = json.loads((source / "config.json").read_text())
+    network = KINDS[kind].of_config(content, "config.json").with_classes(4)
+    model = build_network(network)
+    load_network(model, network, source, seed=0)
+    checkpoint = _saved(folder / "checkpoints", model, group)
+    write_network(checkpoint, resolved_of_network(network, folder), exported, dtype=torch.float32)
+    return exported
+
+
+def _generic(folder: Path, group: dist.ProcessGroup) -> Path:
+    """OPT, which no family here describes."""
+    exported = folder / "exported"
+    exported.mkdir(parents=True)
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        "opt", vocab_size=300, hidden_size=32, ffn_dim=64, num_hidden_layers=2,
+        num_attention_heads=4, max_position_embeddings=64, word_embed_proj_dim=32,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    _keep(folder, model, input_ids=TOKENS_BL)
+    content = json.loads(config.to_json_string(use_diff=False))
+    beside = BesideWeights(copied={}, config=content, has_own_tokenizer=False, warnings=())
+    write_generic(
+        _saved(folder / "checkpoints", model, group), beside, exported, dtype=torch.float32
+    )
+    return exported
