@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from shardyard.launchers.local import LocalLauncher
 from shardyard.launchers.marked import NONCE_VARIABLE, Marked, mark, new_nonce, parse, rebuild
 from shardyard.launchers.slurm.launcher import SlurmLauncher
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_lines, read_steps
+from shardyard.rundir.lines import read_evaluations, read_lines, read_steps
 from tests.launchers.batch_requests import batch_request
 from tests.launchers.kubernetes.requests import request_for
 from tests.launchers.slurm_request import slurm_request
@@ -85,6 +86,23 @@ def test_a_line_that_a_kill_tore_is_written_anew(tmp_path: Path) -> None:
         file.write(json.dumps(STEPS[0])[:9])
     assert rebuild(LINES, run_dir.path) == 2
     assert read_steps(run_dir.metrics) == STEPS
+
+
+def test_an_evaluation_that_is_done_again_with_the_same_bits_is_kept(tmp_path: Path) -> None:
+    """Of a start that was lost, and of the one that counts."""
+    lines: list[dict[str, Any]] = []
+    for attempt, steps in ((0, (1, 2, 3)), (1, (2, 3))):
+        for step in steps:
+            lines.append({"step": step, "loss": 1.0, "attempt": attempt, "generation": 0})
+            if step == 2:
+                lines.append({"step": 2, "eval": {"loss": 0.5}})
+    log = [mark("metrics", line) for line in lines]
+    run_dir = RunDir(tmp_path / "r")
+    assert rebuild(log[:3], run_dir.path) == 3
+    assert rebuild(log, run_dir.path) == len(log) - 3
+    assert rebuild(log, run_dir.path) == rebuild(log[2:], run_dir.path) == 0
+    assert list(read_lines(run_dir.metrics)) == lines
+    assert [line["step"] for line in read_evaluations(run_dir.metrics)] == [2]
 
 
 FORGED = {"t": 2.0, "kind": "run_finished", "attempt": 0, "generation": 0}

@@ -141,6 +141,15 @@ def test_a_file_with_starts_in_another_order_counts_the_same() -> None:
     assert found.steps[10]["attempt"] == 1 and [line["step"] for line in found.lost] == [11, 12]
 
 
+def test_lines_of_one_start_may_come_in_portions_of_its_log() -> None:
+    run = Run()
+    run.begin((0, 0), step=0)
+    run.steps(1, 12)
+    found = counted(run.lines[:3] + run.lines[8:] + run.lines[3:8], run.events)
+    assert [line["step"] for line in found.steps] == list(range(1, 13)) and not found.lost
+    assert [line["step"] for line in found.evaluations] == [5, 10]
+
+
 def test_lines_alone_say_what_was_lost_once_a_later_start_has_one() -> None:
     run = Run()
     run.begin((0, 0), step=0)

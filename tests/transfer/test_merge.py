@@ -54,3 +54,15 @@ def test_what_the_log_told_already_comes_no_second_time_in_either_order(tmp_path
     merge_lines(there, run.metrics)
     assert rebuild(told, run.path) == 0
     assert list(read_lines(run.metrics)) == lines
+
+
+def test_an_evaluation_that_was_done_again_with_the_same_bits_is_brought(tmp_path: Path) -> None:
+    here, there = tmp_path / "metrics.jsonl", tmp_path / "brought"
+    lost = {**step(1, 5.0), "attempt": 0}
+    again = {**step(1, 5.0), "attempt": 1}
+    judged = {"step": 1, "eval": {"loss": 4.0}}
+    write(here, lost, judged)
+    write(there, lost, judged, again, judged)
+    assert merge_lines(there, here) == 2
+    assert list(read_lines(here)) == [lost, judged, again, judged]
+    assert merge_lines(there, here) == 0

@@ -16,12 +16,13 @@ marks are ``@shardyard {...}``.
 import hashlib
 import json
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from shardyard.rundir.counted_lines import Start, start_of, with_starts
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import LineWriter, read_lines, write_line
 
@@ -87,7 +88,8 @@ def rebuild(lines: Iterable[str], folder: Path, *, nonce: str = "") -> int:
     """
     run_dir = RunDir(folder)
     files: dict[Kind, Path] = {"event": run_dir.events, "metrics": run_dir.metrics}
-    known = {kind: {_digest(content) for content in read_lines(files[kind])} for kind in _FILED}
+    known = {kind: set(_digests(read_lines(files[kind]))) for kind in _FILED}
+    start: Start | None = None
     new = 0
     with (
         closing(LineWriter(run_dir.events)) as events,
@@ -98,14 +100,29 @@ def rebuild(lines: Iterable[str], folder: Path, *, nonce: str = "") -> int:
             marked = parse(line, nonce=nonce)
             if marked is None or marked.kind not in _FILED:
                 continue
-            digest = _digest(marked.content)
+            if marked.kind == "metrics" and "eval" not in marked.content:
+                start = start_of(marked.content)
+            # an evaluation that is done again may say the same to the bit
+            digest = _digest(marked.content, start)
             if digest not in known[marked.kind]:
-                known[marked.kind].add(digest)
+                known[marked.kind] |= {digest, _digest(marked.content)}
                 writers[marked.kind].append(marked.content)
                 new += 1
     return new
 
 
-def _digest(content: dict[str, Any]) -> bytes:
-    """Stands for a line: of a million of them the lines themselves would take gigabytes."""
-    return hashlib.blake2b(write_line(content).encode(), digest_size=8).digest()
+def _digests(lines: Iterable[dict[str, Any]]) -> Iterator[bytes]:
+    for start, line in with_starts(lines):
+        yield _digest(line)
+        yield _digest(line, start)
+
+
+def _digest(content: dict[str, Any], start: Start | None = None) -> bytes:
+    """Stands for a line: of a million of them the lines themselves would take gigabytes.
+
+    Args:
+        start: That an evaluation is of, whose line does not say it; None: not known.
+    """
+    is_evaluation = "eval" in content and "kind" not in content
+    of = {"start": start} if is_evaluation and start is not None else {}
+    return hashlib.blake2b(write_line({**content, **of}).encode(), digest_size=8).digest()

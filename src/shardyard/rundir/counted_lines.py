@@ -7,6 +7,7 @@ because the run ends earlier now: with more devices (optim.batch_per_device), or
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from math import inf
 from typing import Any
 
@@ -41,7 +42,7 @@ def counted(lines: Iterable[Line], events: Iterable[Line] = ()) -> CountedLines:
     """
     ordered = _by_start(lines)
     begun = sorted((event for event in events if event.get("kind") in BEGINS), key=start_of)
-    kept = list(counted_backwards(reversed(ordered), begins(reversed(begun))))[::-1]
+    kept = sorted(counted_backwards(reversed(ordered), begins(reversed(begun))), key=_place)
     known = {id(line) for line in kept}
     return CountedLines(
         steps=tuple(line for line in kept if "eval" not in line),
@@ -60,26 +61,33 @@ def counted_backwards(
         begun: Starts and the step that each continued from, the newest first: a start that has no
             line yet has undone earlier ones, too.
     """
-    least: tuple[float, bool] = (inf, False)
+    limit = own_least = (inf, False)
+    current: Start | None = None
+    seen: set[tuple[float, bool]] = set()
     waiting: list[Line] = []
     starts = iter(begun)
     newer = next(starts, None)
-    for line in lines:
-        waiting.append(line)
-        if "eval" in line:
-            continue  # names no start: it is of the start of the step before it
-        while newer is not None and newer[0] > start_of(line):
-            least = min(least, (newer[1] + 1, False))
-            newer = next(starts, None)
+    for line in chain(lines, [None]):
+        if line is not None:
+            waiting.append(line)
+            if "eval" in line:
+                continue  # names no start: it is of the start of the step before it
+            start = start_of(line)
+            while newer is not None and newer[0] > start:
+                limit = min(limit, (newer[1] + 1, False))
+                newer = next(starts, None)
+            if current is not None and start < current:
+                limit = min(limit, own_least)
+            if start != current:
+                own_least, current = (inf, False), start
+                seen.clear()
         for each in waiting:
-            if _place(each) < least:
-                least = _place(each)
+            place = _place(each)
+            own_least = min(own_least, place)
+            if place < limit and place not in seen:  # of two in one start the later one counts
+                seen.add(place)
                 yield each
         waiting.clear()
-    for each in waiting:
-        if _place(each) < least:
-            least = _place(each)
-            yield each
 
 
 def begins(events: Iterable[Line]) -> Iterator[tuple[Start, int]]:
@@ -119,10 +127,17 @@ def _place(line: Line) -> tuple[float, bool]:
 
 def _by_start(lines: Iterable[Line]) -> list[Line]:
     """In order of starts: a folder that was put together from logs may have them mixed."""
-    start: Start = (0, 0)
-    placed: list[tuple[Start, Line]] = []
+    placed = list(with_starts(lines))
+    return [line for _, line in sorted(placed, key=lambda pair: pair[0] or (0, 0))]
+
+
+def with_starts(lines: Iterable[Line]) -> Iterator[tuple[Start | None, Line]]:
+    """Yield each line with its start: of an evaluation, that of the step before it.
+
+    None: an evaluation without a step before it.
+    """
+    start: Start | None = None
     for line in lines:
         if "eval" not in line:
             start = start_of(line)
-        placed.append((start, line))
-    return [line for _, line in sorted(placed, key=lambda pair: pair[0])]
+        yield start, line

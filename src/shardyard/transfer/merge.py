@@ -10,6 +10,7 @@ from typing import Any
 
 from shardyard.errors import StorageError
 from shardyard.files import FILE_MODE, make_folder
+from shardyard.rundir.counted_lines import Start, with_starts
 from shardyard.rundir.lines import read_lines, write_line
 
 
@@ -56,8 +57,8 @@ def merge_lines(brought: Path, here: Path) -> int:
 
 def _once(path: Path, *, but: Set[bytes] = frozenset()) -> Iterator[dict[str, Any]]:
     seen = set(but)
-    for line in read_lines(path):
-        digest = _digest(line)
+    for start, line in with_starts(read_lines(path)):
+        digest = _digest(line, start)
         if digest not in seen:
             seen.add(digest)
             yield line
@@ -68,9 +69,15 @@ def _time(event: dict[str, Any]) -> float:
 
 
 def _digests(path: Path) -> set[bytes]:
-    return {_digest(line) for line in read_lines(path)}
+    return {_digest(line, start) for start, line in with_starts(read_lines(path))}
 
 
-def _digest(line: dict[str, Any]) -> bytes:
-    """Stands for a line: of a million of them the lines themselves would take gigabytes."""
-    return hashlib.blake2b(write_line(line).encode(), digest_size=8).digest()
+def _digest(line: dict[str, Any], start: Start | None) -> bytes:
+    """Stands for a line: of a million of them the lines themselves would take gigabytes.
+
+    Args:
+        start: That an evaluation is of: one that is done again may say the same to the bit.
+    """
+    is_evaluation = "eval" in line and "kind" not in line
+    of = {"start": start} if is_evaluation else {}
+    return hashlib.blake2b(write_line({**line, **of}).encode(), digest_size=8).digest()
