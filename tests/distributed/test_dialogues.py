@@ -108,6 +108,16 @@ def test_the_text_at_the_end_of_a_run_answers_the_prompt(tmp_path: Path, source:
     run_on_ranks(train_here, 1, run_dir)
     prompt, answer = run_dir.sample.read_text().split("\n\n", 1)
     assert prompt == told["prompt"] and "<|im_" not in answer
+    checkpoint = choose_checkpoint(RunDir(run_dir.path), "latest").path
+    export(checkpoint, read_resolved(run_dir.resolved(0)), tmp_path / "export")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "export", dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "export")
+    ids = tokenizer.apply_chat_template(
+        [{"role": "user", "content": prompt}],
+        add_generation_prompt=True, return_tensors="pt", return_dict=False,
+    )  # fmt: skip
+    greedy = model.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :]
+    assert answer == tokenizer.decode(greedy, skip_special_tokens=True).strip()
 
 
 def batch_of(run_dir: RunDir) -> int:

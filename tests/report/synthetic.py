@@ -147,7 +147,7 @@ class RunWriter:
         (self.run.path / "sample.txt").write_text(SAMPLE)
         self.event(
             "run_finished", step=step, tokens=step * 4096, loss=_loss(step),
-            eval={"loss": _loss(step) + 0.05}, sample=SAMPLE, seconds=1.1,
+            eval={"loss": _loss(step) + 0.05}, sample=SAMPLE, temperature=0.0, seconds=1.1,
             peak_bytes_by_rank=[471 * 2**20, 466 * 2**20],
         )  # fmt: skip
 

@@ -81,6 +81,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     return run
 
 
+def test_the_report_says_how_its_sample_was_drawn(run: RunDir) -> None:
+    page = run.report_html.read_text()
+    assert "What the model wrote at the end of the run, greedy; the prompt is blue" in page
+    assert "## Sample, greedy" in run.report_markdown.read_text()
+
+
 @pytest.fixture(scope="module")
 def page(run: RunDir) -> Page:
     return Page(run.report_html.read_text())

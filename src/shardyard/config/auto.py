@@ -19,13 +19,7 @@ from shardyard.config.machines import chosen_cluster
 from shardyard.config.model_problems import is_left_uncompiled
 from shardyard.config.optimizers import optimizer_of
 from shardyard.config.resolved import DataFacts, Resolved
-from shardyard.config.run_length import (
-    MOST_ROUNDED,
-    Length,
-    asked_samples,
-    fitting_batch,
-    samples_of_epochs,
-)
+from shardyard.config.run_length import Length, batch_of_whole_steps, samples_of_epochs
 from shardyard.config.schema import Recipe
 from shardyard.config.task_names import task_row
 from shardyard.config.timeouts import hang_min_s, hang_slow_s, restart_timeout_s
@@ -386,23 +380,14 @@ def _global_batch(draft: Draft) -> tuple[int, str]:
         batch, why = max(1, tokens // draft.seq_len), f"{tokens:,} tokens a step: {source}"
     if draft.facts.data is not None and 0 < draft.train_samples < batch:
         batch, why = draft.train_samples, "all samples of the data set"
-    batch, why = _of_whole_steps(draft, batch, why)
+    ranks = 1 if draft.recipe.parallel.dp_shard == "auto" else draft.data_ranks
+    samples = None if draft.facts.data is None else draft.train_samples
+    smaller = batch_of_whole_steps(draft.recipe, batch, ranks=ranks, train_samples=samples)
+    if smaller != batch:
+        batch, why = smaller, f"{batch} ({why}), made smaller for a length in whole steps"
     if draft.recipe.parallel.dp_shard != "auto" and batch < draft.data_ranks:
         batch, why = draft.data_ranks, "one sample for each data-parallel rank"
     return batch, why
-
-
-def _of_whole_steps(draft: Draft, batch: int, why: str) -> tuple[int, str]:
-    """A batch that the length of the run is hardly rounded for, if one of half the size is."""
-    samples = None if draft.facts.data is None else draft.train_samples
-    asked = asked_samples(draft.recipe, samples)
-    if asked is None or Length(asked=asked, batch=batch).factor <= MOST_ROUNDED:
-        return batch, why
-    ranks = 1 if draft.recipe.parallel.dp_shard == "auto" else draft.data_ranks
-    smaller = fitting_batch(asked, batch, ranks=ranks)
-    if smaller is None or 2 * smaller < batch:
-        return batch, why
-    return smaller, f"{batch} ({why}), made smaller for a length in whole steps"
 
 
 def _step_tokens(parameters: int) -> tuple[int, str]:

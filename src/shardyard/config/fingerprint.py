@@ -50,6 +50,7 @@ SETTINGS_THAT_MAY_CHANGE = (
     "task.eval_every_epochs",
     "task.prompt",
     "task.generate_tokens",
+    "task.temperature",
     # what the fingerprint of the prepared data stands for
     "data.source",
     "data.eval_source",

@@ -72,6 +72,17 @@ def fitting_batch(asked: Fraction, batch: int, *, ranks: int) -> int | None:
     return next((b for b in sizes if Length(asked=asked, batch=b).factor <= MOST_ROUNDED), None)
 
 
+def batch_of_whole_steps(
+    recipe: Recipe, batch: int, *, ranks: int, train_samples: int | None
+) -> int:
+    """A batch, or one of at least half the size that the length of the run hardly rounds for."""
+    asked = asked_samples(recipe, train_samples)
+    if asked is None or Length(asked=asked, batch=batch).factor <= MOST_ROUNDED:
+        return batch
+    smaller = fitting_batch(asked, batch, ranks=ranks)
+    return batch if smaller is None or 2 * smaller < batch else smaller
+
+
 def length_problems(
     recipe: Recipe, *, train_samples: int | None = None, made_of: str = ""
 ) -> list[Problem]:

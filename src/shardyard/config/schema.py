@@ -144,6 +144,8 @@ class Task(OpenSection):
     """Start of the text generated at the end of the run; on dialogues, what a user asks then."""
     generate_tokens: Annotated[int, Field(ge=0, le=4096)] = 0
     """Tokens generated from the prompt at the end of the run; 0: none."""
+    temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
+    """Of that text; 0: each token is the likeliest (greedy)."""
     label_smoothing: Averaging = 0.0
     """Share of each image's label that is spread over all classes, to learn from and not to judge
     by."""

@@ -8,7 +8,6 @@ workers and interruptions. docs/design/data.md has the reasons.
 
 import hashlib
 import json
-import math
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -46,6 +45,7 @@ from shardyard.data.pieces import (
     write_file,
 )
 from shardyard.data.readers.rows import TextOf
+from shardyard.data.rejected import refuse_rejected, refuse_rejected_in, rejected_of
 from shardyard.data.shards import COLUMNS_VERSION, FORMAT_VERSION, MANIFEST, read_facts, token_dtype
 from shardyard.data.sources import (
     read_sections,
@@ -121,7 +121,7 @@ def prepare(
             shutil.rmtree(folder / SCRATCH, ignore_errors=True)
     facts = corpus.described(read_facts(folder))
     if facts.rejected is not None:
-        _refuse_rejected(facts.rejected, data, of=facts.rejected_of or 1)
+        refuse_rejected(facts.rejected, data, of=facts.rejected_of or 1)
     _refuse_share(facts, data)
     _refuse_one_document(facts, recipe)
     if data.pack == "stream":
@@ -165,45 +165,6 @@ def _refuse_share(facts: DataFacts, data: Data) -> None:
             f"[{least}, {most}]. Look at the rows and the chat template; if this is as it should "
             "be, widen data.loss_share. What was prepared is kept."
         )
-
-
-def _refuse_rejected(rejected: int, data: Data, *, of: int, shown_row: str = "") -> None:
-    """Raise where more dialogues are rejected by the template than may be left out.
-
-    Args:
-        of: Dialogues that there are.
-        shown_row: The first of them, with the reason; empty: it is not known any more.
-
-    Raises:
-        SourceError: More are, or all of them.
-    """
-    if not rejected or (rejected <= data.max_rejected * of and rejected < of):
-        return
-    share = math.ceil(10_000 * rejected / of) / 10_000
-    first = f"{shown_row} " if shown_row else f"data.source={data.source!r}: "
-    remedy = (
-        "Choose another template with data.chat_template."
-        if rejected == of
-        else f"To leave them out, set data.max_rejected={share:g}; else correct the rows, or "
-        "choose another template with data.chat_template."
-    )
-    raise SourceError(
-        f"{first}The chat template rejects {rejected:,} of {of:,} dialogues ({share:.2%}), and "
-        f"data.max_rejected is {data.max_rejected:g}. {remedy}"
-    )
-
-
-def _rejected_in(records: Sequence[dict[str, Any]]) -> int:
-    """Rows that were rejected; none in records of earlier versions."""
-    return sum(record.get("rejected", 0) for record in records)
-
-
-def _sections_in(records: Sequence[dict[str, Any]]) -> int:
-    return sum(record.get("sections", 0) for record in records)
-
-
-def _first(records: Sequence[dict[str, Any]]) -> str:
-    return next((row for record in records for row in record.get("first_rejected", ())), "")
 
 
 def _refuse_one_document(facts: DataFacts, recipe: Recipe) -> None:
@@ -444,8 +405,7 @@ def _build(
     ]
     tasks[0].encoder_with(encoder_in(folder))  # refuse it before work
     records = _run_pieces(tasks, workers, progress)
-    rejected, of = _rejected_in(records), _sections_in(records)
-    _refuse_rejected(rejected, data, of=of, shown_row=_first(records))
+    refuse_rejected_in(records, data)
     forced = _forced_hold_out(
         records,
         data,
@@ -547,12 +507,6 @@ def _entropy(tasks: Sequence[TokenizePiece]) -> float:
     return float(-(shares * np.log(shares)).sum())
 
 
-def _rejected_of(records: Sequence[dict[str, Any]]) -> dict[str, int]:
-    """Nothing where no row was rejected, as before any could be."""
-    rejected = _rejected_in(records)
-    return {"rejected": rejected, "rejected_of": _sections_in(records)} if rejected else {}
-
-
 def _bytes_of(shards: Sequence[dict[str, Any]]) -> int | None:
     """Of the text of shards; None if a piece was finished before they were counted."""
     if any("bytes" not in shard for shard in shards):
@@ -594,7 +548,7 @@ def _commit(
         "dtype": token_dtype(encoder.vocab_size).str,
         **(beside if columns else {}),
         "unigram_entropy": entropy,
-        **_rejected_of(records),
+        **rejected_of(records),
         "splits": {
             split: {
                 "tokens": sum(shard["tokens"] for shard in of_split),

@@ -42,7 +42,8 @@ def render_markdown(record: RunRecord, summary: Summary) -> str:
         table = _table(HEADS, profile_rows(profile))
         blocks += ["## Where a step's time went", _cell(profile_words(profile)), table]
     if record.sample:
-        blocks += ["## Sample", _fenced(record.sample)]
+        drawn = record.how_drawn
+        blocks += [f"## Sample{f', {drawn}' if drawn else ''}", _fenced(record.sample)]
     blocks.append("Curves, settings with reasons, manifest and events: [report.html](report.html)")
     return printable("\n\n".join(blocks) + "\n")
 

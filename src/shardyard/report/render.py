@@ -230,7 +230,11 @@ def _sample(record: RunRecord) -> str:
         shown = f'<span class="prompt">{esc(prompt)}</span>{esc(text[len(prompt) :])}'
     else:
         shown = esc(text)
-    note = '<p class="note">What the model wrote at the end of the run; the prompt is blue.</p>'
+    drawn = record.how_drawn
+    note = (
+        f'<p class="note">What the model wrote at the end of the run{f", {drawn}" if drawn else ""}'
+        "; the prompt is blue.</p>"
+    )
     return render_section("sample", "Sample", f'{note}<div class="card"><pre>{shown}</pre></div>')
 
 

@@ -95,6 +95,15 @@ class RunRecord:
         return "token" if self.resolved is None else unit_of(self.resolved.recipe.task.name)
 
     @property
+    def how_drawn(self) -> str:
+        """How the sample was drawn; empty: an earlier version, which did not report it."""
+        finished = self.all("run_finished")
+        temperature = finished[-1].get("temperature") if finished else None
+        if temperature is None:
+            return ""
+        return f"drawn at temperature {temperature:g}" if temperature else "greedy"
+
+    @property
     def plan(self) -> Plan | None:
         """The newest prediction."""
         return _newest([attempt.plan for attempt in self.attempts])

@@ -59,6 +59,7 @@ class CausalLM(LanguageTask):
             seq_len=recipe.data.seq_len,
             vocab_size=vocabulary(resolved),
             seed=recipe.run.seed,
+            temperature=recipe.task.temperature,
             mesh=mesh,
             device=device,
             ends=ends,

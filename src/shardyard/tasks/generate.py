@@ -12,15 +12,16 @@ from shardyard.parallel.data import reshard
 from shardyard.parallel.mesh import Mesh
 from shardyard.tasks.token_losses import LanguageModel
 
-_TEMPERATURE = 0.8
-
 
 @torch.no_grad()
 def generate(
     computation: LanguageModel, prompt: list[int], *, num_tokens: int, seq_len: int,
-    vocab_size: int, seed: int, mesh: Mesh, device: torch.device, ends: Collection[int] = (),
+    vocab_size: int, seed: int, temperature: float, mesh: Mesh, device: torch.device,
+    ends: Collection[int] = (),
 ) -> list[int]:  # fmt: skip
-    """Continue ``prompt`` by ``num_tokens`` tokens drawn at temperature 0.8, or to one of ``ends``.
+    """Continue ``prompt`` by ``num_tokens`` tokens, or to one of ``ends``.
+
+    Each is the likeliest, or at a temperature above 0 drawn by its probability.
 
     All ranks call it together: each forward pass is a collective. There is no KV cache: a short
     text is quicker than the code for one would be long.
@@ -34,13 +35,19 @@ def generate(
         window = tokens[-seq_len:]
         batch = _batch(window, length or len(window), device)
         logits_V = _logits(computation, batch, len(window) - 1, mesh=mesh, vocab_size=vocab_size)
-        probabilities = torch.softmax(logits_V.cpu() / _TEMPERATURE, dim=-1)
-        tokens.append(int(torch.multinomial(probabilities, 1, generator=draw)))
+        tokens.append(_next_token(logits_V.cpu(), temperature, draw))
         if tokens[-1] in ends:  # all ranks draw the same
             break
     computation.model.train()
     reshard(computation.roots)
     return tokens[len(prompt) :]
+
+
+def _next_token(logits_V: Tensor, temperature: float, draw: torch.Generator) -> int:
+    if not temperature:
+        return int(logits_V.argmax())
+    probabilities_V = torch.softmax(logits_V / temperature, dim=-1)
+    return int(torch.multinomial(probabilities_V, 1, generator=draw))
 
 
 def _logits(

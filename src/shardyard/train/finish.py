@@ -27,6 +27,7 @@ def finish(training: Training, *, is_target_met: bool) -> None:
         loss=lines.steps[-1]["loss"] if lines.steps else None,
         eval=lines.evaluations[-1]["eval"] if lines.evaluations else None,
         sample=sample,
+        temperature=None if sample is None else training.resolved.recipe.task.temperature,
         is_target_met=is_target_met,
         peak_bytes_by_rank=peaks,
         reserved_bytes_by_rank=reserved,

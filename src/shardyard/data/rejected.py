@@ -1,0 +1,62 @@
+"""Count the dialogues that a chat template rejects, and end where they are too many."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from shardyard.config.data_section import Data
+from shardyard.errors import SourceError
+
+Records = Sequence[dict[str, Any]]
+"""Of finished pieces (``pieces.py``)."""
+
+
+def refuse_rejected_in(records: Records, data: Data) -> None:
+    """As ``refuse_rejected``, of finished pieces."""
+    rejected, of = _rejected_in(records), _sections_in(records)
+    refuse_rejected(rejected, data, of=of, shown_row=_first(records))
+
+
+def refuse_rejected(rejected: int, data: Data, *, of: int, shown_row: str = "") -> None:
+    """Raise where more dialogues are rejected by the template than may be left out.
+
+    Args:
+        of: Dialogues that there are.
+        shown_row: The first of them, with the reason; empty: it is not known any more.
+
+    Raises:
+        SourceError: More are, or all of them.
+    """
+    if not rejected or (rejected <= data.max_rejected * of and rejected < of):
+        return
+    share = math.ceil(10_000 * rejected / of) / 10_000
+    first = f"{shown_row} " if shown_row else f"data.source={data.source!r}: "
+    remedy = (
+        "Choose another template with data.chat_template."
+        if rejected == of
+        else f"To leave them out, set data.max_rejected={share:g}; else correct the rows, or "
+        "choose another template with data.chat_template."
+    )
+    raise SourceError(
+        f"{first}The chat template rejects {rejected:,} of {of:,} dialogues ({share:.2%}), and "
+        f"data.max_rejected is {data.max_rejected:g}. {remedy}"
+    )
+
+
+def _rejected_in(records: Records) -> int:
+    """Rows that were rejected; none in records of earlier versions."""
+    return sum(record.get("rejected", 0) for record in records)
+
+
+def _sections_in(records: Records) -> int:
+    return sum(record.get("sections", 0) for record in records)
+
+
+def _first(records: Records) -> str:
+    return next((row for record in records for row in record.get("first_rejected", ())), "")
+
+
+def rejected_of(records: Records) -> dict[str, int]:
+    """Nothing where no row was rejected, as before any could be."""
+    rejected = _rejected_in(records)
+    return {"rejected": rejected, "rejected_of": _sections_in(records)} if rejected else {}
