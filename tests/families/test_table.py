@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedM
 
 import shardyard
 from shardyard.errors import RequestError
+from shardyard.families.file_tensors import file_tensors, whole_shape
 from shardyard.families.presets import PRESETS
 from shardyard.families.registry import FAMILIES, family_of
 from shardyard.models.build import build_on_meta, hf_config
-from shardyard.models.hf import file_tensors, whole_shape
 from shardyard.models.parts import blocks_of
 from tests.families.random_models import small_shape
 

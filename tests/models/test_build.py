@@ -152,7 +152,7 @@ def test_missing_tensors_and_wrong_shapes_are_named(tmp_path: Path) -> None:
 
 def test_a_damaged_weight_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 100)
-    with pytest.raises(DataError, match=r"model.safetensors cannot be read.*Fetch the file again"):
+    with pytest.raises(DataError, match=r"safetensors is not a safetensors file.*Fetch or save"):
         _model(TINY, folder=tmp_path)
 
 

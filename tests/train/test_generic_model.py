@@ -1,17 +1,20 @@
 """A causal model of transformers of no family here: split, resumed and exported as any other."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from shardyard.checkpoint.export import export
 from shardyard.config.generic_model import MODULE
 from shardyard.config.schema import Model, Recipe
 from shardyard.errors import RecipeError, RequestError
+from shardyard.models import folder_report
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_steps
 from shardyard.rundir.resolved import read_resolved
@@ -127,3 +130,42 @@ def test_code_of_the_folder_is_not_run(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("raise SystemExit('run')")
     with pytest.raises(RequestError, match=r"cannot open .* Code of the folder's own is not run"):
         open_causal_lm(Recipe(), tmp_path, vocab_size=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda state: state.pop("model.layers.0.mlp.up_proj.weight"), "lacks 1 tensors"),
+        (lambda state: state.update(v_head=torch.ones(3)), "no place for: v_head"),
+        (lambda state: state.update({"lm_head.weight": torch.ones(4, 32)}), "of another shape"),
+    ],
+)
+def test_a_folder_that_lacks_or_has_more_is_rejected(
+    change: Callable[[dict[str, torch.Tensor]], object], said: str, tmp_path: Path
+) -> None:
+    """transformers itself only warns."""
+    folder = saved("olmo", tmp_path)
+    state = load_file(folder / "model.safetensors")
+    change(state)
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    assert said in " ".join(folder_report.main(folder, "text"))
+    recipe = Recipe(model=Model(path=str(folder)))
+    with pytest.raises(RequestError, match=said):
+        open_causal_lm(recipe, folder, vocab_size=512)
+
+
+def test_the_export_of_a_head_that_differs_from_its_table_has_it(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    source = saved("olmo", tmp_path / "source")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    sections = {
+        "run": {"steps": 1},
+        "model": {"preset": None, "path": str(source), "module": MODULE, "weights": "load"},
+        "optim": {"lr": 1e-9, "warmup_steps": 0},
+    }
+    run_dir = make_run(tmp_path / "run", corpus, sections)
+    run_on_ranks(train_here, 1, run_dir)
+    export(run_dir.checkpoint(1), read_resolved(run_dir.resolved(0)), tmp_path / "export")
+    torch.testing.assert_close(logits_of(tmp_path / "export"), logits_of(source))

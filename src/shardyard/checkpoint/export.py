@@ -61,11 +61,11 @@ from shardyard.errors import (
     ShardyardError,
     StorageError,
 )
+from shardyard.families.file_tensors import Piece, file_tensors, whole_shape
 from shardyard.families.registry import family_of
 from shardyard.families.shape import ModelShape
 from shardyard.files import flush_folder
 from shardyard.models.build import build_on_meta
-from shardyard.models.hf import Piece, file_tensors, whole_shape
 from shardyard.rundir.exported import sentence
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import newest_resolved

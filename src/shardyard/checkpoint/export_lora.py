@@ -19,10 +19,10 @@ from shardyard.config.base_weights import base_digest
 from shardyard.config.model_source import model_folder
 from shardyard.config.resolved import Resolved
 from shardyard.errors import CheckpointError, RequestError
+from shardyard.families.file_tensors import Piece
 from shardyard.families.lora import A, B, is_adapter, peft_targets, scale_of, targets_of
 from shardyard.families.shape import ModelShape
 from shardyard.models.build import build_on_meta, fill_weights
-from shardyard.models.hf import Piece
 from shardyard.models.lora import add_adapters
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

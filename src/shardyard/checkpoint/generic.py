@@ -1,6 +1,7 @@
 """Export of a model of no family: as transformers itself writes it, which holds all of it."""
 
 import json
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +36,26 @@ def write_generic(
             "the folder that it came from, which is gone. Bring it back and export once more."
         )
     config: Any = AutoConfig.for_model(**beside.config)
+    saved, about = read_shapes(checkpoint), beside.config
+    if _has_own_head(config, saved):  # its folder held a head that differs from its table
+        config.tie_word_embeddings = False
+        about = {**about, "tie_word_embeddings": False}
     model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     tensors: dict[str, Tensor] = {
         f"model.{name}": param.detach() for name, param in model.named_parameters()
     }
-    saved = read_shapes(checkpoint)
     wanted = {**tensors, **buffers_of(model)}
     judged = {judged_name(name, saved): each for name, each in wanted.items()}
     load_tensors(checkpoint, judged, allow_extra=True)
     model.save_pretrained(folder)
-    content = changed_config(beside.config, architecture=type(model).__name__, dtype=dtype, ends={})
+    content = changed_config(about, architecture=type(model).__name__, dtype=dtype, ends={})
     (folder / CONFIG).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     copy_files(beside.copied, folder)
+
+
+def _has_own_head(config: Any, saved: Container[str]) -> bool:
+    """Whether a checkpoint has the head of a tied model beside its table."""
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config)
+    pairs = model.all_tied_weights_keys.items()
+    return any(f"model.{head}" in saved and f"model.{table}" in saved for head, table in pairs)

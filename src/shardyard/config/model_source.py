@@ -12,6 +12,7 @@ from shardyard.config.credentials import show
 from shardyard.config.hub import Say, Wanted, fetch
 from shardyard.config.schema import Model, Recipe
 from shardyard.config.task_names import task_row
+from shardyard.config.weight_files import INDEX, SINGLE, has_weight_files
 from shardyard.errors import RequestError
 from shardyard.families.config_json import shape_of_config
 from shardyard.families.images.network import ImageNetwork
@@ -19,6 +20,7 @@ from shardyard.families.images.registry import IMAGE_PRESETS, KINDS
 from shardyard.families.presets import PRESETS
 from shardyard.families.registry import family_of, is_family
 from shardyard.families.shape import ModelShape
+from shardyard.file_faults import why_no_content
 
 
 def model_folder(
@@ -242,6 +244,9 @@ def table_rows(model: Model, shape: ModelShape | None) -> int | None:
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
+        why = why_no_content(path)
+        if why is not None:
+            raise RequestError(f"{path} {why}")
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise RequestError(
@@ -258,12 +263,17 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _require_weights(folder: Path, model: Model) -> None:
-    names = ("model.safetensors", "model.safetensors.index.json")
-    if any((folder / name).is_file() for name in names):
+    if has_weight_files(folder):
         return
     setting = f"model.path={model.path}" if model.path else f"model.hub={model.hub}"
     pickles = sorted(path.name for path in folder.glob("*.bin"))
-    why = f"only {pickles[0]}, and opening a pickle runs code" if pickles else f"no {names[0]}"
+    parts = sorted(path.name for path in folder.glob("model-*-of-*.safetensors"))
+    if parts:
+        raise RequestError(
+            f"{setting} has {len(parts)} files such as {parts[0]}, and no {INDEX} that lists them. "
+            "Copy or fetch that file too."
+        )
+    why = f"only {pickles[0]}, and opening a pickle runs code" if pickles else f"no {SINGLE}"
     raise RequestError(
         f"{setting} has no weights to load: {why}. Save it once with transformers' "
         "save_pretrained, or start from random weights with model.weights=random."

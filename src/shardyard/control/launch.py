@@ -8,6 +8,7 @@ from typing import Any, overload
 from shardyard.config.load import Source
 from shardyard.control.hub_access import access_problems
 from shardyard.control.job import Job, fetch_progress, launched_of, refuse_bench
+from shardyard.control.model_check import refuse_other_weights
 from shardyard.control.prepared import data_line, find_prepared
 from shardyard.control.request import Request
 from shardyard.control.resume import propose_again, refuse_live
@@ -116,6 +117,7 @@ def proposal_of(
     run_id = run.id or new_run_id(str(request.preview().recipe.run.name))
     run_dir = RunDir(Path(run.dir).expanduser().resolve() / run_id)
     refuse_existing(run_dir)
+    refuse_other_weights(request)
     proposal = propose(request, launcher, run_dir=run_dir, is_dry_run=is_dry_run)
     return replace(
         proposal, data=_of_data(proposal, [each for each in words if isinstance(each, str)])

@@ -12,6 +12,7 @@ from shardyard.config.anchor import anchor_paths
 from shardyard.config.auto import Facts
 from shardyard.config.check import load_checked_recipe
 from shardyard.config.generic_model import LACKS, generic_type, is_generic, on_generic_path
+from shardyard.config.inspection import inspect_folder, tokenizer_notes
 from shardyard.config.load import Source, is_override
 from shardyard.config.machines import devices_of_node
 from shardyard.config.model_problems import misfits
@@ -33,6 +34,7 @@ from shardyard.config.run_length import length_problems
 from shardyard.config.schema import Model, Recipe
 from shardyard.config.sight import Sight, absent_problems, unseen_problems
 from shardyard.config.trainable import trainable_problems
+from shardyard.config.weights_match import Match
 from shardyard.errors import Problem, RecipeError, RequestError, ShardyardError
 from shardyard.families.images.network import ImageNetwork
 from shardyard.families.shape import ModelShape
@@ -60,6 +62,8 @@ class Request:
     why_no_shape: str = ""
     network: ImageNetwork | None = None
     """What classifies images, where the recipe reads images and it is known here."""
+    weight_notes: tuple[str, ...] = ()
+    """What of the model's files is left out, or decides against config.json."""
 
     @staticmethod
     def read(
@@ -106,6 +110,8 @@ class Request:
         folder = request.model_dir
         for note in [*config_notes(recipe.model, folder), *head_notes(recipe, folder)]:
             say(f"note: {note}")
+        for note in [*request.weight_notes, *tokenizer_notes(recipe, folder)]:
+            warn(note)
         return request
 
     @staticmethod
@@ -128,7 +134,8 @@ class Request:
         anchored = anchor_paths(recipe, sight)
         model, vocab_size = anchored.model, anchored.data.vocab_size
         folder, why_no_shape = None, ""
-        shape = stated_shape(model, vocab_size) if only_looks else None
+        is_stated = only_looks and _folder_in_sight(anchored, sight) is None
+        shape = stated_shape(model, vocab_size) if is_stated else None
         if shape is not None:
             shape = with_heads(shape, anchored.task.name)
         if shape is None:
@@ -141,14 +148,16 @@ class Request:
             anchored = _on_its_path(anchored, folder)
             model = anchored.model
             shape = None if why_no_shape else shape_if_known(anchored, folder, vocab_size)
+        match = _inspected(anchored, folder, shape)
         request = Request(
             recipe=anchored,
             as_written=recipe,
             name=name,
             model_dir=folder,
-            shape=shape,
+            shape=shape if match is None else match.shape,
             why_no_shape=why_no_shape,
             network=None if why_no_shape else network_if_known(anchored, folder),
+            weight_notes=() if match is None else match.notes,
         )
         request.refuse_misfits(is_new=previous is None)
         return request
@@ -226,9 +235,11 @@ class Request:
         Raises:
             RecipeError: Degrees, batch, data and model do not fit each other or ``previous``.
         """
+        shape = shape_if_known(self.recipe, self.model_dir, data.vocab_size)
+        match = _inspected(self.recipe, self.model_dir, shape)
         return resolve(
             self.recipe,
-            shape=shape_if_known(self.recipe, self.model_dir, data.vocab_size),
+            shape=shape if match is None else match.shape,
             network=network_if_known(self.recipe, self.model_dir),
             machine=machine,
             data=data,
@@ -245,6 +256,18 @@ def sources_of(recipe: Source | Sequence[Source], more: Sequence[Source]) -> tup
     if isinstance(recipe, Sequence) and not isinstance(recipe, str):
         return (*recipe, *more)
     return (recipe, *more)
+
+
+def _inspected(recipe: Recipe, folder: Path | None, shape: ModelShape | None) -> Match | None:
+    return None if folder is None else inspect_folder(recipe, folder, shape)
+
+
+def _folder_in_sight(recipe: Recipe, sight: Sight | None) -> Path | None:
+    """The folder of model.path, where this machine has it; it is inspected even to plan."""
+    path = recipe.model.path
+    if path is None or (sight is not None and sight.holds(path)) or not Path(path).is_dir():
+        return None
+    return Path(path)
 
 
 def _on_its_path(recipe: Recipe, folder: Path | None) -> Recipe:

@@ -101,6 +101,21 @@ def _written(shape: ModelShape) -> dict[str, Any]:
     }
 
 
+def _uncounted(shape: ModelShape) -> dict[str, tuple[int, ...]]:
+    """The dense layer, norm and bias of the head."""
+    width, transform = shape.hidden_size, "cls.predictions.transform"
+    vectors = (
+        f"{transform}.dense.bias",
+        f"{transform}.LayerNorm.weight",
+        f"{transform}.LayerNorm.bias",
+    )
+    return {
+        f"{transform}.dense.weight": (width, width),
+        **dict.fromkeys(vectors, (width,)),
+        "cls.predictions.bias": (shape.vocab_size,),
+    }
+
+
 BERT = Family(
     model_type="bert",
     is_one_graph=True,
@@ -147,6 +162,13 @@ BERT = Family(
         "LayerNorm.gamma": "LayerNorm.weight",
         "LayerNorm.beta": "LayerNorm.bias",
     },
+    tied_names={"cls.predictions.decoder.bias": "cls.predictions.bias"},
+    ignored_names={
+        r"(bert\.)?pooler\..*|cls\.seq_relationship\..*": "they judge pairs of texts, which "
+        "the task does not train",
+    },
+    is_always_tied=True,
+    uncounted=_uncounted,
     config_json=ConfigJson(
         defaults={
             "max_position_embeddings": 512,

@@ -185,6 +185,15 @@ class Family:
 
     other_names: Mapping[str, str] = field(default_factory=dict)
     """How names end in files of other versions -> how they end in those written now."""
+    tied_names: Mapping[str, str] = field(default_factory=dict)
+    """Names in files that are another name of a parameter -> its name; the head has its setting."""
+    ignored_names: Mapping[str, str] = field(default_factory=dict)
+    """Pattern of names in files that the model has no place for and needs none -> why, in words
+    that follow the names; ``config/weights_match.py`` has those of all families."""
+    is_always_tied: bool = False
+    """The head is the table of tokens, whatever a config says."""
+    uncounted: Callable[[ModelShape], Mapping[str, tuple[int, ...]]] = lambda _: {}
+    """Parameters that have no row, as the planner does not count them: name -> shape."""
     config_json: ConfigJson
     initial_std: float = 0.02
     """Of random matrices; biases begin with zero."""

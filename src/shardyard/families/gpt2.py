@@ -130,6 +130,10 @@ GPT2 = Family(
     dropped=("attn", "mlp"),
     gathered=("attn", "mlp"),
     unfused={"attn": "attention", "mlp": "mlp"},
+    ignored_names={
+        r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias": "they are the causal mask, which is "
+        "computed",
+    },
     config_json=ConfigJson(
         defaults={
             "vocab_size": 50257,

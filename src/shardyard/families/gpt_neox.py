@@ -109,6 +109,10 @@ GPT_NEOX = Family(
     dropped=("attention", "mlp"),
     gathered=("attention", "mlp"),
     other_names={"lm_head.weight": "embed_out.weight"},
+    ignored_names={
+        r"(gpt_neox\.)?layers\.\d+\.attention\.(masked_)?bias": "they are the causal mask, which "
+        "is computed",
+    },
     config_json=ConfigJson(
         defaults={
             "max_position_embeddings": 2048,

@@ -7,8 +7,11 @@ from typing import TypedDict, TypeVar, Unpack
 import torch.distributed as dist
 from torch import nn
 
-from shardyard.errors import RequestError
-from shardyard.library.known import shard_known
+from shardyard.config.weight_files import read_weight_files
+from shardyard.config.weights_match import match_weights
+from shardyard.errors import DataError, RequestError
+from shardyard.families.shape import ModelShape
+from shardyard.library.known import known_shape, shard_known
 from shardyard.library.mesh import local_device
 from shardyard.library.own import shard_own
 from shardyard.library.state import Reader, Sharded, attach, is_sharded, sharded
@@ -122,8 +125,22 @@ def fill_weights(model: nn.Module, folder: str | Path | None = None, *, seed: in
             f"{type(model).__name__} of your own. Build it with its weights before parallelize(); "
             "each rank keeps its share."
         )
+    if folder is not None:
+        _refuse_other_weights(Path(folder), known_shape(model))
     build.fill_weights(model, folder=None if folder is None else Path(folder), seed=seed)
     parts.has_weights = True
+
+
+def _refuse_other_weights(folder: Path, shape: ModelShape) -> None:
+    """Raise if a folder holds less or more than the model, or a head that the model ties."""
+    try:
+        match = match_weights(folder, read_weight_files(folder), shape)
+    except RequestError as error:
+        raise DataError(str(error)) from error
+    is_untied = match.shape.tie_word_embeddings != shape.tie_word_embeddings
+    found = [*match.problems, *(match.notes if is_untied else ())]
+    if found:
+        raise DataError("\n".join(found))
 
 
 def _has_weights(model: nn.Module) -> bool:

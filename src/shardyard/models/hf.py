@@ -1,9 +1,7 @@
 """Load weights from a Hugging Face folder: each rank reads only the slices it holds."""
 
-import json
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,107 +9,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from shardyard.errors import DataError
-from shardyard.families.family import Family, Row
+from shardyard.config.weight_files import read_weight_files
+from shardyard.errors import DataError, RequestError
+from shardyard.families.family import Family
+from shardyard.families.file_tensors import Piece, file_tensors, stored_names, whole_shape
 from shardyard.families.lora import is_adapter
 from shardyard.models.local_shard import LocalShard, local_shard
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A parameter, or one expert of it, in a tensor of Hugging Face's files."""
-
-    parameter: str
-    shape: tuple[int, ...]
-    """Ours, of one expert where it is one."""
-    expert: int | None = None
-    offset: int = 0
-    """Rows of the tensor that come before, being of other parameters."""
-    is_transposed: bool = False
-    """The tensor has a column where we have a row."""
-
-    def of(self, tensor: Tensor) -> Tensor:
-        """Out of the tensor of the files."""
-        ours = tensor.mT if self.is_transposed else tensor
-        return ours[self.offset : self.offset + self.shape[0]]
-
-
-def file_tensors(
-    shapes: Mapping[str, Sequence[int]], family: Family
-) -> dict[str, tuple[Piece, ...]]:
-    """Names in Hugging Face's files, and what of our parameters each tensor is made of.
-
-    Args:
-        shapes: Of whole parameters, by our names.
-    """
-    found: dict[str, tuple[Piece, ...]] = {}
-    begin, ends = f"{family.blocks}.", (*family.before, *family.after)
-    renamed = {f"{row.module}.{row.parameter}": row.in_files for row in ends if row.in_files}
-    for block, group in groupby(shapes, key=lambda name: _block_of(name, begin)):
-        names = list(group)
-        if block is None:
-            for name in names:
-                found[renamed.get(name, name)] = (Piece(name, tuple(shapes[name])),)
-            continue
-        prefix = f"{begin}{block}."
-        inside = {name.removeprefix(prefix): shapes[name] for name in names}
-        for in_files, pieces in pieces_in_block(inside, family).items():
-            found[f"{prefix}{in_files}"] = tuple(
-                replace(piece, parameter=f"{prefix}{piece.parameter}") for piece in pieces
-            )
-    return found
-
-
-def pieces_in_block(
-    shapes: Mapping[str, Sequence[int]], family: Family
-) -> dict[str, tuple[Piece, ...]]:
-    """The same in one block, by names from its top."""
-    rows = {f"{row.module}.{row.parameter}": row for row in family.block}
-    found: dict[str, list[Piece]] = {}
-    for name, sizes in shapes.items():
-        module, _, kind = name.rpartition(".")
-        row = rows.get(name) or rows.get(f"{module}.weight")
-        shape = tuple(sizes)
-        if row is None:
-            found[name] = [Piece(name, shape)]
-        elif row.per_expert and row.in_files is not None:
-            for expert in range(shape[0]):
-                piece = Piece(name, shape[1:], expert)
-                found[row.in_files.format(expert)] = [piece]
-        else:
-            in_files = name if row.fused is None else f"{row.fused.module}.{kind}"
-            is_transposed = row.is_transposed and kind == row.parameter
-            piece = Piece(name, shape, is_transposed=is_transposed)
-            found.setdefault(row.in_files or in_files, []).append(piece)
-    return {in_files: _stacked(pieces, rows) for in_files, pieces in found.items()}
-
-
-def _stacked(pieces: list[Piece], rows: Mapping[str, Row]) -> tuple[Piece, ...]:
-    """Pieces in the order in which their tensor has them."""
-    if len(pieces) == 1:
-        return tuple(pieces)
-
-    def place(piece: Piece) -> int:
-        module = piece.parameter.rpartition(".")[0]
-        fused = rows[f"{module}.weight"].fused
-        assert fused is not None, "several in one tensor"
-        return fused.parts.index(module.rpartition(".")[2])
-
-    found, offset = [], 0
-    for piece in sorted(pieces, key=place):
-        found.append(replace(piece, offset=offset))
-        offset += piece.shape[0]
-    return tuple(found)
-
-
-def whole_shape(pieces: Sequence[Piece]) -> tuple[int, ...]:
-    """Of the tensor in the files."""
-    ours = (sum(piece.shape[0] for piece in pieces), *pieces[0].shape[1:])
-    return ours[::-1] if pieces[0].is_transposed else ours
-
-
-def _block_of(name: str, begin: str) -> str | None:
-    return name.removeprefix(begin).partition(".")[0] if name.startswith(begin) else None
+from shardyard.safetensors_header import StoredTensor
 
 
 def load_weights(model: nn.Module, folder: Path, family: Family) -> set[str]:
@@ -124,13 +28,12 @@ def load_weights(model: nn.Module, folder: Path, family: Family) -> set[str]:
     Raises:
         DataError: A file or a tensor is missing, damaged, or of another shape.
     """
-    file_of = _tensor_files(folder)
+    stored = _stored(folder)
     params = {name: each for name, each in model.named_parameters() if not is_adapter(name)}
     tensors = file_tensors({name: param.shape for name, param in params.items()}, family)
-    stored = {_as_now(name, family, tensors): name for name in file_of}
-    file_of |= {now: file_of[name] for now, name in stored.items() if now not in file_of}
+    found = stored_names(stored, tensors, family)
     names, wanted = list(tensors), _held(tensors, params)
-    lacking = {name for name in names if name not in file_of}
+    lacking = {name for name in names if name not in found}
     of_pairs = {name for name in lacking if name.startswith(family.modules_of_pairs)}
     missing = sorted(lacking - of_pairs)
     if missing:
@@ -141,19 +44,16 @@ def load_weights(model: nn.Module, folder: Path, family: Family) -> set[str]:
         )
     by_file: dict[Path, list[str]] = {}
     for name in wanted.keys() - of_pairs:
-        by_file.setdefault(file_of[name], []).append(name)
+        by_file.setdefault(stored[found[name]].file, []).append(name)
     for file, names in by_file.items():
-        _read_file(file, {stored[name]: wanted[name] for name in names})
+        _read_file(file, {found[name]: wanted[name] for name in names})
     return of_pairs
 
 
-def _as_now(name: str, family: Family, wanted: Container[str]) -> str:
-    """What a name in a file of another version, or of a model without its head, is now."""
-    for older, now in family.other_names.items():
-        if name.endswith(older):
-            return name.removesuffix(older) + now
-    below_head = f"{family.blocks.partition('.')[0]}.{name}"
-    return below_head if below_head in wanted else name
+def piece_in(tensor: Tensor, piece: Piece) -> Tensor:
+    """A parameter's part of a tensor of the files."""
+    ours = tensor.mT if piece.is_transposed else tensor
+    return ours[piece.offset : piece.offset + piece.shape[0]]
 
 
 @dataclass(frozen=True)
@@ -193,24 +93,12 @@ def _held(
     return found
 
 
-def _tensor_files(folder: Path) -> dict[str, Path]:
-    """Tensor name -> the file that holds it."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        weight_map = json.loads(index.read_text())["weight_map"]
-        return {name: folder / file for name, file in weight_map.items()}
-    single = folder / "model.safetensors"
-    if not single.is_file():
-        raise DataError(
-            f"{folder} holds no model.safetensors and no model.safetensors.index.json. Weights in "
-            "pickle files (.bin, .pt) are not opened, as opening one runs code. Convert them with "
-            "transformers' save_pretrained, or set model.weights=random."
-        )
+def _stored(folder: Path) -> dict[str, StoredTensor]:
+    """The tensors of a folder; what is wrong with its files was told before training started."""
     try:
-        with safe_open(single, framework="pt") as file:
-            return dict.fromkeys(file.keys(), single)
-    except SafetensorError as error:
-        raise _damaged(single, error) from error
+        return read_weight_files(folder)
+    except RequestError as error:
+        raise DataError(str(error)) from error
 
 
 def _read_file(path: Path, held: Mapping[str, Sequence[_Held]]) -> None:

@@ -16,9 +16,10 @@ from transformers.activations import ACT2FN
 
 from shardyard.errors import RequestError
 from shardyard.families.family import Row
+from shardyard.families.file_tensors import pieces_in_block
 from shardyard.families.shape import ModelShape
 from shardyard.models.attention import Attention, attend_as_asked
-from shardyard.models.hf import pieces_in_block
+from shardyard.models.hf import piece_in
 from shardyard.models.local_shard import parameter_of
 from shardyard.models.parts import blocks_of
 
@@ -126,7 +127,7 @@ def split_fused(model: PreTrainedModel, shape: ModelShape) -> None:
         for in_files, pieces in pieces_in_block(shapes, family).items():
             for piece in pieces:
                 if piece.parameter.startswith(replaced):
-                    _set(block, piece.parameter, piece.of(theirs[in_files]))
+                    _set(block, piece.parameter, piece_in(theirs[in_files], piece))
 
 
 def plain_embedding(model: PreTrainedModel, shape: ModelShape) -> None:

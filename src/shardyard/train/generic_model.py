@@ -13,6 +13,7 @@ from shardyard.config.schema import Recipe
 from shardyard.data.micro_batch import IGNORED
 from shardyard.errors import RecipeError, RequestError
 from shardyard.models.attention import document_mask
+from shardyard.models.folder_report import report_problems
 from shardyard.parallel.vocab_loss import VocabLoss
 
 _ROUNDING = 1e-4
@@ -25,25 +26,30 @@ def open_causal_lm(recipe: Recipe, folder: Path, *, vocab_size: int) -> PreTrain
     """The model of a folder in fp32, with its weights, or random ones from torch's generator.
 
     Raises:
-        RequestError: transformers cannot open it, or not without code of its own.
+        RequestError: transformers cannot open it, or not without code of its own; or its weights
+            are not those of its config.json.
         RecipeError: The tokenizer has more tokens than it has rows.
     """
+    wrong: list[str] = []
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         config.use_cache = False
         if recipe.model.weights == "random":
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         else:
-            model = AutoModelForCausalLM.from_pretrained(
+            model, told = AutoModelForCausalLM.from_pretrained(
                 folder, config=config, dtype=torch.float32, use_safetensors=True,
-                local_files_only=True,
+                local_files_only=True, ignore_mismatched_sizes=True, output_loading_info=True,
             )  # fmt: skip
+            wrong = report_problems(folder, told)
     except (ValueError, OSError, ImportError, KeyError) as error:
         why = str(error).splitlines()[0]
         raise RequestError(
             f"transformers cannot open {folder} as a causal language model: {why} Code of the "
             "folder's own is not run. Make sure that this version of transformers knows the model."
         ) from error
+    if wrong:
+        raise RequestError("\n".join(wrong))
     rows = model.get_input_embeddings().weight.shape[0]
     found = vocabulary_problems(
         tokenizer=str(recipe.data.tokenizer), vocab_size=vocab_size, rows=rows

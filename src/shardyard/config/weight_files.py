@@ -1,0 +1,186 @@
+"""The weight files of a Hugging Face folder, by their headers: which tensors, and what is wrong.
+
+No tensor is read and torch is not needed, so this runs before anything is planned or started. The
+files are those that transformers opens: model.safetensors, else what the index names. Which tensor
+is in which file is said by the headers, as transformers takes it, and the index is held to them.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from shardyard.errors import RequestError
+from shardyard.file_faults import why_no_content
+from shardyard.safetensors_header import StoredTensor, read_header
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
+_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """What an index says."""
+
+    files: tuple[str, ...]
+    weight_map: Mapping[str, str]
+
+
+def has_weight_files(folder: Path) -> bool:
+    """Whether a folder names weights in safetensors, even by a link that leads nowhere."""
+    return any((folder / name).exists() or (folder / name).is_symlink() for name in (SINGLE, INDEX))
+
+
+def read_weight_files(folder: Path) -> dict[str, StoredTensor]:
+    """Read the headers of all weight files of a folder.
+
+    Returns:
+        Name of each tensor -> dtype, shape and place.
+
+    Raises:
+        RequestError: Files are missing, damaged, no weights, or outside of the folder; all of them.
+    """
+    found: dict[str, StoredTensor] = {}
+    problems: list[str] = []
+    if (folder / ADAPTER).is_file():
+        problems.append(
+            f"{folder / ADAPTER}: the folder holds an adapter next to weights, and transformers "
+            "would add it to them. Merge it first (peft: merge_and_unload(), save_pretrained()), "
+            "or move the adapter's files out."
+        )
+    try:
+        listed = _listed(folder)
+    except _WrongFileError as error:
+        raise _refusal(folder, [*problems, str(error)]) from error
+    for name in listed.files:
+        try:
+            tensors = _tensors_of(folder, name)
+        except _WrongFileError as error:
+            problems.append(str(error))
+            continue
+        twice = sorted(found.keys() & tensors.keys())
+        if twice:
+            others = sorted({found[each].file.name for each in twice})
+            problems.append(
+                f"{folder / name} has {_count(twice, 'tensor')} that {', '.join(others)} "
+                f"{'has' if len(others) == 1 else 'have'} too: {named(twice)}. Which one counts is "
+                "unknown; fetch or save the folder again."
+            )
+        found |= tensors
+    lacking = sorted(listed.weight_map.keys() - found.keys())
+    if lacking and not problems:
+        problems.append(
+            f"{folder / INDEX} names {_count(lacking, 'tensor')} that its files do not have: "
+            f"{named(lacking)}. Fetch or save the folder again."
+        )
+    if problems:
+        raise _refusal(folder, problems)
+    return found
+
+
+def named(names: list[str]) -> str:
+    """The first few names, and how many more there are."""
+    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(names[:_SHOWN])}{more}"
+
+
+class _WrongFileError(Exception):
+    """A file is not what it should be; the text says which and why."""
+
+
+def _refusal(folder: Path, problems: list[str]) -> RequestError:
+    if len(problems) == 1:
+        return RequestError(problems[0])
+    lines = "\n".join(f"  {problem}" for problem in problems)
+    return RequestError(f"{folder} has {len(problems)} problems:\n{lines}")
+
+
+def _count(names: list[str], what: str) -> str:
+    return f"{len(names):,} {what}{'s' * (len(names) > 1)}"
+
+
+def _listed(folder: Path) -> _Listed:
+    """The weight files by name, in transformers' order of preference."""
+    single, index = folder / SINGLE, folder / INDEX
+    if single.is_file() or not index.is_file():
+        is_named = single.is_file() or single.is_symlink() or not index.is_symlink()
+        if is_named:
+            return _Listed((SINGLE,), {})
+    _refuse_faulty(index)
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    except OSError as error:
+        raise _WrongFileError(f"{index} cannot be read: {error.strerror}.") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _WrongFileError(
+            f"{index} is no index of weights: it has no weight_map in JSON. Fetch or save it again."
+        ) from error
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise _WrongFileError(
+            f"{index}: weight_map names no tensors. Fetch or save the folder again."
+        )
+    wrong = list(_wrong_names(weight_map))
+    if wrong:
+        raise _WrongFileError(f"{index}: {'; '.join(wrong)}. Fetch or save the folder again.")
+    return _Listed(tuple(sorted(set(weight_map.values()))), weight_map)
+
+
+def _wrong_names(weight_map: Mapping[str, object]) -> Iterator[str]:
+    """Why entries of an index can be no files of its folder, each kind of entry once."""
+    for file in {repr(each): each for each in weight_map.values()}.values():
+        if not isinstance(file, str):
+            yield f"weight_map has {json.dumps(file)[:80]} where the name of a file should be"
+            continue
+        path = PurePosixPath(file)
+        if path.is_absolute() or ".." in path.parts or "\\" in file or "\0" in file or not file:
+            yield f"weight_map names {file!r}, which is outside of the folder"
+        elif path.suffix != ".safetensors":
+            yield (
+                f"weight_map names {file!r}, which is no .safetensors file; opening another kind "
+                "may run code"
+            )
+
+
+def _tensors_of(folder: Path, name: str) -> dict[str, StoredTensor]:
+    path = folder / name
+    _refuse_faulty(path)
+    if not path.is_file():
+        if name == SINGLE and not (folder / INDEX).exists():
+            raise _WrongFileError(
+                f"{folder} holds no {SINGLE} and no {INDEX}. Weights in pickle files (.bin, .pt) "
+                "are not opened, as opening one runs code. Convert them with transformers' "
+                "save_pretrained, or set model.weights=random."
+            )
+        raise _WrongFileError(
+            f"{path} is missing, and {INDEX} names it. Fetch or copy the folder again."
+        )
+    target = path.resolve()
+    if not target.is_relative_to(folder.resolve()) and not _is_hub_blob(target, folder):
+        raise _WrongFileError(
+            f"{path} is a link to {target}, outside of the folder. Copy the file into the folder, "
+            "or give the folder that it is in."
+        )
+    try:
+        return read_header(path)
+    except OSError as error:
+        raise _WrongFileError(f"{path} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise _WrongFileError(f"{path} {error}. Fetch or save it again.") from error
+
+
+def _is_hub_blob(target: Path, folder: Path) -> bool:
+    """Whether a link leads into a cache of huggingface_hub, which keeps files as blobs."""
+    blobs = target.parent
+    own = folder.resolve().parents
+    is_own = len(own) > 1 and own[0].name == "snapshots" and blobs.parent == own[1]
+    return blobs.name == "blobs" and (is_own or blobs.parent.name.startswith("models--"))
+
+
+def _refuse_faulty(path: Path) -> None:
+    try:
+        why = why_no_content(path)
+    except OSError as error:
+        raise _WrongFileError(f"{path} cannot be read: {error.strerror}.") from error
+    if why is not None:
+        raise _WrongFileError(f"{path} {why}")

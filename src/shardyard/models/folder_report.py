@@ -1,0 +1,81 @@
+"""transformers' own report of a model's folder: what it lacks, and what would be dropped.
+
+For models of no family here, and networks for images, whose tensors only transformers knows. Run as
+a program it opens the folder without its content (headers alone) and answers in one line of JSON,
+so that a folder is rejected before workers start.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification
+from transformers.utils import logging
+
+from shardyard.config.weight_files import named
+from shardyard.config.weights_match import remedy_of
+
+HEAD = "classifier."
+"""How names in the head of a network for images begin: it may be of other classes."""
+
+_BATCHES = re.compile(r".*\.num_batches_tracked")
+"""Counts of batch normalisation, which older files lack; training moves by a fixed share."""
+
+
+def report_problems(folder: Path, told: Mapping[str, Any], *, head: str | None = None) -> list[str]:
+    """What a load has to be rejected for, each in a sentence.
+
+    Args:
+        told: transformers' ``output_loading_info``.
+        head: How names of a head begin that may be of another size, or missing.
+    """
+
+    def kept(names: Iterable[str]) -> list[str]:
+        has_head = sorted(name for name in names if head is None or not name.startswith(head))
+        return [name for name in has_head if not _BATCHES.fullmatch(name)]
+
+    missing = kept(told["missing_keys"])
+    other = kept(name for name, *_ in told["mismatched_keys"])
+    surplus = sorted(told["unexpected_keys"])
+    found = []
+    if missing:
+        found.append(
+            f"{folder} lacks {len(missing):,} tensors that config.json asks for: {named(missing)}. "
+            "They would be random. Check config.json, or fetch or save the folder again."
+        )
+    if other:
+        found.append(
+            f"{folder} has {len(other):,} tensors of another shape than config.json says: "
+            f"{named(other)}. Check the sizes in config.json, or fetch the folder again."
+        )
+    if surplus:
+        found.append(
+            f"{folder} has {len(surplus):,} tensors that config.json has no place for: "
+            f"{named(surplus)}. {remedy_of(surplus)}."
+        )
+    return found
+
+
+def main(folder: Path, kind: str) -> list[str]:
+    """Open a folder without its content; what is wrong with it."""
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    of_images = kind == "images"
+    model_class: Any = AutoModelForImageClassification if of_images else AutoModelForCausalLM
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    try:
+        _, told = model_class.from_pretrained(
+            folder, config=config, dtype=torch.float32, use_safetensors=True, device_map="meta",
+            local_files_only=True, ignore_mismatched_sizes=True, output_loading_info=True,
+        )  # fmt: skip
+    except (ValueError, OSError, ImportError, KeyError):
+        return []  # said in its own words where it is opened
+    return report_problems(folder, told, head=HEAD if of_images else None)
+
+
+if __name__ == "__main__":
+    print(json.dumps({"problems": main(Path(sys.argv[1]), sys.argv[2])}))
