@@ -1,5 +1,6 @@
 """What a network for images drops: by sample, whatever passes through beside it."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from shardyard.models.images import (
     blocks_of_network,
     build_network,
     fill_network,
+    load_network,
     make_it_drop,
     set_batch_norm_momentum,
 )
@@ -89,3 +91,23 @@ def test_the_running_statistics_of_efficientnet_move_by_what_the_paper_says() ->
     assert momenta == {0.99, 0.1}  # what transformers gives to torch
     set_batch_norm_momentum(model, 0.01)
     assert {norm.momentum for norm in batch_norms_in(model).values()} == {0.01}
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_a_folders_head_go_where_its_classes_are(kind: str, tmp_path: Path) -> None:
+    """Against the logits of transformers, its outputs in the other order."""
+    network = KINDS[kind].of_config({"model_type": kind, **TINY[kind]}, "tiny").with_classes(3)
+    theirs = build_network(network).eval()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for param in theirs.parameters():
+            param.add_(0.1 * torch.randn_like(param))
+    theirs.save_pretrained(tmp_path)  # type: ignore[operator]
+    pixels = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    logits = theirs(pixel_values=pixels).logits
+    ours = build_network(network).eval()
+    load_network(ours, network, tmp_path, seed=0, rows=(2, 0, 1))
+    torch.testing.assert_close(ours(pixel_values=pixels).logits, logits[:, [2, 0, 1]])
+    load_network(ours, network, tmp_path, seed=0, rows=None)
+    assert not torch.allclose(ours(pixel_values=pixels).logits, logits[:, [2, 0, 1]])

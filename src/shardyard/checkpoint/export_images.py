@@ -16,8 +16,8 @@ from shardyard.checkpoint.averages import judged_name
 from shardyard.checkpoint.beside_weights import CONFIG, BesideWeights
 from shardyard.checkpoint.buffers import buffers_of
 from shardyard.checkpoint.load import load_tensors, read_shapes
+from shardyard.config.image_classes import class_names
 from shardyard.config.resolved import Resolved
-from shardyard.data.shards import MANIFEST
 from shardyard.families.images.network import ImageNetwork
 from shardyard.models.images import build_network
 
@@ -36,16 +36,6 @@ def beside_network(resolved: Resolved) -> BesideWeights:
             "LABEL_0 and so on. Bring it back and export anew, or edit id2label in config.json.",
         )
     return BesideWeights(copied={}, config=None, has_own_tokenizer=False, warnings=warnings)
-
-
-def class_names(resolved: Resolved) -> list[str] | None:
-    """Of the prepared data, in the order of their numbers; None: the data are not here."""
-    try:
-        content = json.loads((Path(resolved.data.dir) / MANIFEST).read_bytes())
-        names: list[str] = content["classes"]
-    except (OSError, ValueError, KeyError):
-        return None
-    return names
 
 
 def write_network(

@@ -3,12 +3,14 @@
 import sys
 from dataclasses import dataclass
 
+from shardyard.config.image_classes import class_notes
 from shardyard.config.load import dump_recipe
 from shardyard.config.own_module import NO_SHAPE
 from shardyard.config.plug_ins_used import plug_ins_of
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
 from shardyard.control.mixture import mixture_lines, mixture_warnings
+from shardyard.control.model_check import refuse_other_weights
 from shardyard.control.prepare import prepare_data
 from shardyard.control.request import Request
 from shardyard.control.run_length import length_lines
@@ -67,11 +69,13 @@ def resolve_here(
     """
     machine = probe()
     request.refuse_misfits(machine, previous)
+    refuse_other_weights(request)
     data = data or prepare_data(request, previous=previous)
     resolved = request.resolve(machine, data, previous=previous)
     for line in (*split_lines(data), *mixture_lines(resolved), *length_lines(resolved)):
         say(line)
-    for warning in mixture_warnings(resolved):
+    notes = class_notes(resolved) if previous is None else []  # else a checkpoint has the head
+    for warning in [*mixture_warnings(resolved), *notes]:
         warn(warning)
     return machine, resolved
 

@@ -5,7 +5,7 @@ parameter is a function of (seed, name, index), or comes from the folder.
 """
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from shardyard.models.counter_random import (
     uniform,
 )
 from shardyard.models.dropout import SampleKeys
+from shardyard.models.folder_report import report_problems
 
 _HEAD = "classifier"
 _TRUNCATED_AT = 2.0
@@ -79,11 +80,19 @@ def fill_network(
 
 
 @torch.no_grad()
-def load_network(model: nn.Module, network: ImageNetwork, folder: Path, *, seed: int) -> bool:
-    """Take the weights and running statistics of a folder, but for a head of other classes.
+def load_network(
+    model: nn.Module,
+    network: ImageNetwork,
+    folder: Path,
+    *,
+    seed: int,
+    rows: Sequence[int] | None = None,
+) -> None:
+    """Take the weights and running statistics of a folder, and its head where the classes match.
 
-    Returns:
-        Whether the head is new: the folder's has another number of classes.
+    Args:
+        rows: Row of the folder's head for each output (``class_names.head_order``); None: the head
+            begins at random.
 
     Raises:
         RequestError: The folder holds no weights in safetensors, or of another network.
@@ -100,17 +109,17 @@ def load_network(model: nn.Module, network: ImageNetwork, folder: Path, *, seed:
             "beside its config.json, or model.weights=random."
         ) from error
     lacking = {*told["missing_keys"], *(key for key, *_ in told["mismatched_keys"])}
-    wrong = sorted(name for name in lacking if not name.startswith(f"{_HEAD}."))
-    if wrong or told["unexpected_keys"]:
-        first = wrong[0] if wrong else sorted(told["unexpected_keys"])[0]
-        raise RequestError(
-            f"{folder}: its weights are not those of its config.json: {first} "
-            f"{'is missing or of another size' if wrong else 'belongs nowhere'}. Fetch the folder "
-            "anew, or use model.weights=random."
-        )
-    model.load_state_dict(theirs.state_dict())
+    wrong = report_problems(folder, told, head=f"{_HEAD}.")
+    if wrong:
+        raise RequestError("\n".join(wrong))
+    state = theirs.state_dict()
+    heads = [name for name in state if name.startswith(f"{_HEAD}.")]
+    if rows is None:
+        lacking |= set(heads)
+    elif not lacking:
+        state |= {name: state[name][list(rows)] for name in heads}
+    model.load_state_dict(state)
     _fill(model, network, seed=seed, only=lacking)
-    return bool(lacking)
 
 
 def _fill(model: nn.Module, network: ImageNetwork, *, seed: int, only: Collection[str]) -> None:

@@ -1,11 +1,11 @@
 """A network that classifies images: built on every rank, sharded over the axes of data."""
 
-import sys
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from shardyard.config.image_classes import folder_head
 from shardyard.config.image_problems import step_problems
 from shardyard.config.resolved import Resolved
 from shardyard.errors import RecipeError
@@ -50,13 +50,9 @@ def build_image_network(
         fill_network(model, network, seed=seed, zero_last_norm=settings.zero_last_norm)
     else:
         folder = Path(resolved.model_dir)
-        has_new_head = load_network(model, network, folder, seed=seed)
-        if has_new_head and dist.get_rank() == 0:
-            print(
-                f"{folder} classifies other classes: its head is left, and a new one for "
-                f"{network.num_classes} begins at random.",
-                file=sys.stderr,
-            )
+        head = folder_head(resolved)
+        rows = None if head is None else head.rows
+        load_network(model, network, folder, seed=seed, rows=rows)
     refuse_differing_weights(model, control)
     if isinstance(settings.batch_norm_momentum, float):
         set_batch_norm_momentum(model, settings.batch_norm_momentum)

@@ -5,12 +5,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from shardyard.errors import RequestError
+from shardyard.families.images.class_names import outputs_in
 
 _CLASSES = ("id2label", "label2id", "num_labels", "_num_labels")
 """Keys of a config.json that say its classes."""
-
-_CLASSES_UNSAID = 2
-"""transformers' own default, which it leaves out of a config.json."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,12 +85,10 @@ def network_of(
             f"{source}: image_size={size} is no square, and pictures are cut to squares here. Use "
             "a network for squares."
         )
-    labels = config.get("id2label") or {}
-    named = len(labels) or config.get("num_labels") or _CLASSES_UNSAID
     return ImageNetwork(
         model_type=model_type,
         config={key: value for key, value in config.items() if key not in _CLASSES},
-        num_classes=int(named),
+        num_classes=outputs_in(config),
         size=next(iter(sides)),
         **known,
     )

@@ -1,0 +1,105 @@
+"""Which output of a network stands for which class of the data: by name, as config.json says."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_UNNAMED = re.compile(r"LABEL_\d+")
+"""What transformers calls classes that nobody named."""
+
+_UNSAID = 2
+"""transformers' own number of classes, which it leaves out of a config.json."""
+
+_WNID = re.compile(r"n\d{8}")
+_IMAGENET = {0: "tench", 1: "goldfish", 999: "toilet tissue"}
+"""Some classes of ImageNet-1k by number; the numbers follow its sorted WordNet ids. Source:
+id2label of microsoft/resnet-50 and google/vit-base-patch16-224."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadOrder:
+    """What becomes of the head of a folder's network."""
+
+    rows: tuple[int, ...] | None
+    """Row of the folder's head for each class of the data; None: a new head begins at random."""
+    note: str = ""
+    """What the user should know of it; empty where the classes are the same."""
+
+
+def class_names_in(config: Mapping[str, Any]) -> list[str] | None:
+    """Names of the outputs in a config.json, in their order; None: it names none."""
+    try:
+        if config.get("id2label"):
+            numbered = {int(number): str(name) for number, name in config["id2label"].items()}
+        else:
+            names = config.get("label2id") or {}
+            numbered = {int(number): str(name) for name, number in names.items()}
+    except (AttributeError, TypeError, ValueError):
+        return None
+    found = [numbered[number] for number in sorted(numbered)]
+    if sorted(numbered) != list(range(len(found))) or all(map(_UNNAMED.fullmatch, found)):
+        return None
+    return found
+
+
+def outputs_in(config: Mapping[str, Any]) -> int:
+    """How many outputs the network of a config.json has."""
+    names = config.get("id2label") or config.get("label2id") or {}
+    return int(len(names) or config.get("num_labels") or _UNSAID)
+
+
+def head_order(ours: Sequence[str], theirs: Sequence[str] | None, *, outputs: int) -> HeadOrder:
+    """Match the outputs of a folder's network with the classes of the data.
+
+    Args:
+        ours: Names of the data's classes, in the order of their numbers.
+        theirs: Names of the folder's outputs; None: they have none.
+        outputs: How many outputs the folder's network has.
+    """
+    in_order = tuple(range(len(ours)))
+    if theirs is not None and list(ours) == list(theirs):
+        return HeadOrder(rows=in_order)
+    if theirs is not None and sorted(ours) == sorted(theirs) and len(set(theirs)) == len(theirs):
+        places = {name: number for number, name in enumerate(theirs)}
+        return HeadOrder(
+            rows=tuple(places[name] for name in ours),
+            note="the rows of its head are put into the order of the data's classes, by id2label",
+        )
+    if len(ours) != outputs:
+        return HeadOrder(
+            rows=None,
+            note=f"it has {outputs:,} outputs, the data {len(ours):,} classes: its head is left, "
+            "and a new one begins at random",
+        )
+    if theirs is None:
+        why = "it does not name its classes in id2label"
+    elif list(ours) == [str(number) for number in in_order]:
+        why = "the data's classes are numbers"
+    elif _is_imagenet(ours, theirs):
+        return HeadOrder(rows=in_order)
+    else:
+        return HeadOrder(
+            rows=None,
+            note=f"its classes have other names in id2label ({_shown(theirs)}) than in the data "
+            f"({_shown(ours)}): its head is left, and a new one begins at random. If they are the "
+            "same classes, rename one of the two",
+        )
+    return HeadOrder(
+        rows=in_order,
+        note=f"{why}, so output n stands for the n-th class of the data ({_shown(ours)})",
+    )
+
+
+def _is_imagenet(ours: Sequence[str], theirs: Sequence[str]) -> bool:
+    """Whether the data has ImageNet's WordNet ids, and the network its words for them."""
+    return (
+        len(ours) == 1000
+        and all(map(_WNID.fullmatch, ours))
+        and all(theirs[number].startswith(word) for number, word in _IMAGENET.items())
+    )
+
+
+def _shown(names: Sequence[str]) -> str:
+    more = ", ..." if len(names) > 3 else ""
+    return f"{', '.join(names[:3])}{more}"
