@@ -17,6 +17,7 @@ from shardyard.control.side_jobs import SideTerms
 from shardyard.control.submission import refusals
 from shardyard.doctor.finding import Finding
 from shardyard.doctor.machine import check_machine
+from shardyard.doctor.paths import data_problems
 from shardyard.errors import ShardyardError
 from shardyard.families.registry import FAMILIES, family_of
 from shardyard.launchers.base import LAUNCHERS, HasChecks, Launcher, launcher_class
@@ -86,6 +87,7 @@ def findings_here(request: Request | None = None) -> list[Finding]:
             engines=engines_for(recipe),
         ),
         *_secrets(request),
+        *data_problems(recipe),
     ]
 
 

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from shardyard.config.tokenizer_kinds import TOKENIZER_KINDS
 from shardyard.data.wordpiece import from_vocabulary, train_wordpiece
 from shardyard.errors import DataError, RequestError
+from shardyard.file_faults import why_broken_link, why_no_content
 
 if TYPE_CHECKING:
     from shardyard.config.data_section import TokenizerKindName
@@ -238,6 +239,10 @@ def find_tokenizer(
 
 def _read_folder(folder: Path, *, is_required: bool) -> TokenizerFiles | None:
     main, vocabulary = folder / _MAIN_FILE, folder / _VOCABULARY
+    for path in (main, vocabulary):
+        link = why_broken_link(path)
+        if link is not None:
+            raise RequestError(f"data.tokenizer: {path} {link}")
     if not main.is_file() and vocabulary.is_file():
         return _from_vocabulary(vocabulary)
     if not main.is_file():
@@ -254,8 +259,16 @@ def _read_folder(folder: Path, *, is_required: bool) -> TokenizerFiles | None:
 
 
 def _contents(*paths: Path) -> TokenizerFiles:
-    """Of those that are there."""
+    """Of those that are there.
+
+    Raises:
+        RequestError: One cannot be read, or is a pointer, a broken link or a web page.
+    """
     try:
+        for path in paths:
+            why = why_no_content(path, is_text=path.suffix not in (".json", ".txt"))
+            if why is not None:
+                raise RequestError(f"data.tokenizer: {path} {why}")
         return {path.name: path.read_bytes() for path in paths if path.is_file()}
     except OSError as error:
         raise RequestError(

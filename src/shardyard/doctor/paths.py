@@ -12,16 +12,26 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
+from shardyard.config.generic_model import generic_type
 from shardyard.config.globs import is_pattern, matches_of
-from shardyard.config.model_source import model_folder, read_shape
+from shardyard.config.inspection import inspect_folder
+from shardyard.config.model_source import (
+    config_content,
+    model_folder,
+    network_if_known,
+    shape_if_known,
+)
 from shardyard.config.schema import Recipe
 from shardyard.config.sight import is_folder
 from shardyard.config.sources import is_name, is_remote
 from shardyard.doctor.finding import Finding
 from shardyard.errors import ShardyardError
+from shardyard.file_faults import why_broken_link, why_no_content
 from shardyard.units import format_bytes
 
 _GIB = 2**30
+_NEVER_EMPTY = (".safetensors", ".json", ".parquet", ".gz", ".bz2", ".zst", ".h5", ".tar", ".tgz")
+"""Suffixes of files that hold something."""
 _MOST_FILES = 1000
 """Files of one place that are opened: more would take long on a busy file system."""
 
@@ -67,11 +77,31 @@ def _model(recipe: Recipe) -> Iterator[Finding]:
         yield _unreadable("model.path", str(folder), why)
         return
     try:
-        read_shape(model, model_folder(model), recipe.data.vocab_size)
+        _inspect(recipe, model_folder(model))
     except ShardyardError as error:
         yield Finding(name="model.path", verdict="problem", what=str(error))
         return
     yield _opened("model.path", str(folder), _below(folder))
+
+
+def _inspect(recipe: Recipe, folder: Path | None) -> None:
+    """Read a model's shape and compare its weights with it.
+
+    Raises:
+        ShardyardError: The folder does not hold the model that the recipe and config.json say.
+    """
+    if folder is None:
+        return
+    network_if_known(recipe, folder)
+    config = folder / "config.json"
+    is_generic = config.is_file() and generic_type(config_content(str(config)), str(config))
+    shape = None if is_generic else shape_if_known(recipe, folder, recipe.data.vocab_size)
+    inspect_folder(recipe, folder, shape)
+
+
+def data_problems(recipe: Recipe) -> list[Finding]:
+    """Files of data.source on this machine that cannot be read, or hold something else."""
+    return [finding for finding in _data(recipe) if finding.verdict == "problem"]
 
 
 def _data(recipe: Recipe) -> Iterator[Finding]:
@@ -141,15 +171,15 @@ def _why_unread(path: Path) -> str | None:
         else:
             with path.open("rb") as file:
                 file.read(1)
+        return why_no_content(path, is_text=path.suffix not in _NEVER_EMPTY)
     except FileNotFoundError:
-        return "nothing is there"
+        return why_broken_link(path) or "nothing is there"
     except NotADirectoryError:
         return "it leads through a file"
     except PermissionError:
         return "it may not be read"
     except OSError as error:
         return f"it cannot be read: {error.strerror}"
-    return None
 
 
 def _writing(setting: str, folder: Path) -> Finding:

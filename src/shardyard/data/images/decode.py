@@ -19,6 +19,7 @@ import numpy.typing as npt
 from shardyard.data.extras import extra
 from shardyard.data.spans import shown
 from shardyard.errors import SourceError
+from shardyard.file_faults import POINTER_BYTES, why_page, why_pointer
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -112,6 +113,10 @@ def _opened(content: Buffer, place: str) -> "Image":
     except (image.DecompressionBombError, image.DecompressionBombWarning) as error:
         raise _too_large(place, str(error)) from error
     except image.UnidentifiedImageError as error:
+        start = bytes(content[:POINTER_BYTES])
+        why = why_pointer(start, size=len(content)) or why_page(start)
+        if why is not None:
+            raise SourceError(f"{place} {why}") from error
         begins = shown(repr(bytes(content[:12]))[2:-1])
         raise SourceError(
             f"{place} is no {_KINDS} (it begins with {begins}). Convert it to one of these, or "

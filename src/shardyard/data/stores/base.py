@@ -7,6 +7,7 @@ from typing import BinaryIO, Protocol
 
 from shardyard.config.sources import store_class
 from shardyard.data.spans import SourceFile, shown
+from shardyard.data.stores.faulty import refuse_faulty
 from shardyard.errors import RequestError
 
 COMPILED = "__pycache__"
@@ -101,8 +102,12 @@ def find_all(
 
 
 def open_file(file: SourceFile) -> BinaryIO:
-    """Open a file wherever it is."""
-    return store_of(file.path).open(file)
+    """Open a file wherever it is.
+
+    Raises:
+        SourceError: It is a pointer of Git LFS, a web page, or empty where its format has no such.
+    """
+    return refuse_faulty(store_of(file.path).open(file), file)
 
 
 def is_left_out(name: str) -> bool:

@@ -12,6 +12,7 @@ from shardyard.config.globs import how_to_escape, matches_of, split_pattern
 from shardyard.data.spans import SourceFile, shown
 from shardyard.data.stores.base import COMPILED, Found
 from shardyard.errors import RequestError
+from shardyard.file_faults import why_broken_link
 
 PYTHON_STDLIB = "python-stdlib"
 _SKIPPED_STDLIB_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
@@ -68,6 +69,9 @@ _IRREGULAR = (
 
 
 def _cannot_look_at(path: Path, error: Exception) -> RequestError:
+    link = why_broken_link(path)
+    if link is not None:
+        return RequestError(f"data.source: {shown(str(path))} {link}")
     why = error.strerror if isinstance(error, OSError) else str(error)
     text = shown(str(path))
     return RequestError(
@@ -106,7 +110,8 @@ def _expand(entry: str, own: Collection[Path]) -> Iterator[tuple[Path, str]]:
         path = path.expanduser()
         mode = path.stat().st_mode
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: ~ of nobody
-        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        is_missing = isinstance(error, FileNotFoundError | NotADirectoryError)
+        if not is_missing or path.is_symlink():
             raise _cannot_look_at(path, error) from error
         raise RequestError(
             f"data.source={entry!r} does not exist (looked for {path.absolute()}). "
