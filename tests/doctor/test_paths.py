@@ -1,6 +1,5 @@
 """What a node finds at the paths of a recipe: tried as the user of the run."""
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ import pytest
 from shardyard.config.check import load_checked_recipe
 from shardyard.doctor.finding import Finding
 from shardyard.doctor.paths import check_paths
-from tests.config.test_model_source import LLAMA
+from tests.hub import saved_llama
 from tests.mounts import mounted, needs_root
 
 NOBODY = 65534
@@ -21,11 +20,10 @@ NOBODY = 65534
 def volume(tmp_path: Path) -> Path:
     """With text and a model, as everybody may enter it."""
     volume = tmp_path / "volume"
-    for name in ("text", "model", "tokenizer", "runs"):
+    for name in ("text", "tokenizer", "runs"):
         (volume / name).mkdir(parents=True)
     (volume / "text" / "a.txt").write_text("a")
-    (volume / "model" / "config.json").write_text(json.dumps(LLAMA))
-    (volume / "model" / "model.safetensors").write_text("w")
+    saved_llama(volume / "model")
     (volume / "tokenizer" / "tokenizer.json").write_text("{}")
     for folder in (volume, *volume.parents):
         if folder != Path(folder.anchor) and folder.stat().st_uid == os.geteuid():
