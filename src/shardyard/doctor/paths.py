@@ -76,12 +76,13 @@ def _model(recipe: Recipe) -> Iterator[Finding]:
     if why is not None:
         yield _unreadable("model.path", str(folder), why)
         return
-    try:
-        _inspect(recipe, model_folder(model))
-    except ShardyardError as error:
-        yield Finding(name="model.path", verdict="problem", what=str(error))
-        return
-    yield _opened("model.path", str(folder), _below(folder))
+    opened = _opened("model.path", str(folder), _below(folder))
+    if opened.verdict == "ok":
+        try:
+            _inspect(recipe, model_folder(model))
+        except ShardyardError as error:
+            opened = Finding(name="model.path", verdict="problem", what=str(error))
+    yield opened
 
 
 def _inspect(recipe: Recipe, folder: Path | None) -> None:
