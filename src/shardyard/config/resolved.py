@@ -63,6 +63,10 @@ class DataFacts:
     """Files that are validated on, in words; None: a hash of each document decides."""
     left_out_files: str | None = None
     """Files that are neither trained nor validated on, as their names say, in words."""
+    empty_classes: str | None = None
+    """Class folders without a picture, which are no classes of the model, in words."""
+    unvalidated_classes: str | None = None
+    """Classes without validation pictures, in words."""
     asked_files: str | None = None
     """Files that are trained on although they are named validation or test: data.source names
     each of them."""

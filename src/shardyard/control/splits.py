@@ -27,6 +27,10 @@ def _rows(name: str, facts: DataFacts) -> list[tuple[str, str]]:
     if facts.rejected is not None:
         of_all = f"{facts.rejected:,} of {facts.rejected_of or 0:,} dialogues"
         rows.append((f"left out{of}", f"{of_all}, which the chat template rejects"))
+    if facts.empty_classes is not None:
+        rows.append(("class folders without a picture", facts.empty_classes))
+    if facts.unvalidated_classes is not None:
+        rows.append(("classes without validation pictures", facts.unvalidated_classes))
     if facts.asked_files is not None:
         why = "named as validation or test data, and data.source names it"
         rows.append((f"trained on all the same{of}", f"{facts.asked_files} ({why})"))

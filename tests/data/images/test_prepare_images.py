@@ -11,6 +11,7 @@ import pytest
 
 from shardyard.config.resolved import DataFacts
 from shardyard.config.schema import Recipe
+from shardyard.control.splits import split_lines
 from shardyard.data.images.cache import PictureBytes
 from shardyard.data.images.index import ImageIndex
 from shardyard.data.images.prepare import prepare_images
@@ -119,6 +120,22 @@ def test_pictures_named_test_or_val_are_never_trained_on_unasked(
         class_folders(tmp_path / "a", {"ant": range(4 * number, 4 * number + 4)}, below=name)
     with pytest.raises(RequestError, match=message):
         run(tmp_path / "a", tmp_path)
+
+
+def test_empty_classes_and_those_without_validation_pictures_are_named(tmp_path: Path) -> None:
+    class_folders(tmp_path / "a", {"ant": range(4), "bee": range(4, 8)}, below="train")
+    source = class_folders(tmp_path / "a", {"ant": range(8, 10)}, below="val")
+    for name in ("train/zoo", "val/bee", "train/.hidden"):
+        (source / name).mkdir()
+    facts = run(source, tmp_path)
+    assert split_lines(facts) == [
+        "validation files: val/ (2 pictures)",
+        "class folders without a picture: train/zoo, val/bee",
+        "classes without validation pictures: bee",
+    ]
+    flat = class_folders(tmp_path / "b", {"ant": range(4)})
+    (flat / "yak").mkdir()
+    assert run(flat, tmp_path, eval_fraction=0).empty_classes == "yak"
 
 
 def test_a_shard_named_test_is_trained_on_if_data_source_names_it(tmp_path: Path) -> None:

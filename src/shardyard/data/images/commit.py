@@ -112,6 +112,7 @@ def commit(
         "classes": names,
         "window": asdict(window),
         "left_out": sum(record["num_broken"] for record in records),
+        "unvalidated": _unvalidated(names, counts),
         "splits": splits,
         "files": files,
     }
@@ -221,6 +222,14 @@ def _refuse_unlearnt(
         f"data.source: {len(alone)} of {len(names)} classes are among the held-out pictures alone "
         f"({shown_names}{more}), so nothing could learn them. {remedy}"
     )
+
+
+def _unvalidated(names: Sequence[str], counts: Mapping[str, Any]) -> list[str]:
+    """Classes that are trained on and not validated on, where others are."""
+    if not counts["eval"].sum():
+        return []
+    is_missing = (counts["eval"] == 0) & (counts["train"] > 0)
+    return [name for name, it_is in zip(names, is_missing, strict=True) if it_is]
 
 
 def _write_left_out(folder: Path, records: Sequence[Record]) -> None:

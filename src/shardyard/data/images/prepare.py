@@ -26,11 +26,11 @@ from shardyard.data.images.files import InTar
 from shardyard.data.images.index import read_facts
 from shardyard.data.images.pictures import of_digits, of_files, of_parquet, of_tar
 from shardyard.data.images.pieces import ImagePiece, Options
-from shardyard.data.images.sources import Listing, list_pictures
+from shardyard.data.images.sources import Listing, in_words, list_pictures
 from shardyard.data.order import permute_many
 from shardyard.data.pieces import SCRATCH, SPLITS, HoldOut
 from shardyard.data.prepare import Progress, folder_name, is_finished, sole_writer
-from shardyard.data.shards import IMAGES_VERSION, MANIFEST
+from shardyard.data.shards import IMAGES_VERSION, MANIFEST, read_manifest
 from shardyard.data.spans import SourceFile, shown
 from shardyard.data.workers import Task, run_tasks
 from shardyard.errors import DataError, RequestError, SourceError
@@ -74,7 +74,9 @@ def prepare_images(
                 _build(folder, recipe, listing, request, progress)
             # What a dying worker adds meanwhile is removed by the next call.
             shutil.rmtree(folder / SCRATCH, ignore_errors=True)
-    return listing.described(read_facts(folder))
+    unvalidated = read_manifest(folder, (IMAGES_VERSION,)).get("unvalidated", ())
+    facts = replace(read_facts(folder), unvalidated_classes=in_words(unvalidated))
+    return listing.described(facts)
 
 
 def is_packed(data: Data, listing: Listing) -> bool:

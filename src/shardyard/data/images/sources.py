@@ -16,9 +16,10 @@ from typing import Literal, NoReturn
 from shardyard.config.data_section import Sources
 from shardyard.config.resolved import DataFacts
 from shardyard.config.schema import Recipe
-from shardyard.config.sources import DIGITS, is_name
+from shardyard.config.sources import DIGITS, is_name, is_remote
 from shardyard.config.split_names import KEYWORDS, NamedSplit, held_out_of, split_in
 from shardyard.data.images.digits import DIGITS_FILE
+from shardyard.data.images.files import InTar
 from shardyard.data.images.imagenet import as_class_folders, is_imagenet, unpacked
 from shardyard.data.spans import SourceFile, shown
 from shardyard.data.stores.base import find_all
@@ -74,6 +75,8 @@ class Listing:
     """``class_part`` of these."""
     left_out: tuple[SourceFile, ...] = ()
     """Files that their names keep out of the training, and that are not validated on."""
+    empty: tuple[str, ...] = ()
+    """Class folders that hold no picture."""
 
     @property
     def says_splits(self) -> bool:
@@ -108,6 +111,7 @@ class Listing:
             facts,
             validation_files=self._in_words(validation),
             left_out_files=self._in_words(self.left_out),
+            empty_classes=in_words(self.empty),
         )
 
     def _in_words(self, files: Sequence[SourceFile]) -> str | None:
@@ -118,8 +122,15 @@ class Listing:
         names = [file.name for file in files]
         if self.kind == "folders":
             names = [*dict.fromkeys(f"{PurePosixPath(name).parts[0]}/" for name in names)]
-        shown_names = ", ".join(shown(name) for name in names[:_SHOWN])
-        return shown_names + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+        return in_words(names)
+
+
+def in_words(names: Sequence[str]) -> str | None:
+    """The first few names; None: there are none."""
+    if not names:
+        return None
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(map(shown, names[:_SHOWN])) + more
 
 
 def list_pictures(recipe: Recipe) -> Listing:
@@ -169,6 +180,7 @@ def list_pictures(recipe: Recipe) -> Listing:
         chosen=validation,
         chosen_class_part=chosen.class_part,
         left_out=tuple(file for file in left_out if file.path not in used),
+        empty=whole.empty,
     )
 
 
@@ -207,7 +219,30 @@ def _list(recipe: Recipe, given: Sources, setting: str) -> Listing:
             "begin. Give the folder that holds the class folders, or train and val."
         )
     ours = [file for file in files if _KINDS.get(file.format) == kind]
-    return _divided(kind, _named(kind, ours, asked), source, is_chosen=setting == EVAL_SOURCE)
+    listing = _divided(kind, _named(kind, ours, asked), source, is_chosen=setting == EVAL_SOURCE)
+    return replace(listing, empty=_empty_classes(entries, listing))
+
+
+def _empty_classes(entries: Sequence[str], listing: Listing) -> tuple[str, ...]:
+    """Class folders of this machine without a picture. Elsewhere a folder is what files lie in."""
+    if listing.kind != "folders" or any(isinstance(file, InTar) for file in listing.files):
+        return ()
+    there = {PurePosixPath(file.name).parts[: listing.class_part + 1] for file in listing.files}
+    parents = {parts[:-1] for parts in there}
+    found: set[str] = set()
+    for entry in entries:
+        folder = Path(entry).expanduser()
+        if is_remote(entry) or not folder.is_dir():
+            continue
+        for parent in parents:
+            place = folder.joinpath(*parent)
+            inside = place.iterdir() if place.is_dir() else ()
+            found |= {
+                "/".join((*parent, each.name))
+                for each in inside
+                if each.is_dir() and each.name[0] != "." and (*parent, each.name) not in there
+            }
+    return tuple(sorted(found))
 
 
 def suffix_of(name: str) -> str:
