@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -299,6 +300,24 @@ def test_sizes_that_share_the_cores_of_this_machine_are_named(
     told = capsys.readouterr().err
     assert (f"This machine has 2 cores: the processes of size {named} share" in told) == bool(named)
     assert ("Leave it out of --nodes, or run on more machines" in told) == bool(named)
+
+
+@pytest.mark.parametrize(("sizes", "threads"), [("1,2,4", 2), ("1,2", 4), ("8,16", 1)])
+def test_processes_of_every_size_have_equally_many_threads(
+    sizes: str,
+    threads: int,
+    tmp_path: Path,
+    capsys: Captured,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a process alone has all cores, and an efficiency says how cores are shared."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    given = (f"run.dir={tmp_path}", *RECIPE, "--nodes", sizes, "--on", "local", "--dry-run")
+    assert main(("study", *given)) == 0
+    shown = capsys.readouterr()
+    assert f"Every process of every size has {threads} thread" in shown.err
+    written = re.findall(r"OMP_NUM_THREADS\W+(\d+)", shown.out)
+    assert written.count(str(threads)) == len(written) >= len(sizes.split(","))
 
 
 def test_a_batch_that_devices_cannot_share_is_refused(tmp_path: Path, capsys: Captured) -> None:

@@ -1,14 +1,16 @@
 """Which variables a process can be given: one rule, whatever launches it."""
 
 import json
+import os
 import string
 from collections.abc import Callable
 
 import pytest
 
 from shardyard.cli import main
-from shardyard.config.check import check
+from shardyard.config.check import check, load_checked_recipe
 from shardyard.config.load import load_recipe
+from shardyard.control.request import Request
 from shardyard.errors import RecipeError
 from shardyard.launchers.base import LAUNCHERS
 
@@ -81,3 +83,22 @@ def test_many_wrong_names_are_told_at_once() -> None:
     tellers: list[Callable[[str], str]] = [repr, str]
     for told, names in zip(tellers, (WRONG_NAMES, TAKEN), strict=True):
         assert all(told(name) in text for name in names)
+
+
+@pytest.mark.parametrize(
+    ("written", "text"), [("1", "1"), ("0.5", "0.5"), ("true", "true"), ("offline", "offline")]
+)
+def test_a_number_or_a_yes_is_the_text_of_a_variable(written: str, text: str) -> None:
+    recipe = load_checked_recipe((), ["model.preset=llama-tiny", f"launch.env.X={written}"])
+    assert recipe.launch.env == {"X": text}
+
+
+def test_train_gives_its_processes_the_environment_of_the_recipe(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "online")
+    words = ["model.preset=llama-tiny", "launch.env.WANDB_MODE=offline"]
+    Request.read(words)
+    assert os.environ["WANDB_MODE"] == "online", "a look at a recipe changes nothing"
+    Request.read(words, runs_here=True)
+    assert os.environ["WANDB_MODE"] == "offline"

@@ -1,6 +1,7 @@
 """Which layouts are legal: a table of what each name stands for, and of what is refused."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,10 @@ from shardyard.config.legality import (
 )
 from shardyard.config.schema import Parallel
 from shardyard.errors import RecipeError
+from shardyard.families import shape as shape_module
+from shardyard.families.llama import LLAMA
 from shardyard.families.presets import PRESETS
+from shardyard.families.registry import FAMILIES, family_of
 
 # strategy, world size, devices per node -> zero, dp_shard, dp_replicate
 MEANINGS = [
@@ -297,3 +301,32 @@ def test_a_split_backward_pass_resolves_to_the_highest_level_that_is_right(
     assert reasons["parallel.zero"] == f"{schedule} would lose gradients at 3"
     layout, _ = resolve_layout(parallel, world_size=2, devices_per_node=2)
     assert layout.zero == 1
+
+
+@pytest.mark.parametrize(
+    "whole", ["self_attn.q_proj", "self_attn.o_proj", "self_attn", "mlp.up_proj"]
+)
+def test_what_tp_does_not_split_keeps_it_at_1_before_anything_starts(
+    whole: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the very rows that ``parallel/tensor.py`` splits: without a split it dies in a step."""
+    rows = tuple(
+        replace(row, split=None) if f"{row.module}.".startswith(f"{whole}.") else row
+        for row in LLAMA.block
+    )
+    family = replace(LLAMA, block=rows)
+    monkeypatch.setattr(shape_module, "family_of", lambda _: family)
+    shape = replace(PRESETS["llama-tiny"].shape)  # one of its own: a shape keeps its family
+
+    def found(tp: int) -> list[str]:
+        wrong = problems(Parallel(tp=tp), world_size=2, devices_per_node=2, shape=shape, seq_len=64)
+        return [f"{problem}" for problem in wrong]
+
+    assert found(1) == []
+    (said,) = found(2)
+    assert said.startswith("parallel.tp=2: tensor parallelism does not split ")
+    assert whole.split(".")[0] in said and said.endswith("Use 1.")
+
+
+def test_tp_splits_what_every_family_gathers() -> None:
+    assert {name: family_of(name).unsplit for name in FAMILIES} == dict.fromkeys(FAMILIES, ())

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from shardyard.config.section import Auto, OpenSection, Section
 
@@ -130,8 +130,15 @@ class Side(Section):
     """Memory of a side job; on local it has the whole machine."""
 
 
+def as_text(value: object) -> object:
+    """A number or a yes as the text that a variable holds: ``1``, ``0.5``, ``true``."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, int | float) else value
+
+
 class Launch(OpenSection):
-    """How the run reaches a scheduler; `train` reads none of it."""
+    """How the run reaches a scheduler; `train` reads `env` alone."""
 
     image: str | None = None
     """Container image; by digest (name@sha256:...) where it must not change under a run."""
@@ -142,8 +149,8 @@ class Launch(OpenSection):
         | None
     ) = None
     """Longest time, such as 90min, 24h or 2d; null: the scheduler's own limit."""
-    env: dict[str, str] = Field(default={})
-    """Environment of every process; no secrets, they have a section of their own."""
+    env: dict[str, Annotated[str, BeforeValidator(as_text)]] = Field(default={})
+    """Environment of every process, also of `train`; secrets have a section of their own."""
     code: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Folders, files or globs of your own code, importable on nodes; not on AWS Batch."""
     volumes: Annotated[tuple[Volume, ...], Field(strict=False)] = ()

@@ -279,7 +279,14 @@ def _split_problems(shape: ModelShape, *, tp: int, pp: int, ep: int) -> list[Pro
     """Degrees against the heads, blocks and experts of a model."""
     found = []
     heads = math.gcd(shape.num_attention_heads, shape.num_key_value_heads)
-    if heads % tp:
+    whole = shape.family.unsplit if tp > 1 else ()
+    if whole:
+        text = (
+            f"={tp}: tensor parallelism does not split {', '.join(whole)} of a "
+            f"{shape.model_type}, so a rank would not have the tokens that it needs. Use 1."
+        )
+        found.append(Problem("parallel.tp", text))
+    elif heads % tp:
         text = (
             f"={tp} does not divide the model's {shape.num_attention_heads} heads and "
             f"{shape.num_key_value_heads} key-value heads. A head stays whole on one rank. "

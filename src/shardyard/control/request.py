@@ -98,7 +98,7 @@ class Request:
         for problem in [] if to_train else trainable_problems(recipe):
             say(f"note: {problem}")
         if runs_here:
-            take_secrets(recipe)
+            take_environment(recipe)
         sight = None if sees is None else sees(recipe)
         if sight is not None:
             _refuse(absent_problems(recipe, sight))
@@ -290,8 +290,8 @@ def _commit_before(recipe: Recipe, previous: Resolved) -> str | None:
     return previous.model_commit if is_same else None
 
 
-def take_secrets(recipe: Recipe) -> None:
-    """Put a recipe's secrets into the environment of this process, which its children inherit.
+def take_environment(recipe: Recipe) -> None:
+    """Put ``launch.env`` and a recipe's secrets into the environment, which children inherit.
 
     Raises:
         RequestError: One is missing here.
@@ -299,6 +299,7 @@ def take_secrets(recipe: Recipe) -> None:
     """
     for warning in loose_files(recipe.secrets):
         warn(f"{warning}")
+    os.environ.update(recipe.launch.env)
     os.environ.update(resolve_local(recipe.secrets, os.environ))
 
 

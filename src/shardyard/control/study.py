@@ -13,6 +13,7 @@ from shardyard.config.machines import devices_of_node
 from shardyard.config.schema import Recipe
 from shardyard.control.plan import Prediction, predict
 from shardyard.control.request import Request
+from shardyard.cores import usable_cores
 from shardyard.errors import RequestError
 from shardyard.hardware.probe import probe
 from shardyard.launchers.base import Launcher
@@ -21,6 +22,9 @@ from shardyard.study.rows import Hold, Row, Series
 
 STEPS = 60
 """Of each size, unless it is said: 6 warm up, and 9 stretches of 6 make an interval."""
+
+THREADS = "OMP_NUM_THREADS"
+"""Threads of a process on a CPU."""
 
 _NAME_CHARACTERS = 28
 """Of a study's id, so that ids of its runs stay within 63 characters."""
@@ -76,6 +80,8 @@ class Study:
     devices_per_node: int
     names_machines: bool
     """Whether the recipe says on what: then a speed may be predicted."""
+    threads: int | None
+    """Of each process of every size, where they are processes of this machine's CPU."""
     run_samples: int | None
     """Of the run that the recipe asks for; None: not known before the data is prepared."""
     run_epochs: float | None
@@ -107,7 +113,8 @@ class Study:
         """The same for so many steps, and nothing beside them."""
         steps = self.asked.steps
         length = (f"run.steps={steps}", f"checkpoint.every={steps}")
-        return (*self.words_of(size), *_MEASURED_LENGTH, *length)
+        threads = () if self.threads is None else (f"launch.env.{THREADS}={self.threads}",)
+        return (*self.words_of(size), *_MEASURED_LENGTH, *length, *threads)
 
     def with_lengths(self, rows: Sequence[Row]) -> tuple[Row, ...]:
         """Rows that know the samples of an epoch and of the whole run, where one of them does."""
@@ -134,6 +141,7 @@ class Study:
             "hold": self.hold,
             "batch": self.batch,
             "steps": self.asked.steps,
+            "threads": self.threads,
         }
 
 
@@ -187,6 +195,7 @@ def study_of(
         is_here=is_here,
         is_cpu=is_cpu,
         devices_per_node=per_node,
+        threads=_threads(recipe, max(asked.sizes)) if is_here and is_cpu else None,
         names_machines=recipe.cluster.instance is not None or recipe.cluster.file is not None,
         run_samples=run_samples,
         run_epochs=run_epochs,
@@ -277,6 +286,12 @@ def _settled(words: Sequence[Source], more: Sequence[str], launcher: Launcher | 
     return request.preview().recipe
 
 
+def _threads(recipe: Recipe, largest: int) -> int:
+    """Of a process: as many as the largest size leaves each, so that sizes can be compared."""
+    given = recipe.launch.env.get(THREADS, "")
+    return int(given) if given.isdecimal() and int(given) else max(1, usable_cores() // largest)
+
+
 def _devices(recipe: Recipe) -> int:
     devices = devices_of_node(recipe.cluster)
     if devices is None:
@@ -343,12 +358,13 @@ def _key(request: Request, *, hold: Hold, batch: int, steps: int | None, on: str
 
 def refuse_another(study: Study, before: dict[str, Any]) -> None:
     """Raise if a folder holds another study than the one that is asked for."""
-    if before.get("key") == study.key:
+    is_same = before.get("threads", study.threads) == study.threads
+    if before.get("key") == study.key and is_same:
         return
     now = study.to_json()
     named = [
         f"{name}={before.get(name)} there, {now[name]} now"
-        for name in ("hold", "batch", "steps")
+        for name in ("hold", "batch", "steps", "threads")
         if before.get(name) != now[name]
     ]
     differs = "; ".join(named) or "the recipe, or the launcher"

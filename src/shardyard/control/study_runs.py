@@ -112,9 +112,16 @@ class Runs:
         """What the study itself has to say."""
         done = sum(size.row is not None for size in self.sizes)
         said = [f"{done} of {len(self.sizes)} sizes are done, on {self.launcher.name}."]
-        said += self.sharing_cores()
+        said += [*self.equal_threads(), *self.sharing_cores()]
         spent = self.spent_usd()
         return [*said, f"Its runs have cost {format_usd(spent)}."] if spent else said
+
+    def equal_threads(self) -> list[str]:
+        """How many threads a process has, whatever its size; none: no processes of a CPU here."""
+        threads = self.study.threads
+        if threads is None:
+            return []
+        return [f"Every process of every size has {threads} thread{'s' * (threads > 1)}."]
 
     def sharing_cores(self) -> list[str]:
         """Which sizes have more CPU processes than this machine has cores; none: nothing."""
@@ -407,7 +414,7 @@ def describe(runs: Runs) -> list[str]:
             lines.append(f"{size.words}: runs already as job {size.job.id}; it is followed")
         else:
             lines.append(f"{size.words}: {_plan_line(size)}")
-    lines += runs.sharing_cores()
+    lines += [*runs.equal_threads(), *runs.sharing_cores()]
     if not runs.open:
         return lines
     total = runs.open_usd

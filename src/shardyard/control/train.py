@@ -21,7 +21,7 @@ from shardyard.control.attempt import (
 )
 from shardyard.control.follow import Shown, said
 from shardyard.control.last_report import write_last_report
-from shardyard.control.request import Request, take_secrets
+from shardyard.control.request import Request, take_environment
 from shardyard.control.resume import data_as_before, is_finished, newest_attempt, refuse_other_run
 from shardyard.control.submission import refuse_existing
 from shardyard.errors import StorageError
@@ -104,7 +104,7 @@ def next_attempt(run_dir: RunDir, overrides: Sequence[str]) -> tuple[Attempt, bo
     for warning in check_packages(engines_for(recipe)):
         warn(warning)
     refuse_other_nodes(recipe)
-    take_secrets(recipe)
+    take_environment(recipe)
     machine, resolved = resolve_here(
         Request.of(recipe, name=run_dir.run_id, previous=previous),
         previous=previous,

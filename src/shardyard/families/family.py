@@ -247,6 +247,30 @@ class Family:
         return tuple(row.module for row in self._matrices() if row.split == "columns")
 
     @property
+    def unsplit(self) -> tuple[str, ...]:
+        """What keeps tp at 1: matrices that tp does not split in modules that need all tokens.
+
+        Such a module would see all tokens and return them all, where each rank holds its share.
+        """
+        found = []
+        for name in self.gathered:
+            under = [
+                row
+                for row in self._matrices()
+                if row.columns is not None and f"{row.module}.".startswith(f"{name}.")
+            ]
+            whole = [row.module for row in under if row.split is None]
+            found += whole or ([] if any(row.split == "rows" for row in under) else [name])
+        sums = len(self.rowwise)
+        if sums < len(self.gathered) or not self.gathered:
+            found += [
+                row.module
+                for row in self._matrices()
+                if row.columns is not None and row.split is None and row.module not in found
+            ]
+        return tuple(dict.fromkeys(found))
+
+    @property
     def block_modules(self) -> tuple[str, ...]:
         """Every module in a block, by its name there."""
         rows = (row.module for row in self.block if row.is_built)

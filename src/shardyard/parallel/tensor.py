@@ -45,6 +45,7 @@ def shard_tensors(
     Args:
         keeps_sums: Whether selective recompute shall find a block's sums, to keep them.
     """
+    assert not family.unsplit, "refused by config/legality.py"
     group = mesh.get_group()
     split = Split(mesh)
 
