@@ -52,9 +52,9 @@ def test_a_target_is_reached_from_the_side_that_gets_better() -> None:
 
 def test_bits_per_byte_are_of_the_text_and_null_where_they_mean_nothing() -> None:
     loss, bytes_of = 3.0 * math.log(2), TASKS["causal_lm"].bits_per_byte  # 3 bits a token
-    assert bytes_of(loss, tokens=1_000, nbytes=3_000) == pytest.approx(1.0)
-    assert bytes_of(loss, tokens=1_000, nbytes=None) is None, "bytes were not counted then"
+    assert bytes_of(loss, targets=1_000, nbytes=3_000) == pytest.approx(1.0)
+    assert bytes_of(loss, targets=1_000, nbytes=None) is None, "bytes were not counted then"
     few = TASKS["masked_lm"].bits_per_byte
-    assert few(loss, tokens=1_000, nbytes=3_000) is None, "few of its tokens are predicted"
+    assert few(loss, targets=1_000, nbytes=3_000) is None, "few of its tokens are predicted"
     told = [name for name, row in TASKS.items() if "bits_per_byte" in row.targets]
     assert told == ["causal_lm"]

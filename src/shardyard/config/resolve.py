@@ -370,6 +370,13 @@ def _sample_problems(resolved: Resolved) -> list[Problem]:
             f"on. Raise it, or give data with more {kind}s."
         )
         found.append(Problem("data.eval_fraction", text))
+    elif BITS_PER_BYTE in (recipe.run.target or ()) and data.too_long:
+        text = (
+            f"names {BITS_PER_BYTE}, and {data.too_long:,} documents are cut or left out by "
+            f"data.too_long={recipe.data.too_long}, so the bytes of what is predicted are not "
+            "known. Name loss, or raise data.seq_len."
+        )
+        found.append(Problem("run.target", text))
     elif BITS_PER_BYTE in (recipe.run.target or ()) and not data.eval_bytes:
         text = (
             f"names {BITS_PER_BYTE}, and the bytes of what {data.dir} holds out are not known: it "

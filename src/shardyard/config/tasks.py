@@ -69,19 +69,20 @@ class TaskRow:
         """What ``run.target`` can ask for: the metrics, and bits a byte where they can be told."""
         return {**self.metrics, **({BITS_PER_BYTE: Metric()} if self.predicts_every_token else {})}
 
-    def bits_per_byte(self, loss: float, *, tokens: int, nbytes: int | None) -> float | None:
+    def bits_per_byte(self, loss: float, *, targets: int, nbytes: int | None) -> float | None:
         """A held-out loss in nats a token as bits a byte of the text: it compares tokenizers, too.
 
         The tokens that end documents count, their bytes do not. None: not every token is predicted,
         or the bytes are not known.
 
         Args:
-            tokens: Of the text held out.
+            targets: Tokens that were predicted: the first of a text is not, nor of each document
+                where documents are kept apart.
             nbytes: Of the same text, as UTF-8; None or 0: not known.
         """
         if not self.predicts_every_token or not nbytes:
             return None
-        return loss / math.log(2) * tokens / nbytes
+        return loss / math.log(2) * targets / nbytes
 
 
 _TEXT = "shardyard.data.text_sets:prepare_text"

@@ -101,6 +101,11 @@ class _SplitBuilder:
     def tokens(self) -> npt.NDArray[Any]:
         return np.concatenate([np.empty(0, dtype=self._dtype), *self._parts])
 
+    def predicted(self) -> npt.NDArray[Any]:
+        """Tokens that a model learns to predict: those that are marked, or all."""
+        tokens = self.tokens()
+        return tokens[self.columns()[LEARNT] != 0] if LEARNT in self._kinds else tokens
+
     def columns(self) -> dict[str, npt.NDArray[Any]]:
         """What stands beside the tokens, by name."""
         return {
@@ -146,7 +151,7 @@ class TokenizePiece:
 
     @property
     def counts_path(self) -> Path:
-        """Times each token occurs in the piece's training split."""
+        """Times each token is predicted in the piece's training split."""
         return self.folder / SCRATCH / f"{self.number:05d}.counts.npy"
 
     @property
@@ -218,7 +223,7 @@ class TokenizePiece:
                 if builder.num_tokens
             },
         }
-        counts = np.bincount(builders["train"].tokens(), minlength=tokenizer.vocab_size)
+        counts = np.bincount(builders["train"].predicted(), minlength=tokenizer.vocab_size)
         write_file(self.counts_path, _npy_bytes(counts), folder=self.folder)
         flush_folder(self.folder)
         write_file(self.record_path, json.dumps(record).encode(), folder=self.folder)

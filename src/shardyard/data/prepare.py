@@ -501,9 +501,9 @@ def _forget(folder: Path, records: Sequence[dict[str, Any]]) -> None:
 
 
 def _entropy(tasks: Sequence[TokenizePiece]) -> float:
-    """Entropy of the training split's unigram distribution, in nats per token."""
+    """Entropy of the unigram distribution of what is predicted in training, in nats per token."""
     counts: npt.NDArray[np.int64] = sum(np.load(task.counts_path) for task in tasks)
-    shares = counts[counts > 0] / counts.sum()
+    shares = counts[counts > 0] / max(1, counts.sum())
     return float(-(shares * np.log(shares)).sum())
 
 

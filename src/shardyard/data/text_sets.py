@@ -20,6 +20,7 @@ from shardyard.config.fingerprint import digest
 from shardyard.config.mixture import SLOTS, slots_of
 from shardyard.config.resolved import DataFacts, PartFacts
 from shardyard.config.schema import Recipe
+from shardyard.data.encoders import LEARNT
 from shardyard.data.mixture_folder import MIXTURE
 from shardyard.data.pieces import SCRATCH, write_file
 from shardyard.data.prepare import (
@@ -148,15 +149,18 @@ def _commit(folder: Path, parts: Sequence[PartFacts]) -> None:
 
 
 def _entropy(parts: Sequence[PartFacts]) -> float:
-    """Of the tokens of all sources as they are dealt, in nats a token."""
+    """Of what is predicted of all sources as they are dealt, in nats a token."""
     shares = np.zeros(parts[0].data.vocab_size)
     for part in parts:
         shards = TokenShards(Path(part.data.dir), "train")
         counts = np.zeros(len(shares), dtype=np.int64)
         for start in range(0, shards.num_tokens, _READ_TOKENS):
-            tokens = shards.read(start, min(start + _READ_TOKENS, shards.num_tokens))
+            stop = min(start + _READ_TOKENS, shards.num_tokens)
+            tokens = shards.read(start, stop)
+            if part.data.train_learnt is not None:
+                tokens = tokens[shards.read(start, stop, LEARNT) != 0]
             counts += np.bincount(tokens, minlength=len(shares))
-        shares += counts / counts.sum() * part.slots / SLOTS
+        shares += counts / max(1, counts.sum()) * part.slots / SLOTS
     shares = shares[shares > 0]
     return float(-(shares * np.log(shares)).sum())
 

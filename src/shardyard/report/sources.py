@@ -12,14 +12,16 @@ def sources_section(record: RunRecord) -> str:
     if resolved is None or not resolved.data.parts:
         return ""
     seq_len = int(resolved.recipe.data.seq_len)
-    tokens = (record.steps[-1].get("tokens") if record.steps else None) or 0
+    last = record.steps[-1] if record.steps else {}
+    # samples, as tokens leave padding out; phases have samples of several lengths
+    samples = (last.get("tokens") or 0) // seq_len if resolved.phases else last.get("samples") or 0
     newest = record.evaluations[-1].get("eval_sources", {}) if record.evaluations else {}
     rows = [
         (
             esc(part.name),
             f"{part.slots / SLOTS:.1%}",
             f"{part.data.train_tokens:,}",
-            f"{part.passes(tokens // seq_len, seq_len):.2f}",
+            f"{part.passes(samples, seq_len):.2f}",
             format_nats(newest[part.name].get("loss")) if part.name in newest else ABSENT,
         )
         for part in resolved.data.parts

@@ -276,7 +276,9 @@ class Loop:
         seconds = time.monotonic() - started
         data = training.resolved.data
         per_byte = training.task_row.bits_per_byte(
-            result.loss, tokens=data.eval_tokens, nbytes=data.eval_bytes
+            result.loss,
+            targets=result.targets,
+            nbytes=None if data.too_long else data.eval_bytes,  # some of them are not predicted
         )
         scores = result.scores | ({} if per_byte is None else {BITS_PER_BYTE: per_byte})
         epoch = progress.position / training.train_source.num_samples

@@ -1,9 +1,11 @@
 """Dialogues prepared as data: what is kept, what is told of them, and what is refused."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shardyard.cli.prepare import _rows
@@ -41,6 +43,9 @@ def test_dialogues_are_documents_without_further_ends(tmp_path: Path) -> None:
     assert len(shards.document_starts) == facts.train_documents < len(ROWS)
     begin = ids[0]
     assert all(ids[start] == begin for start in shards.document_starts)  # <|im_start|>
+    shares = np.bincount(ids[learnt != 0]) / learnt.sum()
+    entropy = -sum(share * math.log(share) for share in shares if share)
+    assert facts.unigram_entropy == pytest.approx(entropy)  # of what the loss counts
     told = dict(_rows(facts))
     assert told["carry loss"] == (
         f"{facts.train_learnt / facts.train_tokens:.1%} of the training tokens, "
