@@ -27,12 +27,15 @@ def loads_weights(recipe: Recipe) -> bool:
     return model.weights != "random" and (model.path is not None or model.hub is not None)
 
 
-def inspect_folder(recipe: Recipe, folder: Path, shape: ModelShape | None) -> Match | None:
+def inspect_folder(
+    recipe: Recipe, folder: Path, shape: ModelShape | None, *, has_weights: bool = True
+) -> Match | None:
     """Compare the weights of a model's folder with its config.json, and look for its tokenizer.
 
     Args:
         folder: That of ``model.path``, or what was fetched of ``model.hub``.
         shape: What config.json says, of a known family; None: only files are looked at.
+        has_weights: Whether weights have been fetched; of the hub an index may be there without.
 
     Returns:
         The shape that the files decide on, with notes; None: there is nothing to compare.
@@ -45,7 +48,7 @@ def inspect_folder(recipe: Recipe, folder: Path, shape: ModelShape | None) -> Ma
         return None
     setting = "model.path" if recipe.model.path is not None else "model.hub"
     found, match = list(_tokenizer_problems(recipe, folder)), None
-    if has_weight_files(folder):
+    if has_weights and has_weight_files(folder):
         try:
             stored = read_weight_files(folder)
         except RequestError as error:

@@ -28,13 +28,18 @@ from shardyard.config.model_source import (
     with_heads,
 )
 from shardyard.config.own_module import NO_SHAPE, known_shape
-from shardyard.config.resolve import Preview, machine_problems, resolve, resolve_known
+from shardyard.config.resolve import (
+    Preview,
+    keep_previous,
+    machine_problems,
+    resolve,
+    resolve_known,
+)
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.run_length import length_problems
 from shardyard.config.schema import Model, Recipe
 from shardyard.config.sight import Sight, absent_problems, unseen_problems
 from shardyard.config.trainable import trainable_problems
-from shardyard.config.weights_match import Match
 from shardyard.errors import Problem, RecipeError, RequestError, ShardyardError
 from shardyard.families.images.network import ImageNetwork
 from shardyard.families.shape import ModelShape
@@ -148,7 +153,14 @@ class Request:
             anchored = _on_its_path(anchored, folder)
             model = anchored.model
             shape = None if why_no_shape else shape_if_known(anchored, folder, vocab_size)
-        match = _inspected(anchored, folder, shape)
+        match = None
+        if folder is not None:
+            match = inspect_folder(
+                keep_previous(anchored, previous)[0],
+                folder,
+                shape,
+                has_weights=needs_weights or model.path is not None,
+            )
         request = Request(
             recipe=anchored,
             as_written=recipe,
@@ -236,7 +248,10 @@ class Request:
             RecipeError: Degrees, batch, data and model do not fit each other or ``previous``.
         """
         shape = shape_if_known(self.recipe, self.model_dir, data.vocab_size)
-        match = _inspected(self.recipe, self.model_dir, shape)
+        match = None
+        if self.model_dir is not None:
+            kept = keep_previous(self.recipe, previous)[0]
+            match = inspect_folder(kept, self.model_dir, shape)
         return resolve(
             self.recipe,
             shape=shape if match is None else match.shape,
@@ -256,10 +271,6 @@ def sources_of(recipe: Source | Sequence[Source], more: Sequence[Source]) -> tup
     if isinstance(recipe, Sequence) and not isinstance(recipe, str):
         return (*recipe, *more)
     return (recipe, *more)
-
-
-def _inspected(recipe: Recipe, folder: Path | None, shape: ModelShape | None) -> Match | None:
-    return None if folder is None else inspect_folder(recipe, folder, shape)
 
 
 def _folder_in_sight(recipe: Recipe, sight: Sight | None) -> Path | None:
