@@ -28,7 +28,7 @@ def inspect(folder: Path, *, has_weights: bool = True, **data: Any) -> None:
     inspect_folder(recipe, folder, shape, has_weights=has_weights)
 
 
-VERBS = {
+VERBS: dict[str, dict[str, Any]] = {
     "train": {},
     "plan": {"to_train": False, "needs_weights": False, "only_looks": True},
     "launch": {"needs_weights": False, "only_looks": True},
