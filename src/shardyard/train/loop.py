@@ -75,8 +75,11 @@ class Loop:
         self.target_met = self._is_target(training.progress.scores)
         self.blocked_s = 0.0
         self.limit_told = False
+        shape = training.resolved.shape
         self.router_watch = RouterWatch(
-            training.resolved.shape, router_aux_loss=self.recipe.model.router_aux_loss
+            experts=0 if shape is None else shape.num_experts,
+            visits=0 if shape is None else shape.num_experts_per_tok,
+            router_aux_loss=self.recipe.model.router_aux_loss,
         )
         self._heard_profile = False
         self._batch = Batch.of(self.recipe.optim, devices=training.world_size)

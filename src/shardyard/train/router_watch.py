@@ -1,7 +1,5 @@
 """Find routers of a mixture of experts that have collapsed: one expert gets almost all tokens."""
 
-from shardyard.families.shape import ModelShape
-
 STEPS_IN_ROW = 3
 NEAR_MOST = 0.9
 """Of the way from an even load (1) to the largest one that there is."""
@@ -11,13 +9,13 @@ _USUAL_LOSS = 0.01
 class RouterWatch:
     """Reads the expert load of each step."""
 
-    def __init__(self, shape: ModelShape | None, *, router_aux_loss: float) -> None:
+    def __init__(self, *, experts: int, visits: int, router_aux_loss: float) -> None:
         """Args:
-        shape: Of the model; None: not known, and nothing is found.
+        experts: Of a block; 0: it has none, and nothing is found.
+        visits: Experts that a token visits.
         router_aux_loss: As the recipe has it.
         """
-        experts = 0 if shape is None else shape.num_experts
-        self._experts, self._visits = experts, 0 if shape is None else shape.num_experts_per_tok
+        self._experts, self._visits = experts, visits
         self._loss = router_aux_loss
         self._steps = 0
         self._is_told = False
