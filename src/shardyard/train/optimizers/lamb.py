@@ -3,7 +3,8 @@
 Each matrix moves by its own norm times the learning rate, whatever the norm of its direction. The
 scale is the ratio of two norms of the whole parameter, so it is known only after a sum over all
 ranks that split it: ``update`` makes directions, ``finish`` asks for all norms at once and steps.
-Norms and biases neither decay nor are scaled, as in the authors' own code.
+Norms and biases neither decay nor are scaled, as in the authors' own code. Each expert of a block
+is a matrix of its own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -84,7 +85,8 @@ class LAMB:
         # a weight of zeros would never move, and a direction of zeros has no scale
         has_scale = (norms > 0).all(dim=0)
         scales = torch.where(has_scale, norms[0] / norms[1], 1.0)
-        rates = dict(zip(matrices, (self._rate * scales).float().unbind(), strict=True))
+        of_matrices = self._norms.by_name(matrices, (self._rate * scales).float())
+        rates = dict(zip(matrices, of_matrices, strict=True))
         if self._moving:
             steps = self._directions(self._moving)
             rate = self._rate.float()

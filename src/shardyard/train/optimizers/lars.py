@@ -3,7 +3,8 @@
 The rate of a matrix is the learning rate times ``trust_coefficient`` |w| / (|g| + decay |w|), so
 that a step is a like share of every matrix. It goes into the momentum, and both norms are of the
 whole parameter: they are known after a sum over all ranks that split it, before anything moves.
-Norms and biases have the learning rate itself, and do not decay.
+Norms and biases have the learning rate itself, and do not decay. Each expert of a block is a matrix
+of its own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,7 +48,7 @@ class LARS:
         # of a skipped step the norms need not be numbers
         rates = torch.where(self._skip, 0.0, rates).float()
         self._rates = dict.fromkeys(grads, torch.where(self._skip, 0.0, lr).float())
-        self._rates |= dict(zip(matrices, rates.unbind(), strict=True))
+        self._rates |= dict(zip(matrices, self._norms.by_name(matrices, rates), strict=True))
 
     def update(self, names: Sequence[str], states: Mapping[str, State]) -> None:
         moving = [name for name in names if name in self._rates]
