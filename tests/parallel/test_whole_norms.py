@@ -20,7 +20,7 @@ class _Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         draw = torch.Generator().manual_seed(0)
-        self.experts = nn.Module()
+        self.experts: Any = nn.Module()
         scale = torch.tensor([1.0, 0.1, 3.0])[:, None, None]  # unlike norms
         self.experts.up = nn.Parameter(scale * torch.randn(3, 6, 5, generator=draw))
         self.router = nn.Parameter(torch.randn(3, 5, generator=draw))
