@@ -12,10 +12,11 @@ in each of them.
 import signal
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -384,6 +385,134 @@ def sum_gradients(model: nn.Module) -> None:
         for group in _param_groups(group_state):
             group.post_backward()
     state._root_post_backward_final_callback()
+
+
+class GroupSums:
+    """Lets FSDP sum each group of parameters once a backward pass, whole, in one order.
+
+    FSDP sums the parameters that got a gradient on this rank, group by group as autograd comes to
+    them. Ranks that use different parameters would then add up different ones, or wait for ever.
+    Here a missing gradient is zero, and a group waits for its turn. FSDP's own
+    ``reduce_scatter_unused_params`` (since 2.13) makes the zeros alone. In all versions.
+    """
+
+    def __init__(self, model: nn.Module, first: Collection[nn.Module]) -> None:
+        """Take a model that went through ``fully_shard``.
+
+        Args:
+            first: Modules whose groups are summed first, in this order, until ``reorder``.
+        """
+        from torch.distributed.fsdp import FSDPModule, fully_shard
+
+        named = {id(param): name for name, param in model.named_parameters()}
+        sharded = [each for each in model.modules() if isinstance(each, FSDPModule)]
+        modules = [*first, *(each for each in sharded if each not in set(first))]
+        states = [fully_shard.state(module) for module in modules]  # type: ignore[attr-defined]
+        found = {id(group): group for state in states for group in _param_groups(state)}
+        self._groups = list(found.values())
+        self._names = [[named[id(p.sharded_param)] for p in g.fsdp_params] for g in self._groups]
+        self._sum = [group.post_backward for group in self._groups]
+        self._order = list(range(len(self._groups)))
+        self._last_order = self._order
+        self._calls = self._ends = [0] * len(self._groups)
+        self.used: set[str] = set()
+        """Parameters that got a gradient on this rank; whoever reads it empties it."""
+        self.begun: dict[str, Any] = {}
+        """Parameters that had no gradient before this rank's zero or gradient was summed."""
+        self.finished: Callable[[], None] | None = None
+        """Called after each backward pass whose gradients were summed."""
+        self._reset()
+        for place, group in enumerate(self._groups):
+            group.post_backward = partial(self._fired, place)
+            group._register_post_backward_hook = partial(
+                self._registered, place, group._register_post_backward_hook
+            )
+        for state in {id(state): state for state in states}.values():
+            state._root_post_backward_final_callback = partial(
+                self._ended, state._root_post_backward_final_callback
+            )
+
+    @property
+    def order(self) -> Sequence[int]:
+        """Groups as autograd came to the end of each in the last backward pass."""
+        return self._last_order
+
+    def reorder(self, order: Sequence[int]) -> None:
+        """Sum in this order from the next backward pass on, which must be the same on all ranks."""
+        self._order = list(order)
+
+    def _reset(self) -> None:
+        """Be ready for the next backward pass; forward passes may have been before this one."""
+        self._calls = [max(0, n - e) for n, e in zip(self._calls, self._ends, strict=True)]
+        self._ends = [0] * len(self._groups)
+        self._ready: list[int] = []
+        self._late: list[int] = []
+        self._done = 0
+
+    def _registered(self, place: int, register: Any, args: Any, kwargs: Any) -> Any:
+        """A forward pass of a group: autograd will come to its end if an input needs a gradient."""
+        found = register(args, kwargs)
+        self._calls[place] += found[0] is not args or found[1] is not kwargs
+        return found
+
+    def _fired(self, place: int, *_unused: Any) -> None:
+        """Autograd came to the end of one forward pass of a group."""
+        group = self._groups[place]
+        self._ends[place] += 1
+        if not group.reduce_grads:  # another micro-batch comes
+            self._sum[place]()
+            return
+        if place in self._order[: self._done]:  # a second backward pass through one forward pass
+            self._late.append(place)
+        elif self._ends[place] >= self._calls[place]:
+            self._ready.append(place)
+        if self._order[self._done : self._done + 1] != [place] or place not in self._ready:
+            group.reduce_grads = False  # adds up, and lets go of the gathered parameters
+            self._sum[place]()
+            group.reduce_grads = True
+        while self._done < len(self._order) and self._order[self._done] in self._ready:
+            self._sum_next()
+
+    def _ended(self, end: Callable[[], None]) -> None:
+        """Autograd is done; what it did not come to is summed now."""
+        is_summed = all(group.reduce_grads for group in self._groups)
+        while is_summed and self._done < len(self._order):
+            self._sum_next()
+        for place in dict.fromkeys(self._late):
+            self._fill(place)
+            self._sum[place]()
+        end()
+        if is_summed:
+            rest = [place for place in self._order if place not in self._ready]
+            self._last_order = [*dict.fromkeys(self._ready), *rest]
+        self._reset()
+        if is_summed and self.finished is not None:
+            self.finished()
+
+    def _sum_next(self) -> None:
+        place = self._order[self._done]
+        self._done += 1
+        self._fill(place)
+        self._sum[place]()
+
+    @torch.no_grad()
+    def _fill(self, place: int) -> None:
+        """Let each trained parameter of a group have a gradient, all in one format."""
+        pairs = zip(self._groups[place].fsdp_params, self._names[place], strict=True)
+        found = [(each, name) for each, name in pairs if hasattr(each, "_unsharded_param")]
+        found = [(each, name) for each, name in found if each.unsharded_param.requires_grad]
+        sums = [each.unsharded_accumulated_grad for each, _ in found]
+        wide = next((total.dtype for total in sums if total is not None), None)
+        for each, name in found:
+            param = each.unsharded_param
+            if each.sharded_param.grad is None:
+                self.begun[name] = each.sharded_param
+            if each.unsharded_accumulated_grad is not None or param.grad is not None:
+                self.used.add(name)
+            else:
+                param.grad = torch.zeros_like(param)
+            if wide is not None and each.unsharded_accumulated_grad is None:
+                each.unsharded_accumulated_grad, param.grad = param.grad.to(wide), None
 
 
 def _param_groups(state: Any) -> list[Any]:

@@ -46,7 +46,10 @@ def shard_own(
     found += [*_axis_problems(mesh, plan), *unmatched, *module_problems(model, chosen, tp=tp)]
     if found:
         raise RecipeError(found, "parallelize()")
-    norms = apply.parallelize_own(model, mesh, recipe=recipe, blocks=chosen, words=words)
+    remedy = apply.REMEDY.format("build_mesh(zero=2)")
+    norms = apply.parallelize_own(
+        model, mesh, recipe=recipe, blocks=chosen, words=words, remedy=remedy
+    )
     return OwnModel(model, mesh, norms)
 
 

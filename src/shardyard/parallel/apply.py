@@ -46,8 +46,12 @@ from shardyard.parallel.recompute import apply_recompute, selective_contexts
 from shardyard.parallel.replicas import hold_whole, stays_whole
 from shardyard.parallel.tensor import shard_tensors, token_share
 from shardyard.parallel.tensor_plan import split_by_plan
+from shardyard.parallel.uneven_gradients import handle_uneven_gradients
 from shardyard.parallel.vocab_loss import VocabLoss
 from shardyard.torch_private import allow_graphs
+
+REMEDY = "Use {}, which gathers all blocks on every rank, or let all ranks call the same blocks."
+"""Where ranks may not call different blocks."""
 
 
 def parallelize(
@@ -157,6 +161,7 @@ def parallelize_own(
     blocks: Mapping[str, nn.Module],
     words: Mapping[str, str],
     keys: SampleKeys | None = None,
+    remedy: str | None = None,
 ) -> BatchNorms | None:
     """Change a module in place of which nothing is known but what its owner says.
 
@@ -164,6 +169,7 @@ def parallelize_own(
         blocks: What is recomputed, compiled and sharded one by one, by full name.
         words: How tp splits its matrices: name -> a word of ``tensor_plan``.
         keys: What dropout of ours asks; None: it is torch's own.
+        remedy: What to set where ranks may not call different blocks; None: they never do.
 
     Returns:
         Its batch normalisations, which count in the step; None: it has none.
@@ -179,6 +185,8 @@ def parallelize_own(
     _wrap(
         [(module, groups)], blocks, mesh, recipe=recipe, keys=keys, offload=None, has_own_sizes=True
     )
+    if remedy is not None:
+        handle_uneven_gradients(module, mesh, blocks, remedy=remedy)
     return norms
 
 
@@ -198,6 +206,9 @@ def shard_script(
     """
     groups = Groups(blocks=list(blocks.values()), output_dtype=None)
     shard_groups(model, mesh, groups, precision=precision, prefetch=1, averages=True)
+    remedy = REMEDY.format("SHARDYARD_PARALLEL=zero=2")
+    if (uneven := handle_uneven_gradients(model, mesh, blocks, remedy=remedy)) is not None:
+        uneven.end_each_backward()
     model.register_forward_hook(_let_go)
 
 

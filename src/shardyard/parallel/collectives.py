@@ -141,9 +141,14 @@ def all_gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     return _join(pieces, dim)
 
 
-def all_gather_into(output: Tensor, piece: Tensor, group: dist.ProcessGroup | None) -> None:
-    """Flat pieces of all ranks, one behind the other."""
-    getattr(dist, _ALL_GATHER_INTO)(output, piece, group=group)
+def all_gather_into(
+    output: Tensor, piece: Tensor, group: dist.ProcessGroup | None, *, is_async: bool = False
+) -> dist.Work | None:
+    """Flat pieces of all ranks, one behind the other; returns what to wait for, if anything."""
+    work: dist.Work | None = getattr(dist, _ALL_GATHER_INTO)(
+        output, piece, group=group, async_op=is_async
+    )
+    return work
 
 
 def _all_reduce(x: Tensor, group: dist.ProcessGroup) -> Tensor:

@@ -33,6 +33,7 @@ from shardyard import torch_private
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.replicas import ReplicaSums
 from shardyard.parallel.statistics import Watcher
+from shardyard.parallel.uneven_gradients import uneven_gradients_of
 
 Placement = Callable[[nn.Parameter], Any]
 """How a parameter is split; None: along its first dimension over all shards."""
@@ -112,6 +113,7 @@ class GradientSync:
         """Of a module that is not sharded."""
         if not isinstance(model, FSDPModule):
             self._sums = ReplicaSums(model, mesh.group("dp_replicate"))
+        self._uneven = uneven_gradients_of(model)
         self._is_last = False
 
     def before_backward(self, *, is_last: bool) -> None:
@@ -141,6 +143,11 @@ class GradientSync:
             self._sums.end()
         if self.watcher is not None:
             self.watcher.after_backward(loss)
+
+    def end_step(self) -> None:
+        """Call after the last micro-batch of a step; all ranks call it together."""
+        if self._uneven is not None:
+            self._uneven.end_step()
 
     def sum_gradients(self) -> None:
         """Do what FSDP does after a backward pass; for one in which its hooks are not called."""

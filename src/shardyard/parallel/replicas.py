@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from shardyard.config.schema import Recipe
 from shardyard.parallel.mesh import Mesh
+from shardyard.parallel.uneven_gradients import uneven_gradients_of
 from shardyard.torch_private import foreach_copy_, tree_map
 
 BUCKET_BYTES = 25 * 2**20
@@ -60,16 +61,17 @@ class ReplicaSums:
         """In the order in which all ranks sum them."""
         self._sums: list[dist.Work] = []
         self._hooks: list[Any] = []
+        self._uneven = uneven_gradients_of(model)
 
     def begin(self) -> None:
         """Call before the backward pass of the last micro-batch."""
         if self._group.size() == 1:
             return
-        params = [param for param in self._model.parameters() if param.requires_grad]
-        for bucket in _buckets(reversed(params)):
+        named = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
+        for bucket in _buckets(reversed(list(named.items()))):
             self._waiting.append(bucket)
             made = partial(self._made, bucket)
-            for param in bucket.params:
+            for param in bucket.params.values():
                 hook = param.register_post_accumulate_grad_hook(made)  # type: ignore[no-untyped-call]
                 self._hooks.append(hook)
 
@@ -92,6 +94,8 @@ class ReplicaSums:
 
     @torch.no_grad()
     def _sum(self, bucket: "_Bucket", *, is_awaited: bool) -> None:
+        if self._uneven is not None:  # else each has one on all ranks, or on none
+            self._uneven.zeros(bucket.params)
         flat = bucket.flatten()
         if flat is None:
             return
@@ -103,14 +107,14 @@ class ReplicaSums:
 class _Bucket:
     """Parameters whose gradients are summed together."""
 
-    def __init__(self, params: list[nn.Parameter]) -> None:
+    def __init__(self, params: dict[str, nn.Parameter]) -> None:
         self.params = params
         self.lacking = len(params)
         """Gradients that the backward pass has not made yet."""
 
     def flatten(self) -> Tensor | None:
         """Let gradients be views of one tensor, and return it; None: there are none."""
-        params = [param for param in self.params if param.grad is not None]
+        params = [param for param in self.params.values() if param.grad is not None]
         grads = [param.grad for param in params if param.grad is not None]
         if not params:
             return None
@@ -126,15 +130,15 @@ class _Bucket:
         return flat
 
 
-def _buckets(params: Iterable[nn.Parameter]) -> Iterator[_Bucket]:
+def _buckets(named: Iterable[tuple[str, nn.Parameter]]) -> Iterator[_Bucket]:
     """In the order given, each of at most ``BUCKET_BYTES``, or of one parameter."""
-    found: list[nn.Parameter] = []
+    found: dict[str, nn.Parameter] = {}
     size = 0
-    for param in params:
+    for name, param in named:
         if found and size + param.nbytes > BUCKET_BYTES:
             yield _Bucket(found)
-            found, size = [], 0
-        found.append(param)
+            found, size = {}, 0
+        found[name] = param
         size += param.nbytes
     if found:
         yield _Bucket(found)

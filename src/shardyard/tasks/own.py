@@ -56,6 +56,7 @@ class OwnComputation(Computation[Any]):
         counts: list[Tensor] = []
         losses = (self._loss(batch, counts) for batch in batches)
         total = backward_all(losses, self._sync, number=len(batches))
+        self._sync.end_step()
         return Part(total, torch.stack(counts).sum())
 
     def forward(self, batches: Iterable[Any]) -> Part:

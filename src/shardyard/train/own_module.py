@@ -21,7 +21,7 @@ from shardyard.data.micro_batch import MicroBatch
 from shardyard.errors import Problem, RecipeError, RequestError
 from shardyard.models.build import freeze
 from shardyard.models.counter_random import key_of
-from shardyard.parallel.apply import parallelize_own
+from shardyard.parallel.apply import REMEDY, parallelize_own
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.own_module import (
     blocks_named,
@@ -82,7 +82,8 @@ def build_own(
     model.float()  # master weights
     freeze(model, recipe.model.frozen, held_in=DTYPES[recipe.precision.compute])
     model.to(device)
-    norms = parallelize_own(model, mesh, recipe=recipe, blocks=blocks, words={})
+    remedy = REMEDY.format("parallel.zero=2")
+    norms = parallelize_own(model, mesh, recipe=recipe, blocks=blocks, words={}, remedy=remedy)
     reads = _Reads(recipe.run.seed, device)
     said_by = f"the loss of {place}"
     return OwnComputation(model, mesh, loss, said_by=said_by, norms=norms, reads=reads)
