@@ -390,10 +390,9 @@ def sum_gradients(model: nn.Module) -> None:
 class GroupSums:
     """Lets FSDP sum each group of parameters once a backward pass, whole, in one order.
 
-    FSDP sums the parameters that got a gradient on this rank, group by group as autograd comes to
-    them. Ranks that use different parameters would then add up different ones, or wait for ever.
-    Here a missing gradient is zero, and a group waits for its turn. FSDP's own
-    ``reduce_scatter_unused_params`` (since 2.13) makes the zeros alone. In all versions.
+    FSDP sums what got a gradient on this rank, group by group as autograd comes to them, which may
+    be something else on another rank. Here a missing gradient is zero, and a group waits for its
+    turn. ``reduce_scatter_unused_params`` (since 2.13) makes the zeros alone. In all versions.
     """
 
     def __init__(self, model: nn.Module, first: Collection[nn.Module]) -> None:
@@ -418,7 +417,7 @@ class GroupSums:
         self.used: set[str] = set()
         """Parameters that got a gradient on this rank; whoever reads it empties it."""
         self.begun: dict[str, Any] = {}
-        """Parameters that had no gradient before this rank's zero or gradient was summed."""
+        """Parameters that had no gradient before that."""
         self.finished: Callable[[], None] | None = None
         """Called after each backward pass whose gradients were summed."""
         self._reset()

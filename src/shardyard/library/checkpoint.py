@@ -5,7 +5,8 @@ Durable when the call returns, without pickle, and loaded into any layout.
 
 import json
 import warnings
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ class Loaded:
     step: int
     values: dict[str, Any]
     """As they were given to ``save_checkpoint``."""
+    path: Path = field(default=Path(), compare=False)
+    """The folder of the checkpoint."""
 
 
 def save_checkpoint(
@@ -123,9 +126,11 @@ def load_checkpoint(
     values = read_values(chosen.path)
     if {"step", "values", "groups"} - values.keys():  # written by a run
         values = {"step": chosen.step, "values": values, "groups": None}
-    has_state = any(name.startswith("optim.") for name in read_shapes(chosen.path))
+    saved = read_shapes(chosen.path)
+    has_state = any(name.startswith("optim.") for name in saved)
     if optimizer is not None and has_state:
         _make_state(optimizer)
+        _forget_unsaved(optimizer, parts.params, saved)
     tensors = _tensors(model, optimizer if has_state else None)
     of_others = names_on_all_stages(tensors, parts.mesh)
     # without an optimizer only the model is read
@@ -140,7 +145,7 @@ def load_checkpoint(
     if optimizer is not None and values["groups"] is not None:
         _set_groups(optimizer, values["groups"], chosen.path)
     parts.has_weights = True
-    return Loaded(step=values["step"], values=values["values"])
+    return Loaded(step=values["step"], values=values["values"], path=chosen.path)
 
 
 def _tensors(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Tensor]:
@@ -185,6 +190,16 @@ def _plain(group: dict[str, Any]) -> dict[str, Any]:
     }
     plain = (bool, int, float, str, list, tuple, type(None))
     return {key: value for key, value in settings.items() if isinstance(value, plain)}
+
+
+def _forget_unsaved(
+    optimizer: Optimizer, params: dict[str, nn.Parameter], saved: Collection[str]
+) -> None:
+    """Leave a parameter without state that had none: it had no gradient until then."""
+    owners = {name.split(".", 2)[2] for name in saved if name.startswith("optim.")}
+    for name, param in params.items():
+        if name not in owners:
+            optimizer.state.pop(param, None)
 
 
 def _set_groups(optimizer: Optimizer, saved: list[dict[str, Any]], path: Path) -> None:

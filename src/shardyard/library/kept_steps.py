@@ -1,14 +1,21 @@
-"""The steps of a script that goes on where its newest checkpoint ends, in any layout."""
+"""The steps of a script that continue where its newest checkpoint ends, in any layout."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from shardyard.errors import RequestError
-from shardyard.library.checkpoint import load_checkpoint, save_checkpoint
+from shardyard.library.checkpoint import Loaded, load_checkpoint, save_checkpoint
+from shardyard.library.generators import give_back_to_rank, once, states_of
+from shardyard.library.state import Sharded, sharded
+from shardyard.talk import say, warn
+
+_NO_SETTINGS = {"params", "foreach", "fused", "capturable", "differentiable"}
+"""Of an optimizer's group: what says how a step is computed, not what it computes."""
 
 
 def steps(
@@ -23,8 +30,10 @@ def steps(
     """``range(total)`` from the newest checkpoint's step on. All ranks go through it together.
 
     After each ``every`` steps, and after the last one, a checkpoint is written before the next step
-    begins. A process that is started again, as torchrun does after a loss, loads it and goes on.
-    A loop that is left by ``break`` has the checkpoints of before.
+    begins. A process that is started again, as torchrun does after a loss, loads it and continues:
+    with the weights, the optimizer, the others, and each rank's random number generators (torch,
+    its accelerator, Python, numpy), so that dropout draws what it would have drawn. A loop that is
+    left by ``break`` has the checkpoints of before.
 
     Args:
         folder: Seen by all ranks.
@@ -36,6 +45,8 @@ def steps(
     """
     if every < 1:
         raise RequestError(f"steps(every={every}): give 1 or more, the steps between checkpoints.")
+    parts = sharded(model)
+    given = _settings(optimizer)
     loaded = load_checkpoint(folder, model, optimizer)
     first = 0
     if loaded is not None:
@@ -48,10 +59,77 @@ def steps(
             )
         for other, state in zip(others, states, strict=True):
             other.load_state_dict(state)
+        if dist.get_rank() == 0:
+            _report(loaded, total, given, _settings(optimizer))
+        _continue_generators(loaded, parts)
     for step in range(first, total):
         yield step
         if (step + 1) % every == 0 or step + 1 == total:
-            values = {"others": [other.state_dict() for other in others]}
+            values = {
+                "total": total,
+                "others": [other.state_dict() for other in others],
+                "generators": once(parts.agree(states_of(parts.device))),
+                "ranks": dist.get_world_size(),
+            }
             save_checkpoint(
                 folder, model, optimizer, step=step + 1, values=values, keep_last=keep_last
             )
+
+
+def _continue_generators(loaded: Loaded, parts: Sharded) -> None:
+    saved: Sequence[Mapping[str, Any]] = loaded.values.get("generators", [])
+    was, ranks = loaded.values.get("ranks", len(saved)), dist.get_world_size()
+    if saved:
+        give_back_to_rank(saved, parts.device, rank=dist.get_rank())
+    if dist.get_rank() == 0 and (not saved or (len(saved) > 1 and was != ranks)):
+        why = f"It was written by {was} ranks, these are {ranks}"
+        why = why if saved else "It holds no state of random number generators"
+        warn(
+            f"{loaded.path}: {why}. Weights, optimizer and step continue exactly; dropout and "
+            "whatever else is random draws other numbers than an unbroken run."
+        )
+
+
+def _report(
+    loaded: Loaded,
+    total: int,
+    given: Sequence[Mapping[str, Any]],
+    used: Sequence[Mapping[str, Any]],
+) -> None:
+    """Say what was found, and which settings win where the script has others."""
+    lines = []
+    was = loaded.values.get("total", total)
+    if loaded.step >= total:
+        lines.append(f"Nothing is left to train of steps({total}, ...).")
+    elif was != total:
+        lines.append(
+            f"Its run was to end at step {was}; this one ends at {total}, as steps() says."
+        )
+    apart = [
+        f"{key}={now[key]} (your script: {before[key]})"
+        for before, now in zip(given, used, strict=True)
+        for key in before
+        if key in now and before[key] != now[key]
+    ]
+    if apart:
+        found = ", ".join(dict.fromkeys(apart))
+        lines.append(f"The optimizer's settings in the checkpoint are used: {found}.")
+    if lines:
+        lines.append("For a new run give another folder; set other settings inside the loop.")
+        warn(" ".join([f"{loaded.path} holds step {loaded.step}.", *lines]))
+    else:
+        say(f"{loaded.path}: training continues with step {loaded.step + 1} of {total}.")
+
+
+def _settings(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Of each group, as plain values; of a scheduled learning rate the one it began with."""
+    settings = []
+    for group in optimizer.param_groups:
+        plain = {
+            key: float(value) if isinstance(value, Tensor) else value
+            for key, value in group.items()
+            if key not in _NO_SETTINGS
+        }
+        first = plain.pop("initial_lr", plain.get("lr"))
+        settings.append({**plain, "lr": first})
+    return settings

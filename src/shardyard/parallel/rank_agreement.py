@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from shardyard.errors import TrainingError
 from shardyard.models.batch_norm import KINDS
-from shardyard.torch_private import change_count, in_backward, names_not_saved
+from shardyard.torch_private import change_count, names_not_saved
 
-_WAIT_S = 120.0
+WAIT_S = 120.0
 """How long a rank that leaves the usual order waits for the others to do the same."""
 _ALIKE = 2
 """Equal rounds after which a rank does not ask before it does the same again."""
@@ -57,7 +57,7 @@ class _Round:
 class RankAgreement:
     """Compares what ranks do and hold. All ranks make one together."""
 
-    def __init__(self, model: nn.Module, *, remedy: str, wait_s: float = _WAIT_S) -> None:
+    def __init__(self, model: nn.Module, *, remedy: str) -> None:
         """Take a model whose parameters have the names that they have on all ranks.
 
         Args:
@@ -66,9 +66,10 @@ class RankAgreement:
         self._names = [name for name, _ in model.named_parameters()]
         self._buffers = _Buffers(model)
         self._remedy = remedy
-        self._wait = timedelta(seconds=wait_s)
+        self._wait = timedelta(seconds=WAIT_S)
         self._rounds = {True: _Round(), False: _Round()}
         """Of training, and of a forward pass without gradients."""
+        self._evaluates = False
         # a rank may be in one of them while another is in the other, with another size
         self._actions: dist.ProcessGroup = dist.new_group(backend="gloo")
         self._ends: dist.ProcessGroup = dist.new_group(backend="gloo")
@@ -79,7 +80,7 @@ class RankAgreement:
         Raises:
             TrainingError: Another rank is about to do something else.
         """
-        now = self._rounds[torch.is_grad_enabled() or in_backward()]
+        now = self._rounds[not self._evaluates]
         if now.begin(action):
             return
         waits = now.alike >= _ALIKE and not now.has_left
@@ -87,13 +88,17 @@ class RankAgreement:
         now.has_left = True
         self._compare(action, usual=usual if waits else None)
 
-    def begin_evaluation(self) -> None:
-        """Call before a forward pass without gradients."""
-        self._compare(_EVALUATE, usual=None)
+    def begin_forward(self, *, has_gradients: bool) -> None:
+        """Call before a forward pass of the model."""
+        self._evaluates = not has_gradients
+        if self._evaluates:
+            self._compare(_EVALUATE, usual=None)
 
-    def end_evaluation(self) -> None:
+    def end_forward(self) -> None:
         """Call after it."""
-        self._rounds[False].end()
+        if self._evaluates:
+            self._rounds[False].end()
+        self._evaluates = False
 
     def end_step(self, used: Collection[str], order: Sequence[int] = ()) -> tuple[set[str], bool]:
         """Compare a backward pass, or all of a step's. All ranks call it together.
@@ -108,10 +113,8 @@ class RankAgreement:
         Raises:
             TrainingError: Ranks hold other values in a buffer.
         """
-        now = self._rounds[True]
-        with torch.enable_grad():
-            self.before(_END)
-        now.end()
+        self.before(_END)
+        self._rounds[True].end()
         checksums = [zlib.crc32(str(list(order)).encode()), self._buffers.checksum()]
         data = b"".join(number.to_bytes(_CHECKSUM_BYTES) for number in checksums)
         # equal on all ranks if the largest byte is the smallest

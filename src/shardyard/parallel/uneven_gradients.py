@@ -22,6 +22,9 @@ from shardyard.parallel.rank_agreement import RankAgreement
 from shardyard.torch_private import GroupSums
 
 _NAME = "uneven_gradients"
+_ROOT = "what is in no block"
+
+_outside_graphs: Any = torch.compiler.disable
 
 
 class UnevenGradients:
@@ -119,18 +122,17 @@ class _AllGather:
 def _compare_gathers(model: nn.Module, agreement: RankAgreement) -> None:
     for name, module in model.named_modules():
         if isinstance(module, FSDPModule):
-            module.set_custom_all_gather(_AllGather(name or type(model).__name__, agreement))
+            gather: Any = _AllGather(name or _ROOT, agreement)
+            module.set_custom_all_gather(gather)
 
     def begin(*_args: Any) -> None:
-        if not torch.is_grad_enabled():
-            agreement.begin_evaluation()
+        agreement.begin_forward(has_gradients=torch.is_grad_enabled())
 
     def end(*_args: Any) -> None:
-        if not torch.is_grad_enabled():
-            agreement.end_evaluation()
+        agreement.end_forward()
 
-    model.register_forward_pre_hook(torch.compiler.disable(begin), prepend=True)
-    model.register_forward_hook(torch.compiler.disable(end))
+    model.register_forward_pre_hook(_outside_graphs(begin), prepend=True)
+    model.register_forward_hook(_outside_graphs(end))
 
 
 class _GatherAll:
@@ -149,12 +151,13 @@ class _GatherAll:
         self._blocks = blocks
         self._only_training = only_training
         self._next = 0
-        model.register_forward_pre_hook(torch.compiler.disable(self._begin))
-        model.register_forward_hook(torch.compiler.disable(self._end))
+        model.register_forward_pre_hook(_outside_graphs(self._begin))
+        model.register_forward_hook(_outside_graphs(self._end))
         if not only_training:
             for place, block in enumerate(self._blocks):
-                before = torch.compiler.disable(lambda *_, place=place: self._gather(place))
-                block.register_forward_pre_hook(before, prepend=True)
+                before = _outside_graphs(lambda *_, place=place: self._gather(place))
+                module: Any = block
+                module.register_forward_pre_hook(before, prepend=True)
 
     def _begin(self, *_args: Any) -> None:
         self._next = 0
