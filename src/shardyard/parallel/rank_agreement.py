@@ -17,7 +17,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardyard.errors import TrainingError
-from shardyard.models.batch_norm import KINDS
 from shardyard.torch_private import change_count, names_not_saved
 
 WAIT_S = 120.0
@@ -179,7 +178,7 @@ class _Buffers:
         self._places = [
             (f"{place}.{name}" if place else name, module, name)
             for place, module in model.named_modules()
-            if not isinstance(module, KINDS)
+            if not isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)
             for name, buffer in module.named_buffers(recurse=False)
             if name not in names_not_saved(module) or _counts(buffer)
         ]
