@@ -79,7 +79,7 @@ def _trained(folder: str, total: int, lr: float, killed_after: int | None) -> An
         schedule.step()
         if killed_after == step + 1 and rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-    full = {name: param.full_tensor() for name, param in model.state_dict().items()}  # type: ignore[union-attr]
+    full = {name: param.full_tensor() for name, param in model.state_dict().items()}
     return full, said
 
 
