@@ -100,6 +100,8 @@ MARKED = {
     "mistral-v0.1": ("{{- m.content + eos_token + ' ' }}", "", "m.content + eos_token", " "),
     "mistral-v0.3": ("{{- ' ' + m.content | trim + eos_token }}",
                      "", "' ' + m.content | trim + eos_token", ""),
+    "gemma-2": ("{{- m.content | trim + '<end_of_turn>\\n' }}",
+                "", "m.content | trim + '<end_of_turn>'", "\\n"),
     "zephyr": ("{{ '<|assistant|>\\n'  + m['content'] + eos_token }}\n",
                "<|assistant|>\\n", "m.content + eos_token", "\\n"),
     "phi-3": ("{{- '<|' + m.role + '|>\\n' + m.content + '<|end|>\\n' }}",
