@@ -77,14 +77,15 @@ def test_pods_of_a_jobset_compute_what_one_machine_computes_also_after_a_loss(po
     assert repeated_steps(run.run) == change.last_step - 120
     assert loss_difference(run.run, pods.reference) == 0.0
     assert {line["world_size"] for line in read_steps(run.run.metrics)} == {2}
-    assert "@shardyard " in pods.podman.run("logs", "jobset-node-0-0-node")  # events and metrics
+    assert "@shardyard:" in pods.podman.run("logs", "jobset-node-0-0-node")  # events and metrics
 
 
 def test_workers_of_an_elastic_pytorchjob_come_and_go(pods: Pods) -> None:
     run = pods.run("elastic")
     run.elastic()
     killed, back, added, removed = run.changes
-    assert killed.first_step % 20 == 1  # a checkpoint every 20 steps
+    # From a snapshot in memory; at worst from a checkpoint, which there is every 20 steps.
+    assert killed.last_step - 20 < killed.first_step <= killed.last_step + 1
     for drained in (back, added, removed):
         assert drained.first_step == drained.last_step + 1, drained
     assert {line["world_size"] for line in read_steps(run.run.metrics)} == {1, 2, 3}
