@@ -60,9 +60,12 @@ def test_a_run_that_makes_no_step_any_more_is_stopped_where_that_is_asked(
     place: Place, runs: LocalRuns
 ) -> None:
     run_dir = place.run_dir("idle")
-    idle = ("launch.stop_idle_after=1.5min", "elastic.drain_timeout_s=3")
-    # A hang that is detected restarts the workers, and the run makes steps again.
-    idle += ("elastic.hang_steps=null",)
+    idle = (
+        "launch.stop_idle_after=1.5min",
+        "elastic.drain_timeout_s=3",
+        # A hang that is detected restarts the workers, and the run makes steps again.
+        "elastic.hang_steps=null",
+    )
     job = runs.launch("idle", *ENDLESS, *idle)
     wait_for_step(run_dir, 2)
     (started,) = events(run_dir, "attempt_started")
