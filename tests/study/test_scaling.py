@@ -2,8 +2,11 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
+from shardyard.study import charts
 from shardyard.study.charts import joined
 from shardyard.study.interval import Spread
 from shardyard.study.rows import Forecast, OpenTerm, Origin, Rate, Row, Series, Settings
@@ -177,3 +180,22 @@ def test_table_csv_and_json_hold_the_same_numbers() -> None:
     assert "# s\\|x" in text
     assert "(95.0 (" in text  # in brackets: not called scaling
     assert "95 % interval by batch means" in text and "warm-up" in text
+
+
+def test_markers_intervals_and_bands_are_inside_the_axes_and_the_ideal_is_straight() -> None:
+    wide = Rate(samples_per_s=205, spread=Spread(error=0.2, freedom=3))
+    rows = values_of(Series(name="x", rows=(
+        row(1, 100, memory_bytes=2**30), row(2, None, rate=wide), row(4, 380), row(8, 790),
+    )))  # fmt: skip
+    for paint in (charts._paint_efficiency, charts._paint_rate, charts._paint_memory):
+        axes = Figure().add_subplot()
+        paint(axes, rows)
+        low, high = axes.get_ylim()
+        assert all(
+            low < y < high for line in axes.lines for y in list(np.asarray(line.get_ydata())) if y
+        ), paint
+    axes = Figure().add_subplot()
+    charts._paint_rate(axes, rows)
+    (ideal,) = [line for line in axes.lines if line.get_label() == "ideal"]
+    assert np.asarray(ideal.get_xdata()).size == 2
+    assert axes.get_xscale() == axes.get_yscale() == "log"

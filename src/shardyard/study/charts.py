@@ -5,10 +5,18 @@ size that failed, that changed its settings, or that nobody measured. What is pr
 extrapolated is drawn as the band that it may be in, and never as a line.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import (
+    EngFormatter,
+    FixedLocator,
+    FuncFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullLocator,
+)
 
 from shardyard.report.plots import BLUE, GREY, MUTED, ORANGE, RED, colour, draw, seconds_tick
 from shardyard.study.rows import Series
@@ -20,7 +28,8 @@ _SIZE_INCHES = (5.0, 3.0)
 _STACK = ("blue", "orange", "green", "purple", "teal", "amber", "brown", "pink", "grey", "red")
 _BAND_OPACITY = 0.36
 _KNOWN = ("measured", "published")
-_IDEAL_POINTS = 40
+_AIR = 0.06
+"""Of a range of values, that is free above the highest."""
 _TO_FILL = 8
 """Sizes with a label each on an axis; of more, every second one has."""
 
@@ -62,10 +71,13 @@ def _paint_efficiency(axes: Axes, rows: Sequence[Values]) -> None:
     shown = [
         100 * row[key]
         for row in rows
-        for key in ("efficiency", "predicted_efficiency_low", "extrapolated_efficiency_low")
+        for name in ("efficiency", "predicted_efficiency", "extrapolated_efficiency")
+        for key in (name, f"{name}_low", f"{name}_high")
         if row[key] is not None
     ]
-    axes.set_ylim(max(0.0, min(shown, default=0.0) - 10), max([104.0, *shown]) + 2)
+    top = max([104.0, *shown])
+    bottom = max(0.0, min(shown, default=0.0) - 10)
+    axes.set_ylim(bottom, top + _AIR * (top - bottom))  # a marker at the top is whole
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} %"))
     _finish(axes, rows, "Efficiency against the smallest size")
 
@@ -81,7 +93,7 @@ def _paint_rate(axes: Axes, rows: Sequence[Values]) -> None:
     if base is not None:
         each = base[key] / base["accelerators"]
         _ideal(axes, rows, lambda count: each * count)
-    axes.set_ylim(0, None)
+    _both_logarithmic(axes)
     axes.yaxis.set_major_formatter(EngFormatter(sep=" "))
     name = "Tokens" if key == "tokens_per_s" else "Samples"
     _finish(axes, rows, f"{name} per second, all accelerators")
@@ -97,7 +109,7 @@ def _paint_epoch(axes: Axes, rows: Sequence[Values]) -> None:
     if base is not None:
         work_s = base["ideal_epoch_s"] * base["accelerators"]
         _ideal(axes, rows, lambda count: work_s / count)
-    axes.set_ylim(0, None)
+    _both_logarithmic(axes)
     axes.yaxis.set_major_formatter(FuncFormatter(seconds_tick))
     _finish(axes, rows, "Time of an epoch")
 
@@ -113,7 +125,8 @@ def _paint_memory(axes: Axes, rows: Sequence[Values]) -> None:
             [row["predicted_memory_bytes"] / size for row in known],
             "_", color=ORANGE, markersize=12, label="predicted",
         )  # fmt: skip
-    axes.set_ylim(0, None)
+    most = max(row[key] or 0 for row in rows for key in ("memory_bytes", "predicted_memory_bytes"))
+    axes.set_ylim(0, (1 + _AIR) * most / size or None)
     _finish(axes, rows, f"Memory of a device, {unit}")
 
 
@@ -205,13 +218,21 @@ def _bar(
 
 
 def _ideal(axes: Axes, rows: Sequence[Values], value: Callable[[float], float]) -> None:
-    """A dotted line, straight or a hyperbola, that a logarithmic axis bends."""
+    """A dotted line, which is straight as both axes are logarithmic."""
     sizes = sorted({row["accelerators"] for row in rows})
-    span = sizes[-1] / sizes[0]
-    smooth = [sizes[0] * span ** (step / _IDEAL_POINTS) for step in range(_IDEAL_POINTS + 1)]
+    ends = [sizes[0], sizes[-1]]
     axes.plot(
-        smooth, [value(size) for size in smooth], color=MUTED, linestyle=(0, (1, 2)), label="ideal"
+        ends, [value(size) for size in ends], color=MUTED, linestyle=(0, (1, 2)), label="ideal"
     )
+
+
+def _both_logarithmic(axes: Axes) -> None:
+    """A logarithmic axis of values too, with room around all that is drawn."""
+    low, high = axes.dataLim.y0, axes.dataLim.y1
+    axes.set_yscale("log")
+    if 0 < low <= high < math.inf:
+        margin = max(1.25, (high / low) ** _AIR)
+        axes.set_ylim(low / margin, high * margin)
 
 
 def _finish(axes: Axes, rows: Sequence[Values], title: str) -> None:
@@ -224,7 +245,9 @@ def _finish(axes: Axes, rows: Sequence[Values], title: str) -> None:
     axes.xaxis.set_major_locator(FixedLocator(sizes[:: -(-len(sizes) // _TO_FILL)]))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_major_locator(MaxNLocator(5))
+    is_log = axes.get_yscale() == "log"
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if is_log else MaxNLocator(5))
+    axes.yaxis.set_minor_locator(NullLocator())
     failed = [row["accelerators"] for row in rows if row["origin"] == "failed"]
     if failed:
         bottom = axes.get_ylim()[0]

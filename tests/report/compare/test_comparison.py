@@ -118,3 +118,13 @@ def test_repeats_of_one_kind_are_one_side(tmp_path: Path) -> None:
     told = found.to_json()
     assert [run["side"] for run in told["runs"]] == [0, 0, 0, 1, 1, 1]
     assert told["speeds"][0]["baseline"] == "a1 and 2 more"
+
+
+def test_the_rate_that_scaling_by_the_batch_made_is_told(tmp_path: Path) -> None:
+    """Goyal et al. 2017: twice the batch that optim.lr is for, twice the rate."""
+    a = record_of(tmp_path, "a", optim={"batch_per_device": 8})
+    scaled = {"batch_per_device": 8, "lr_scaling": "linear", "lr_batch": 8}
+    b = record_of(tmp_path, "b", optim=scaled)
+    found = {row.name: row.values for row in settings_that_differ([a, b])}
+    assert found["learning rate, by optim.lr_scaling"] == ("0.001", "0.002")
+    assert "optim.lr" not in found

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from shardyard.config.batch import Batch
 from shardyard.config.resolved import Resolved, flatten, settings_in
 from shardyard.report.run import AttemptRecord, RunRecord
 
@@ -32,8 +33,12 @@ class Difference:
 
 
 def settings_that_differ(records: Sequence[RunRecord]) -> list[Difference]:
-    """By dotted name, in the order of the schema."""
-    return _differing([[_settings(a.resolved) for a in r.attempts if a.resolved] for r in records])
+    """By dotted name, in the order of the schema; and the learning rate that scaling made of it."""
+    found = _differing([[_settings(a.resolved) for a in r.attempts if a.resolved] for r in records])
+    attempts = [[a for a in r.attempts if a.resolved] for r in records]
+    scales = any(_scaling(a.resolved) for run in attempts for a in run)
+    rates = [[_scaled_rate(a) for a in run] for run in attempts] if scales else []
+    return [*found, *_differing(rates)]
 
 
 def surroundings_that_differ(records: Sequence[RunRecord]) -> list[Difference]:
@@ -78,6 +83,22 @@ def _settings(resolved: Resolved) -> dict[str, str]:
             if value != found.get(name) and name not in OWN
         }
     return told
+
+
+def _scaling(resolved: Resolved | None) -> bool:
+    return resolved is not None and resolved.recipe.optim.lr_scaling != "none"
+
+
+def _scaled_rate(attempt: AttemptRecord) -> dict[str, str]:
+    """The learning rate that the schedule starts from, on the ranks that there were."""
+    ranks = (attempt.last("rendezvous") or attempt.last("attempt_started") or {}).get("world_size")
+    if attempt.resolved is None or not isinstance(ranks, int):
+        return {}
+    optim = attempt.resolved.recipe.optim
+    if not isinstance(optim.lr, int | float):
+        return {}
+    rate = optim.lr * Batch.of(optim, devices=ranks).lr_factor
+    return {"learning rate, by optim.lr_scaling": f"{rate:g}"}
 
 
 def _surroundings(attempt: AttemptRecord) -> dict[str, str]:
