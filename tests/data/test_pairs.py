@@ -20,7 +20,9 @@ SEQ_LEN = 32
 DOCUMENTS = 60
 
 
-def prepared(folder: Path, texts: list[str], **settings: object) -> DataFacts:
+def prepared(
+    folder: Path, texts: list[str], task: str = "masked_lm", **settings: object
+) -> DataFacts:
     """A set of which each text is a document."""
     folder.mkdir(exist_ok=True)
     for number, text in enumerate(texts):
@@ -36,7 +38,8 @@ def prepared(folder: Path, texts: list[str], **settings: object) -> DataFacts:
         **settings,
     }
     overrides = [f"data.{name}={value}" for name, value in of_data.items()]
-    recipe = load_recipe(overrides=["model.preset=bert-tiny", *overrides])
+    overrides += ["model.preset=bert-tiny", f"task.name={task}"]
+    recipe = load_recipe(overrides=overrides)
     return prepare(recipe, model_dir=None, progress=lambda *_: None)
 
 
@@ -215,3 +218,16 @@ def test_a_tokenizer_without_the_marks_is_refused(tmp_path: Path) -> None:
     facts = prepared(tmp_path / "text", [document(0), document(1)], tokenizer_kind="bpe")
     with pytest.raises(RequestError, match=r"\[CLS\].*tokenizer_kind=wordpiece"):
         pair_marks(Path(facts.dir))
+
+
+def test_text_without_sentences_is_rejected_unless_asked_for(tmp_path: Path) -> None:
+    texts = [f"this is the text {n}. it has two sentences and no capitals" for n in range(30)]
+    task = "bert_pretraining"
+    message = r"follows the first in 0\.0% of the pairs, less than data\.min_true_pairs=0\.3; "
+    with pytest.raises(RequestError, match=message):
+        prepared(tmp_path / "small", texts, task, seq_len=SEQ_LEN)
+    asked = prepared(tmp_path / "small", texts, task, seq_len=SEQ_LEN, min_true_pairs=0)
+    assert asked.true_pairs == 0
+    capitals = [" ".join(f"This is sentence {n} of {m}." for n in range(9)) for m in range(30)]
+    facts = prepared(tmp_path / "large", capitals, task, seq_len=SEQ_LEN)
+    assert facts.true_pairs == pytest.approx(0.5, abs=0.1)

@@ -144,9 +144,7 @@ def test_a_run_ends_early_once_every_target_is_reached_in_one_evaluation(
     corpus: Corpus, tmp_path: Path
 ) -> None:
     facts = corpus.facts
-    per_byte = TASKS["causal_lm"].bits_per_byte(
-        2.5, targets=1, nbytes=facts.eval_bytes
-    )
+    per_byte = TASKS["causal_lm"].bits_per_byte(2.5, targets=1, nbytes=facts.eval_bytes)
     sections: dict[str, dict[str, Any]] = {
         "run": {"steps": 8, "target": {"bits_per_byte": per_byte, "perplexity": 3.5}},
         "task": {"eval_every_steps": 2},

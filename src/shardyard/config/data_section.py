@@ -118,6 +118,8 @@ class Data(Section):
     """Dialogues are refused where a smaller or larger share of their tokens is learnt."""
     max_rejected: Fraction = 0.0
     """Largest share of the dialogues that may be left out as the chat template rejects them."""
+    min_true_pairs: Fraction = 0.3
+    """Smallest share of pairs whose second text follows the first, where a task judges pairs."""
     tokenizer: str = "auto"
     """A folder, a hub name (owner/name or owner/name@revision), or train; auto: the model's own."""
     tokenizer_kind: TokenizerKindName = "bpe"

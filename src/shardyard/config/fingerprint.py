@@ -61,6 +61,7 @@ SETTINGS_THAT_MAY_CHANGE = (
     "data.loss_on",
     "data.loss_share",
     "data.max_rejected",
+    "data.min_true_pairs",
     "data.tokenizer",
     "data.tokenizer_kind",
     "data.vocab_size",

@@ -63,6 +63,8 @@ class DataFacts:
     """Files that are validated on, in words; None: a hash of each document decides."""
     left_out_files: str | None = None
     """Files that are neither trained nor validated on, as their names say, in words."""
+    true_pairs: float | None = None
+    """Share of training pairs whose second text follows the first; None: the task has no pairs."""
     empty_classes: str | None = None
     """Class folders without a picture, which are no classes of the model, in words."""
     unvalidated_classes: str | None = None

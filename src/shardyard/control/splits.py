@@ -27,6 +27,8 @@ def _rows(name: str, facts: DataFacts) -> list[tuple[str, str]]:
     if facts.rejected is not None:
         of_all = f"{facts.rejected:,} of {facts.rejected_of or 0:,} dialogues"
         rows.append((f"left out{of}", f"{of_all}, which the chat template rejects"))
+    if facts.true_pairs is not None:
+        rows.append((f"true pairs{of}", f"{facts.true_pairs:.1%} of the training pairs"))
     if facts.empty_classes is not None:
         rows.append(("class folders without a picture", facts.empty_classes))
     if facts.unvalidated_classes is not None:

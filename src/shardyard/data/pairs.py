@@ -40,6 +40,8 @@ _TRIES = 10
 _SHORTEST = 2
 _MARKS = 3
 """[CLS] and twice [SEP]."""
+_DRAWN = 1000
+"""Pairs that the share of true ones is taken from."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,22 @@ class SentencePairs:
             if found not in document:
                 return found
         return self._sentence_near(document.stop % self._shards.num_tokens)
+
+
+def share_of_true_pairs(folder: Path, *, seq_len: int) -> float | None:
+    """Share of the pairs of a prepared training split whose second text follows the first, of up to
+    1,000 that are drawn; None: the split is too small for a pair."""
+    shards = TokenShards(folder, "train")
+    if shards.num_documents < 2 or seq_len < _MARKS + 2:
+        return None
+    pairs = SentencePairs(shards, pair_marks(folder), seq_len=seq_len, seed=0)
+    epochs = -(-_DRAWN // pairs.num_samples)
+    labels = [
+        int(pairs.sample(index, epoch).fields["next_sentence_labels"])
+        for epoch in range(epochs)
+        for index in range(min(pairs.num_samples, _DRAWN))
+    ]
+    return labels.count(FOLLOWS) / len(labels)
 
 
 def _cut(a: Tokens, b: Tokens, room: int, draws: "_Draws") -> tuple[Tokens, Tokens]:

@@ -62,6 +62,7 @@ from shardyard.data.tokenizer import (
     find_tokenizer,
     train_tokenizer,
 )
+from shardyard.data.true_pairs import with_true_pairs
 from shardyard.data.workers import Task, run_tasks
 from shardyard.errors import DataError, RecipeError, RequestError, SourceError
 from shardyard.files import flush_folder
@@ -124,6 +125,7 @@ def prepare(
         refuse_rejected(facts.rejected, data, of=facts.rejected_of or 1)
     _refuse_share(facts, data)
     _refuse_one_document(facts, recipe)
+    facts = with_true_pairs(facts, recipe)
     if data.pack == "stream":
         return facts
     # Not above: it imports torch, which takes more seconds than a small corpus.
