@@ -4,7 +4,8 @@
     ├── RequestError              2: the request is wrong; asking again unchanged cannot help
     │   └── RecipeError           2: one or more settings of a recipe are wrong (all of them listed)
     ├── DataError                 1: a data file is missing, empty or damaged
-    │   └── SourceError           2: text to learn from cannot be used as it is; it has to be mended
+    │   └── SourceError           2: text to learn from cannot be used as it is; it has to be fixed
+    │       └── RejectedRowError  2: the model's chat template rejects a row
     ├── CheckpointError           1: a checkpoint cannot be written, read or trusted
     │   ├── StorageError          1: the file system refused (full, read-only, gone)
     │   ├── NotFiniteError        1: the state holds NaN or infinity; it is not written
