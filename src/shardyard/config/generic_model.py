@@ -49,6 +49,11 @@ def is_generic(recipe: Recipe) -> bool:
     return recipe.model.module == MODULE
 
 
+def needs_mask(kind: str) -> bool:
+    """Whether a type keeps documents of a sample apart only by a mask that it is given."""
+    return kind in BY_MASK
+
+
 def generic_type(config: dict[str, Any], source: str) -> str | None:
     """The type of a model that takes this path; None: it is of a family, or refused elsewhere.
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from shardyard.config.generic_model import BY_MASK
+from shardyard.config.generic_model import needs_mask
 from shardyard.config.model_problems import vocabulary_problems
 from shardyard.config.schema import Recipe
 from shardyard.data.micro_batch import IGNORED
@@ -120,7 +120,7 @@ def refuse_mixed_documents(model: PreTrainedModel, setting: str) -> None:
 def _logits_of_documents(model: Any, tokens_BL: Tensor, positions_BL: Tensor) -> Tensor:
     """Of positions that begin anew transformers makes the mask; where it does not, it is given."""
     given: dict[str, Tensor] = {}
-    if model.config.model_type in BY_MASK:
+    if needs_mask(model.config.model_type):
         may_attend_B1LL = document_mask(positions_BL)
         zeros = torch.zeros(may_attend_B1LL.shape, device=positions_BL.device)
         given["attention_mask"] = zeros.masked_fill(~may_attend_B1LL, _MASKED)
