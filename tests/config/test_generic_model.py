@@ -97,6 +97,61 @@ def test_what_needs_to_know_its_inside_is_refused(
     assert words in str(refused.value)
 
 
+SIZES: dict[str, dict[str, Any]] = {
+    "bloom": {"hidden_size": 64, "n_layer": 2},
+    "falcon": {"hidden_size": 64, "num_hidden_layers": 2},
+    "gemma": {"hidden_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 8192},
+    "gptj": {"n_embd": 64, "n_layer": 2, "n_positions": 512},
+    "mamba": {"hidden_size": 64, "num_hidden_layers": 2},
+    "mpt": {"d_model": 64, "n_layers": 2, "max_seq_len": 512},
+    "opt": {"hidden_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 2048},
+    "phi": {"hidden_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 2048},
+}
+SEQ_LEN = {"bloom": 2048, "falcon": 2048, "gemma": 4096, "gptj": 512, "mpt": 512}
+FOUND = ["data.seq_len=auto", "optim.lr=auto", "optim.global_batch=auto"]
+
+
+def open_request(folder: Path, kind: str, weights: str) -> Request:
+    """Settings are all left to auto."""
+    config = {"model_type": kind, "architectures": ["XForCausalLM"], "vocab_size": 300}
+    (folder / "config.json").write_text(json.dumps({**config, **SIZES.get(kind, {})}))
+    path = {"path": str(folder), "weights": weights}
+    return Request.read([{"model": path, "cluster": GIVEN["cluster"]}], needs_weights=False)
+
+
+@pytest.mark.parametrize("kind", SIZES)
+def test_auto_follows_the_sizes_of_its_config(tmp_path: Path, kind: str) -> None:
+    request = open_request(tmp_path, kind, "random")
+    preview = request.preview()
+    assert preview.recipe.optim.lr == 1.6e-3  # Kaplan et al.: 0.003239 - 0.0001395 ln(98,304)
+    assert preview.recipe.data.seq_len == SEQ_LEN.get(kind, 2048)
+    assert preview.recipe.optim.global_batch == 2**14 // SEQ_LEN.get(kind, 2048)
+    assert preview.recipe.optim.micro_batch == max(1, 4096 // SEQ_LEN.get(kind, 2048))
+    with pytest.raises(RequestError, match=r"It would train with:(?s:.*)optim.lr=0.0016 \(by mode"):
+        _ = request.known_shape
+
+
+def test_loaded_weights_learn_at_the_rate_of_fine_tuning(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    recipe = request_of(tmp_path, optim={"lr": 1.0}).recipe
+    request = Request(
+        recipe=recipe.model_copy(
+            update={
+                "model": recipe.model.model_copy(update={"weights": "load"}),
+                "optim": recipe.optim.model_copy(update={"lr": "auto"}),
+            }
+        ),
+        as_written=recipe, name="x", model_dir=tmp_path, shape=None, why_no_shape="",
+    )  # fmt: skip
+    assert request.preview().recipe.optim.lr == 2e-5
+
+
+def test_a_config_that_lacks_sizes_asks_for_the_settings(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError) as refused:
+        open_request(tmp_path, "openai-gpt", "random")
+    assert [words for words in FOUND if words in str(refused.value)] == FOUND
+
+
 APART = [{"attend_across_documents": False}, {"pack": "whole"}]
 
 

@@ -43,6 +43,17 @@ def refused(draft: Draft, place: str) -> str:
     return str(caught.value)
 
 
+def test_a_model_of_no_family_becomes_a_recipe_that_trains_with_auto(tmp_path: Path) -> None:
+    config = {"model_type": "bloom", "architectures": ["BloomForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "n_layer": 2, "hidden_size": 8}))
+    (tmp_path / "model.safetensors").touch()
+    draft = with_model(blank(), str(tmp_path))
+    text = text_of(with_length(with_place(draft, "here"), "5 steps"), today="2026-11-28")
+    assert commands_of(draft) == ["shardyard train recipe.yaml"]
+    assert "Nothing is predicted" in text and "type bloom" in text and "tries again" not in text
+    assert commands_of(draft)[0] in text
+
+
 # --- the table ----------------------------------------------------------------------------------
 
 
@@ -145,6 +156,7 @@ def test_a_folder_is_a_model_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     content = {"model_type": "llama", **shape.family.config_json.written(shape)}
     (tmp_path / "mine" / "config.json").write_text(json.dumps(content))
     (tmp_path / "mine" / "model.safetensors").touch()
+    monkeypatch.setattr("shardyard.control.request.inspect_folder", lambda *_, **__: None)
     draft = answered("mine", "python-stdlib", "slurm p5.48xlarge", "2B tokens")
     assert draft.recipe.model.path == "mine" and draft.planned is not None
     assert draft.planned.plan.parameters == shape.parameters

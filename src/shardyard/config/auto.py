@@ -12,11 +12,19 @@ from fractions import Fraction
 from typing import Any, Literal, Protocol
 
 from shardyard.config.attention import best_attention
-from shardyard.config.auto_of_model import compute_on, dropout_of, output_of, seq_len_of
+from shardyard.config.auto_of_model import (
+    compute_on,
+    dropout_of,
+    lr_of,
+    output_of,
+    seq_len_of,
+    step_tokens_of,
+)
 from shardyard.config.legality import SPLIT_BACKWARD
 from shardyard.config.loss_chunk import logits_of, waits_for_logits
 from shardyard.config.machines import chosen_cluster
 from shardyard.config.model_problems import is_left_uncompiled
+from shardyard.config.model_sizes import ModelSizes, Sizes
 from shardyard.config.optimizers import optimizer_of
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.run_length import Length, batch_of_whole_steps, samples_of_epochs
@@ -34,9 +42,6 @@ _MICRO_BATCH_TOKENS = 4096
 """Tokens of one forward pass of a small model: enough to keep a device busy (ours)."""
 
 _ADAPTERS = "adapters: as QLoRA's at 7 B and 13 B (arXiv:2305.14314, table 9)"
-
-"""Tokens that keep a product with the head's matrix busy: adding up its gradient chunk by chunk
-moves 10 bytes an element, which takes a sixth of the time of the chunk's products (ours)."""
 
 _OF_TEXT = "says nothing of images"
 
@@ -73,6 +78,8 @@ class Facts:
     name: str = "run"
     """Name of the recipe's file."""
     shape: ModelShape | None = None
+    sizes: ModelSizes | None = None
+    """Of a model of no family, by its config.json."""
     network: ImageNetwork | None = None
     model_has_tokenizer: bool | None = False
     """None: its folder has not been opened."""
@@ -103,6 +110,11 @@ class Draft:
         if self.facts.shape is None:
             raise NotYetKnown("known once the model's shape is")
         return self.facts.shape
+
+    @property
+    def sizes(self) -> Sizes:
+        """Of a family's shape, or of a model of no family."""
+        return self.facts.sizes or self.shape
 
     @property
     def network(self) -> ImageNetwork:
@@ -343,7 +355,10 @@ def _batch_norm_momentum(draft: Draft) -> tuple[float, str]:
 def _seq_len(draft: Draft) -> tuple[int, str]:
     if draft.reads_images:
         return 1, "a sample is one image"
-    return seq_len_of(draft.shape)
+    sizes = draft.facts.sizes
+    if sizes is not None and not sizes.has_limit:
+        return sizes.max_position_embeddings, "as BLOOM, Falcon and Mamba were trained"
+    return seq_len_of(draft.sizes)
 
 
 def _workers(draft: Draft) -> tuple[int, str]:
@@ -376,7 +391,7 @@ def _global_batch(draft: Draft) -> tuple[int, str]:
     elif draft.recipe.model.weights == "load":
         batch, why = 64, _FINE_TUNING
     else:
-        tokens, source = _step_tokens(draft.shape.parameters)
+        tokens, source = step_tokens_of(draft.sizes.parameters)
         batch, why = max(1, tokens // draft.seq_len), f"{tokens:,} tokens a step: {source}"
     if draft.facts.data is not None and 0 < draft.train_samples < batch:
         batch, why = draft.train_samples, "all samples of the data set"
@@ -388,17 +403,6 @@ def _global_batch(draft: Draft) -> tuple[int, str]:
     if draft.recipe.parallel.dp_shard != "auto" and batch < draft.data_ranks:
         batch, why = draft.data_ranks, "one sample for each data-parallel rank"
     return batch, why
-
-
-def _step_tokens(parameters: int) -> tuple[int, str]:
-    """Tokens of one step by model size, with the source."""
-    if parameters < 20e6:
-        return 2**14, "small models learn fastest from small steps (ours)"
-    if parameters < 1e9:
-        return 2**19, "GPT-3 below 1 B (arXiv:2005.14165, table 2.1)"
-    if parameters < 5e9:
-        return 2**20, "GPT-3 at 1.3 B and 2.7 B (arXiv:2005.14165, table 2.1)"
-    return 2**22, "Llama 2 (arXiv:2307.09288, section 2.2)"
 
 
 def _recompute(draft: Draft) -> tuple[Recompute, str]:
@@ -436,13 +440,14 @@ def _micro_batch(draft: Draft) -> tuple[int, str]:
         return before, "as the run began"
     sizes = _micro_batches(draft)
     changes_size = (elastic.min_nodes, elastic.max_nodes) != (draft.recipe.cluster.nodes,) * 2
-    if draft.facts.fitting is not None and not changes_size:
+    has_inside = draft.recipe.model.module is None
+    if draft.facts.fitting is not None and not changes_size and has_inside:
         model = draft.network if draft.reads_images else draft.shape
         if found := draft.facts.fitting.micro_batch(draft.recipe, model, sizes):
             return found
     if draft.reads_images:
         most, why = _IMAGES // 8, f"each rank's share of a step, at most {_IMAGES // 8}"
-    elif draft.shape.parameters >= 1e9:
+    elif draft.sizes.parameters >= 1e9:
         most, why = 1, "least memory; one sample of a large model fills a device"
     else:
         most = _MICRO_BATCH_TOKENS // draft.seq_len
@@ -507,14 +512,7 @@ def _lr(draft: Draft) -> tuple[float, str]:
         return 2e-4, _ADAPTERS
     if draft.recipe.model.weights == "load":
         return 2e-5, _FINE_TUNING
-    shape = draft.shape
-    if shape.parameters > 20e9:
-        return 1.5e-4, "Llama 2 at 34 B and 70 B (arXiv:2307.09288, table 1)"
-    if shape.parameters >= 1e9:
-        return 3e-4, "Llama 2 at 7 B and 13 B (arXiv:2307.09288, table 1)"
-    # Kaplan et al. fit Adam's best rate over the parameters without embeddings.
-    rate = 0.003239 - 0.0001395 * math.log(shape.num_hidden_layers * shape.block_parameters)
-    return float(f"{rate:.1e}"), "by model size (Kaplan et al., arXiv:2001.08361, eq. D.1)"
+    return lr_of(draft.sizes)
 
 
 def _weight_decay(draft: Draft) -> tuple[float, str]:

@@ -8,6 +8,7 @@ A recipe that names such a model by ``model.path`` or ``model.hub`` becomes one 
 from pathlib import Path
 from typing import Any
 
+from shardyard.config.model_sizes import ModelSizes
 from shardyard.config.own_module import own_module_problems
 from shardyard.config.schema import Recipe
 from shardyard.errors import Problem, RecipeError, RequestError
@@ -83,17 +84,22 @@ def generic_type(config: dict[str, Any], source: str) -> str | None:
     return str(kind)
 
 
-def on_generic_path(recipe: Recipe, kind: str, folder: Path) -> Recipe:
+def on_generic_path(
+    recipe: Recipe, kind: str, folder: Path, *, sizes: ModelSizes | None = None
+) -> Recipe:
     """The recipe that trains a model of no family by what its owner need not say.
+
+    Args:
+        sizes: What auto follows, by its config.json; None: that lacks one of them.
 
     Raises:
         RecipeError: It asks for what needs to know the inside of the model; all that does.
     """
     model = recipe.model.model_copy(update={"module": MODULE})
+    generic = recipe.model_copy(update={"model": model})
+    what, has_sizes = f"a model of type {kind}", sizes is not None
     found = [
-        *own_module_problems(
-            recipe.model_copy(update={"model": model}), generic=f"a model of type {kind}"
-        ),
+        *own_module_problems(generic, generic=what, has_sizes=has_sizes),
         *_more_problems(recipe, kind),
     ]
     if found:
@@ -104,7 +110,7 @@ def on_generic_path(recipe: Recipe, kind: str, folder: Path) -> Recipe:
             hint=f"A model of type {kind} is of none of the families whose inside is known "
             f"({known}), so {LACKS}.",
         )
-    return recipe.model_copy(update={"model": model})
+    return generic
 
 
 def _more_problems(recipe: Recipe, kind: str) -> list[Problem]:

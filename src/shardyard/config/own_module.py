@@ -20,7 +20,7 @@ NO_SHAPE = "what a model of no known family needs is not known before it runs"
 
 _FORM = re.compile(r"(?:[^\W\d]\w*\.)*[^\W\d]\w*:[^\W\d]\w*")
 
-_FOLLOWING_A_SHAPE = (
+FOLLOWING_A_SHAPE = (
     "data.seq_len", "optim.lr", "optim.global_batch", "optim.micro_batch"
 )  # fmt: skip
 """Settings whose auto is taken from the sizes of a model."""
@@ -37,12 +37,15 @@ def known_shape(shape: ModelShape | None) -> ModelShape:
     return shape
 
 
-def own_module_problems(recipe: Recipe, *, generic: str | None = None) -> Iterable[Problem]:
+def own_module_problems(
+    recipe: Recipe, *, generic: str | None = None, has_sizes: bool = False
+) -> Iterable[Problem]:
     """Everything that is wrong with a recipe that has ``model.module``, or with its settings.
 
     Args:
         generic: What messages call a model that transformers makes (``generic_model.py``), whose
             blocks and weights are known; None: it is of the user's own.
+        has_sizes: Whether the sizes that auto follows are known all the same.
     """
     model, what = recipe.model, generic or "model.module"
     if model.module is None:
@@ -55,7 +58,7 @@ def own_module_problems(recipe: Recipe, *, generic: str | None = None) -> Iterab
         yield Problem("model", text)
     yield from _place_problems(model.module)
     yield from axis_problems(recipe, generic or "a module of your own")
-    for setting in _FOLLOWING_A_SHAPE:
+    for setting in () if has_sizes else FOLLOWING_A_SHAPE:
         section, key = setting.split(".")
         is_said = setting == "optim.global_batch" and recipe.optim.batch_per_device is not None
         if getattr(getattr(recipe, section), key) == "auto" and not is_said:

@@ -29,6 +29,7 @@ from shardyard.config.left_out_nodes import device_problems
 from shardyard.config.legality import resolve_layout
 from shardyard.config.machines import devices_of_node
 from shardyard.config.model_problems import misfits, vocabulary_problems
+from shardyard.config.model_sizes import ModelSizes
 from shardyard.config.phases import in_phase, of_phases
 from shardyard.config.plug_in_settings import recipe_with_defaults
 from shardyard.config.resolved import DataFacts, Resolved, fingerprint, settings_in
@@ -69,6 +70,7 @@ def resolve(
     shape: ModelShape | None,
     machine: Machine,
     data: DataFacts,
+    sizes: ModelSizes | None = None,
     network: ImageNetwork | None = None,
     name: str = "run",
     model_dir: Path | None = None,
@@ -80,6 +82,7 @@ def resolve(
 
     Args:
         recipe: A checked recipe.
+        sizes: What auto follows, of a model of no family.
         network: What classifies images, where the recipe reads images.
         machine: The machine to train on, or one of the cluster's nodes.
         name: Name of the run where ``run.name`` is auto: the recipe's file name.
@@ -96,6 +99,7 @@ def resolve(
     facts = Facts(
         name=name,
         shape=shape,
+        sizes=sizes,
         network=network,
         model_has_tokenizer=model_has_tokenizer,
         machine=machine,

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from shardyard.config.check import load_checked_recipe
 from shardyard.config.data_section import Data
-from shardyard.config.model_source import model_folder, read_shape
+from shardyard.config.generic_model import LACKS, generic_type
+from shardyard.config.model_source import config_content, model_folder, read_shape
 from shardyard.config.resolve import Preview
 from shardyard.config.schema import Recipe
 from shardyard.config.sight import absent_problems, is_there, unseen_problems
@@ -79,6 +80,8 @@ class Draft:
     """As answered: an instance type or a file."""
     planned: Planned | None = None
     why_no_plan: str = ""
+    is_generic: bool = False
+    """Whether its model is of no family here, so that nothing can ever be planned."""
     length: str = ""
     """Why it is so long, where that is no setting."""
 
@@ -142,12 +145,25 @@ def with_model(draft: Draft, answer: str) -> Draft:
         model = draft.with_settings(*settings).recipe.model
         try:
             folder = model_folder(model, needs_weights=model.path is not None)
-            shape = read_shape(model, folder, Data().vocab_size)
+            kind = _generic_type(folder)
+            if kind is not None:
+                why = f"{folder} is a model of type {kind}, which is of no family here: {LACKS}."
+                draft = replace(draft, why_no_plan=why, is_generic=True)
+            else:
+                shape = read_shape(model, folder, Data().vocab_size)
         except (AccessError, CapacityError) as error:  # of the hub: the answer may be right
             draft = replace(draft, why_no_plan=str(error))
     is_causal = shape is None or shape.is_causal
     task = () if is_causal else (f"task.name={tasks_of(is_causal=False)[0]}",)
     return draft.with_settings(*settings, *task)
+
+
+def _generic_type(folder: Path | None) -> str | None:
+    """The type of a causal model of no family; None: it is of a family, or has no config.json."""
+    config = None if folder is None else folder / "config.json"
+    if config is None or not config.is_file():
+        return None
+    return generic_type(config_content(str(config)), str(config))
 
 
 def _model_settings(answer: str) -> tuple[str, ...]:

@@ -63,10 +63,11 @@ def commands_of(draft: Draft) -> list[str]:
     """What to type next, in order."""
     file = shlex.quote(str(draft.file))
     if draft.launcher is None:
-        return [f"shardyard plan {file}", f"shardyard train {file}"]
+        train = f"shardyard train {file}"
+        return [train] if draft.is_generic else [f"shardyard plan {file}", train]
     on = f"{file} --on {draft.launcher}"
     return [
-        f"shardyard plan {file} --details",
+        *([] if draft.is_generic else [f"shardyard plan {file} --details"]),
         f"shardyard launch {on} --dry-run",
         f"shardyard prepare {on}",
         f"shardyard launch {on}",
@@ -115,7 +116,8 @@ def _header(draft: Draft, today: str) -> list[str]:
     lines += ["#", *(f"#   {command}" for command in commands_of(draft)), "#"]
     if planned is None:
         why = f"Nothing is predicted: {draft.why_no_plan}"
-        return [*lines, *_comment(f"{why} `shardyard plan` tries again.")]
+        again = "" if draft.is_generic else " `shardyard plan` tries again."
+        return [*lines, *_comment(f"{why}{again}")]
     lines += _comment(f"What `shardyard plan` predicts, {today} (docs/accuracy.md: how well):")
     rows = [row for row in headline(planned.plan) if row[1:] != ("", "")]
     wide, middle = (max(len(row[place]) for row in rows) for place in (0, 1))

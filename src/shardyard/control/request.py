@@ -11,11 +11,17 @@ from pathlib import Path
 from shardyard.config.anchor import anchor_paths
 from shardyard.config.auto import Facts
 from shardyard.config.check import load_checked_recipe
-from shardyard.config.generic_model import LACKS, generic_type, is_generic, on_generic_path
+from shardyard.config.generic_model import (
+    LACKS,
+    generic_type,
+    is_generic,
+    on_generic_path,
+)
 from shardyard.config.inspection import inspect_folder, tokenizer_notes
 from shardyard.config.load import Source, is_override
 from shardyard.config.machines import devices_of_node
 from shardyard.config.model_problems import misfits
+from shardyard.config.model_sizes import ModelSizes, sizes_of
 from shardyard.config.model_source import (
     config_content,
     config_notes,
@@ -27,7 +33,7 @@ from shardyard.config.model_source import (
     stated_shape,
     with_heads,
 )
-from shardyard.config.own_module import NO_SHAPE, known_shape
+from shardyard.config.own_module import FOLLOWING_A_SHAPE, NO_SHAPE, known_shape
 from shardyard.config.resolve import (
     Preview,
     keep_previous,
@@ -35,7 +41,7 @@ from shardyard.config.resolve import (
     resolve,
     resolve_known,
 )
-from shardyard.config.resolved import DataFacts, Resolved
+from shardyard.config.resolved import DataFacts, Resolved, settings_in
 from shardyard.config.run_length import length_problems
 from shardyard.config.schema import Model, Recipe
 from shardyard.config.sight import Sight, absent_problems, unseen_problems
@@ -184,9 +190,27 @@ class Request:
         if is_generic(self.recipe):
             raise RequestError(
                 f"there is no plan: {self.model_dir} is a model of no family here: {LACKS}. Train "
-                "a few steps and see the report."
+                f"a few steps and see the report.{self._chosen()}"
             )
         return known_shape(self.shape)
+
+    @property
+    def generic_sizes(self) -> ModelSizes | None:
+        """What auto follows, of a model of no family; None: it is of one, or does not say."""
+        if self.model_dir is None or not is_generic(self.recipe):
+            return None
+        return sizes_of(config_content(str(self.model_dir / "config.json")))
+
+    def _chosen(self) -> str:
+        """What auto stands for in a recipe without a plan."""
+        preview = self.preview()
+        lines = [
+            f"\n  {setting}={value} ({preview.reasons[setting]})"
+            for setting in FOLLOWING_A_SHAPE
+            if setting in preview.reasons
+            and (value := settings_in(preview.recipe.model_dump())[setting]) != "auto"
+        ]
+        return "\nIt would train with:" + "".join(lines) if lines else ""
 
     @property
     def planned_model(self) -> ModelShape | ImageNetwork:
@@ -230,6 +254,7 @@ class Request:
         facts = Facts(
             name=self.name,
             shape=self.shape,
+            sizes=self.generic_sizes,
             network=self.network,
             model_has_tokenizer=self.model_has_tokenizer,
             machine=machine,
@@ -255,6 +280,7 @@ class Request:
         return resolve(
             self.recipe,
             shape=shape if match is None else match.shape,
+            sizes=self.generic_sizes,
             network=network_if_known(self.recipe, self.model_dir),
             machine=machine,
             data=data,
@@ -286,12 +312,13 @@ def _on_its_path(recipe: Recipe, folder: Path | None) -> Recipe:
     config = None if folder is None else folder / "config.json"
     if recipe.model.module is not None or config is None or not config.is_file():
         return recipe
-    kind = generic_type(config_content(str(config)), str(config))
+    content = config_content(str(config))
+    kind = generic_type(content, str(config))
     if kind is None:
         return recipe
     assert folder is not None
     say(f"note: {folder} is a model of type {kind}, which is of no family here: {LACKS}")
-    return on_generic_path(recipe, kind, folder)
+    return on_generic_path(recipe, kind, folder, sizes=sizes_of(content))
 
 
 def _commit_before(recipe: Recipe, previous: Resolved) -> str | None:
