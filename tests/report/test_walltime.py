@@ -116,7 +116,8 @@ def test_steps_that_were_lost_and_never_done_again_are_lost_work(tmp_path: Path)
     writer.start(load_step=5)
     writer.steps(6, 12)
     first, _ = account(read_run(writer.write()))
-    assert first.phases["lost work"] == pytest.approx(25 * STEP_S)
+    assert first.phases["lost work"] == pytest.approx(25 * STEP_S + 0.8)
+    assert "evaluation" not in first.phases
     assert first.phases["productive"] == pytest.approx(5 * (STEP_S - DATA_WAIT_S))
 
 

@@ -70,6 +70,10 @@ class Run:
         assert list(found.steps) == steps
         assert list(found.evaluations) == evaluations
         assert len(found.steps) + len(found.lost) == sum("eval" not in line for line in self.lines)
+        told = [each for each in self.events if each["kind"] == "evaluated" and found.counts(each)]
+        assert {each["step"]: each["loss"] for each in told} == {
+            line["step"]: line["eval"]["loss"] for line in evaluations
+        }
         run = self.write(folder)
         assert read_steps(run.metrics) == steps
         assert read_evaluations(run.metrics) == evaluations

@@ -142,7 +142,7 @@ def _reached(record: RunRecord) -> Line | None:
     except RequestError:  # of a package that is not here
         return None
     asked = [(name, metrics[name], value) for name, value in (recipe.run.target or {}).items()]
-    told = {event.get("step"): event for event in record.all("evaluated")}
+    told = {event.get("step"): event for event in record.counting("evaluated")}
     for line in record.evaluations:
         scores = line["eval"]
         if all(

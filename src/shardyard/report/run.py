@@ -14,7 +14,7 @@ from shardyard.config.resolved import Resolved
 from shardyard.config.tasks import unit_of
 from shardyard.errors import RequestError
 from shardyard.planner.plan import Plan
-from shardyard.rundir.counted_lines import counted
+from shardyard.rundir.counted_lines import CountedLines, counted
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import is_held
 from shardyard.rundir.lines import read_lines
@@ -66,11 +66,8 @@ class RunRecord:
 
     run: RunDir
     attempts: tuple[AttemptRecord, ...]
-    steps: tuple[Line, ...]
-    """The line of each step that counts, in order."""
-    lost: tuple[Line, ...]
-    """Lines of steps that were lost, whether they were done again or not."""
-    evaluations: tuple[Line, ...]
+    counted: CountedLines
+    """Lines of metrics.jsonl that count, and those of steps that were lost."""
     sample: str | None
     set_aside: tuple[str, ...]
     """Folders of checkpoints that were found damaged."""
@@ -78,6 +75,21 @@ class RunRecord:
     """In order of their steps."""
     state: str
     """The word of `rundir/state.py`: running, finished, failed, ..."""
+
+    @property
+    def steps(self) -> tuple[Line, ...]:
+        """Line of each step that counts, in order."""
+        return self.counted.steps
+
+    @property
+    def lost(self) -> tuple[Line, ...]:
+        """Lines of steps that were lost, whether they were done again or not."""
+        return self.counted.lost
+
+    @property
+    def evaluations(self) -> tuple[Line, ...]:
+        """Line of each evaluation that counts, in order."""
+        return self.counted.evaluations
 
     @property
     def newest(self) -> AttemptRecord | None:
@@ -116,6 +128,10 @@ class RunRecord:
         """All events of a kind in the whole run."""
         return [event for attempt in self.attempts for event in attempt.all(kind)]
 
+    def counting(self, kind: str) -> list[Line]:
+        """All events of a kind, without those of steps that were lost."""
+        return [event for event in self.all(kind) if self.counted.counts(event)]
+
 
 def read_run(run: RunDir) -> RunRecord:
     """Read a run's folder.
@@ -132,13 +148,10 @@ def read_run(run: RunDir) -> RunRecord:
         )
     all_lines = list(read_lines(run.metrics))
     lines = [line for line in all_lines if "eval" not in line]
-    found = counted(all_lines, events)
     return RunRecord(
         run=run,
         attempts=tuple(_read_attempt(run, number, events, lines) for number in numbers),
-        steps=found.steps,
-        lost=found.lost,
-        evaluations=found.evaluations,
+        counted=counted(all_lines, events),
         sample=_read_sample(run, events),
         set_aside=tuple(sorted(path.name for path in run.checkpoints.glob("*.damaged"))),
         profiles=tuple(read_profiles(run, events)),

@@ -22,7 +22,7 @@ PHASES = {
     "init": "start of the processes, imports, model and optimizer",
     "rendezvous": "all processes meet",
     "load": "a checkpoint is verified and read",
-    "lost work": "steps that no checkpoint held when a process was lost",
+    "lost work": "steps and evaluations that no checkpoint held when a process was lost",
     "detect": "from the last finished step to the notice of a lost process; its step under way too",
     "restart": "from that notice to the next rendezvous",
     "waiting": "between two attempts: from the last thing known of one to the start of the next",
@@ -56,7 +56,7 @@ def account(record: RunRecord) -> list[AttemptTime]:
 
     Together they are the run's, from the start of the first to the end of the last.
     """
-    counted = {id(line) for line in record.steps}
+    counted = {id(each) for each in (*record.steps, *record.counting("evaluated"))}
     times: list[AttemptTime] = []
     for attempt in record.attempts:
         if attempt.events:
@@ -172,7 +172,8 @@ def _add_loop(
         else:
             phases.add("lost work", step_s)
     for event in attempt.all("evaluated", generation):
-        phases.add("evaluation", event.get("seconds", 0.0))
+        phase = "evaluation" if id(event) in counted else "lost work"
+        phases.add(phase, event.get("seconds", 0.0))
         clock_t += event.get("seconds", 0.0)
     for event in attempt.all("profiled", generation):
         profile_s = (event.get("profile") or {}).get("stood_still_s") or 0.0

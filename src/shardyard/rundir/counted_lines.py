@@ -31,6 +31,14 @@ class CountedLines:
     """At most one for each step."""
     lost: tuple[Line, ...]
     """Lines of lost steps, in order of the file."""
+    least: tuple[tuple[Start, int], ...]
+    """Each start, and the least step that it does."""
+
+    def counts(self, event: Line) -> bool:
+        """Return whether an event is of a step that counts, or of none."""
+        step, start = event.get("step"), start_of(event)
+        newer = (least for other, least in self.least if other > start)
+        return step is None or step < min(newer, default=inf)
 
 
 def counted(lines: Iterable[Line], events: Iterable[Line] = ()) -> CountedLines:
@@ -48,7 +56,19 @@ def counted(lines: Iterable[Line], events: Iterable[Line] = ()) -> CountedLines:
         steps=tuple(line for line in kept if "eval" not in line),
         evaluations=tuple(line for line in kept if "eval" in line),
         lost=tuple(line for line in ordered if "eval" not in line and id(line) not in known),
+        least=_least_steps(ordered, begins(reversed(begun))),
     )
+
+
+def _least_steps(
+    lines: Iterable[Line], begun: Iterable[tuple[Start, int]]
+) -> tuple[tuple[Start, int], ...]:
+    least = {start: step + 1 for start, step in begun}
+    for line in lines:
+        if "eval" not in line:
+            start = start_of(line)
+            least[start] = min(line["step"], least.get(start, line["step"]))
+    return tuple(least.items())
 
 
 def counted_backwards(

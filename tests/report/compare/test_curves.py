@@ -120,3 +120,18 @@ def test_steps_on_fewer_ranks_do_not_count_as_those_on_all(tmp_path: Path) -> No
     run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     record = read_run(run)
     assert pace_of(record, account(record))[1][OTHER] == 10
+
+
+def test_saves_and_evaluations_of_lost_steps_leave_no_step_out(tmp_path: Path) -> None:
+    writer = RunWriter(RunDir(tmp_path / "run"), resolved_run())
+    writer.begin()
+    writer.start()
+    writer.steps(1, 13)
+    writer.evaluate(13)
+    writer.steps(14, 17)
+    writer.save(17)
+    writer.lose(after_s=0.5)
+    writer.start(load_step=2)  # the later save is damaged
+    writer.steps(3, 19)
+    record = read_run(writer.write())
+    assert pace_of(record, account(record))[1] == {START: 2 + 5}

@@ -67,7 +67,7 @@ def _early(record: RunRecord) -> set[tuple[int, int, int]]:
 
 def _evaluating(record: RunRecord) -> set[int]:
     """Steps before and after an evaluation: it empties what the next ones had prepared."""
-    at = [event["step"] for event in record.all("evaluated") if event.get("step") is not None]
+    at = [event["step"] for event in record.counting("evaluated") if event.get("step") is not None]
     return {step for each in at for step in (each, each + 1)}
 
 
@@ -80,7 +80,7 @@ def _saving(record: RunRecord, steps: Sequence[Line]) -> set[int]:
     blocked = [line["step"] for line in steps if line.get("checkpoint_blocked_s")]
     saving = {step for each in blocked for step in (each, each + 1)}
     place = {line["step"]: index for index, line in enumerate(steps)}
-    for event in record.all("checkpoint_started"):
+    for event in record.counting("checkpoint_started"):
         index = place.get(event.get("step") or -1)
         if index is None:
             continue

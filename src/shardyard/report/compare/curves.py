@@ -89,7 +89,7 @@ def curves_of(record: RunRecord, times: Sequence[AttemptTime]) -> RunCurves:
     ends, clock = _ends(record), _Clock(record, times)
     places = tuple(_place(line, ends.get(_key(line)), clock) for line in steps)
     numbers = [line["step"] for line in steps]
-    told = {e.get("step"): e for e in record.all("evaluated")}
+    told = {e.get("step"): e for e in record.counting("evaluated")}
     evaluations: list[tuple[Place, Line]] = []
     for each in record.evaluations:
         index = bisect_left(numbers, each["step"])
