@@ -128,7 +128,7 @@ def _network(folder: Path, kind: str, group: dist.ProcessGroup) -> Path:
     content = json.loads((source / "config.json").read_text())
     network = KINDS[kind].of_config(content, "config.json").with_classes(4)
     model = build_network(network)
-    load_network(model, network, source, seed=0)
+    load_network(model, network, source, seed=0, rows=range(4))
     checkpoint = _saved(folder / "checkpoints", model, group)
     write_network(checkpoint, resolved_of_network(network, folder), exported, dtype=torch.float32)
     return exported

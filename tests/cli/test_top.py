@@ -21,8 +21,8 @@ def run_of(folder: Path, *, nodes: int, each: int) -> RunDir:
     rows = [{"rank": n, "peak_bytes": (n + 1) * 2**20} for n in range(nodes * each)]
     append(
         run,
-        {"kind": "rendezvous", "t": 2e9, "generation": 1, "workers": workers(nodes, each)},
-        {"kind": "model_ready", "t": 2e9, "generation": 1, "memory_by_rank": rows},
+        {"kind": "rendezvous", "t": 2e9, "generation": 0, "workers": workers(nodes, each)},
+        {"kind": "model_ready", "t": 2e9, "generation": 0, "memory_by_rank": rows},
         {"kind": "straggler", "t": 2e9, "rank": 5, "factor": 2.0, "is_over": False},
     )
     return run

@@ -169,7 +169,9 @@ def test_of_a_run_with_phases_the_one_that_needs_most_is_advised_on() -> None:
 
 
 def test_without_a_speed_memory_alone_is_compared() -> None:
-    trainium = advice_of("cluster.instance=trn1.32xlarge", "optim.micro_batch=1")
+    trainium = advice_of(
+        "cluster.instance=trn1.32xlarge", "optim.micro_batch=1", "data.seq_len=1024"
+    )
     full = row(trainium.levers, "recompute full")
     assert full.plan is not None and full.plan.step_s is None
     assert full.effect is not None and full.effect.verdict == "takes less memory"
