@@ -1,16 +1,20 @@
-"""A run of one process beside a plain loop of transformers and torch.optim.
+"""Runs beside a plain loop of transformers and torch.optim.
 
-All layouts are held to one process; this holds that one to something else.
+All layouts are held to one process; this holds that one to something else, and compiled blocks and
+weights in host memory on two.
 """
 
 from collections.abc import Iterable
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from transformers import LlamaForCausalLM
 
 from shardyard.config.own_module import known_shape
@@ -43,13 +47,31 @@ CASES: list[tuple[dict[str, Any], float]] = [
 """An eps that is no rounding: else Adam divides noise by itself where a gradient is small."""
 
 
+Sections = dict[str, dict[str, Any]]
+
+COMPILED: Sections = {"model": {"compile": True}}
+OFFLOADED: Sections = {"memory": {"offload": "params"}}
+ON_TWO: list[Sections] = [
+    {"parallel": {"dp_shard": 2, "zero": 3}, **COMPILED},
+    {"parallel": {"dp_shard": 2, "zero": 3}, **OFFLOADED},
+]
+MORE_ON_TWO: list[Sections] = [
+    {"parallel": {"dp_shard": 2, "zero": 1}, **COMPILED},
+    {"parallel": {"dp_replicate": 2, "dp_shard": 1}, **COMPILED},
+    {"parallel": {"tp": 2}, **COMPILED},
+    {"parallel": {"pp": 2}, **COMPILED},
+    {"parallel": {"dp_replicate": 2, "dp_shard": 1, "zero": 3}, **OFFLOADED},
+    {"parallel": {"tp": 2, "zero": 3}, **OFFLOADED},
+    {"parallel": {"pp": 2, "zero": 3}, **OFFLOADED},
+]
+
+
 def _plain(
-    training: Training, optim: dict[str, Any], clip: float
+    weights: dict[str, Tensor], training: Training, optim: dict[str, Any], clip: float
 ) -> tuple[LlamaForCausalLM, list[tuple[float, float]]]:
     """The loop that everybody would write; returns the model, and loss and norm of each step."""
     model = LlamaForCausalLM._from_config(hf_config(known_shape(training.resolved.shape)))
-    named = {name: tensor for name, tensor in training.tensors.items() if name.startswith("model.")}
-    model.load_state_dict({n.removeprefix("model."): _whole(t).clone() for n, t in named.items()})
+    model.load_state_dict({n.removeprefix("model."): t.clone() for n, t in weights.items()})
     groups: list[dict[str, Any]] = [
         {"params": [p for p in model.parameters() if p.dim() > 1], "decay": DECAY},
         {"params": [p for p in model.parameters() if p.dim() == 1], "decay": 0.0},
@@ -74,6 +96,14 @@ def _plain(
     return model, found
 
 
+def _weights(training: Training) -> dict[str, Tensor]:
+    """Whole ones, those of other ranks' stages, too."""
+    named = {name: _whole(t) for name, t in training.tensors.items() if name.startswith("model.")}
+    of_ranks: list[dict[str, Tensor]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, {name: t.cpu().clone() for name, t in named.items()})
+    return {name: tensor for each in of_ranks for name, tensor in each.items()}
+
+
 def _whole(tensor: Any) -> Tensor:
     whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return whole.detach()
@@ -86,46 +116,69 @@ def _open(run_dir: RunDir) -> Training:
 
 def _beside(runs: list[tuple[RunDir, dict[str, Any], float]]) -> list[Any]:
     """Of each run: the plain loop's numbers, and how far each weight is from its, of its way."""
+    eager = partialmethod(nn.Module.compile, backend="aot_eager")  # C++ would take minutes
+    nn.Module.compile = eager  # type: ignore[method-assign,assignment]
     answers = []
     for run_dir, optim, clip in runs:
+        torch.compiler.reset()
+        counters.clear()
         training = _open(run_dir)
-        first = {name: _whole(t).clone() for name, t in training.tensors.items()}
-        model, expected = _plain(training, optim, clip)
+        first = _weights(training)
+        model, expected = _plain(first, training, optim, clip)
         loop = Loop(training)
         for _ in RATES:
             loop.step()
-        apart = {}
+        last, apart = _weights(training), {}
         for name, param in model.named_parameters():
             moved = (param.detach() - first[f"model.{name}"]).norm()
-            found = _whole(training.tensors[f"model.{name}"])
-            apart[name] = float((found - param.detach()).norm() / moved)
+            apart[name] = float((last[f"model.{name}"] - param.detach()).norm() / moved)
         training.close()
+        is_compiled = training.resolved.recipe.model.compile is True
+        assert (counters["stats"]["unique_graphs"] > 0) == is_compiled
         answers.append((expected, apart))
     return answers
 
 
-def test_four_steps_are_those_of_a_plain_loop(corpus: Corpus, tmp_path: Path) -> None:
+def _hold_to_plain_loop(
+    corpus: Corpus, folder: Path, cases: list[tuple[Sections, dict[str, Any], float]], *, ranks: int
+) -> None:
     runs = []
-    for number, (optim, clip) in enumerate(CASES):
-        sections: dict[str, dict[str, Any]] = {
+    for number, (more, optim, clip) in enumerate(cases):
+        sections: Sections = {
             "run": {"steps": 100},
             "optim": {
                 **optim, "lr": PEAK, "weight_decay": DECAY, "grad_clip": clip,
                 "schedule": "linear", "warmup_steps": 2, "decay_steps": 6, "min_lr_ratio": 0.5,
-                "global_batch": BATCH, "micro_batch": 4,
+                "global_batch": BATCH, "micro_batch": 4 if ranks == 1 else 2,
             },
             "checkpoint": {"every": 1000},
+            "cluster": {"devices": ranks},
+            **more,
         }  # fmt: skip
-        runs.append((make_run(tmp_path / str(number), corpus, sections), optim, clip))
-    for (run_dir, optim, clip), answer in zip(runs, run_on_ranks(_beside, 1, runs)[0], strict=True):
-        expected, apart = answer
+        runs.append((make_run(folder / str(number), corpus, sections), optim, clip))
+    answers = run_on_ranks(_beside, ranks, runs, timeout_s=600)[0]
+    for (run_dir, _, clip), case, (expected, apart) in zip(runs, cases, answers, strict=True):
         lines = list(read_steps(run_dir.metrics))
-        case = (optim["name"], clip)
         assert [line["lr"] for line in lines] == pytest.approx(RATES, rel=1e-12), case
         for line, (loss, norm) in zip(lines, expected, strict=True):
             assert (line["loss"], line["grad_norm"]) == pytest.approx((loss, norm), rel=1e-5), case
             assert clip < norm / 5 or clip > 5 * norm
         assert max(apart.values()) < 1e-4, (case, apart)
+
+
+def test_four_steps_are_those_of_a_plain_loop(corpus: Corpus, tmp_path: Path) -> None:
+    cases: list[tuple[Sections, dict[str, Any], float]] = [({}, *case) for case in CASES]
+    _hold_to_plain_loop(corpus, tmp_path, cases, ranks=1)
+
+
+@pytest.mark.parametrize(
+    "layouts", [ON_TWO, pytest.param(MORE_ON_TWO, marks=pytest.mark.slow)], ids=["quick", "more"]
+)
+def test_steps_compiled_and_offloaded_on_two_ranks_are_those_of_a_plain_loop(
+    corpus: Corpus, tmp_path: Path, layouts: list[Sections]
+) -> None:
+    cases = [(layout, *case) for layout in layouts for case in CASES[:2]]
+    _hold_to_plain_loop(corpus, tmp_path, cases, ranks=2)
 
 
 def _evaluations(run_dirs: Iterable[RunDir]) -> list[float]:
