@@ -3,7 +3,7 @@
 import fcntl
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,8 +73,14 @@ def write_run(folder: Path, asked: LaunchRequest, *, usd: float) -> None:
         (folder / f"{name}.jsonl").write_text(text)
 
 
-def study(folder: Path, launcher: FakeLauncher, *words: str, sizes: str = "1,2,4") -> int:
-    given = [f"run.dir={folder / 'runs'}", "run.id=first", *RECIPE]
+def study(
+    folder: Path,
+    launcher: FakeLauncher,
+    *words: str,
+    sizes: str = "1,2,4",
+    recipe: Sequence[str] = RECIPE,
+) -> int:
+    given = [f"run.dir={folder / 'runs'}", "run.id=first", *recipe]
     asked = ("--nodes", sizes, "--on", "fake", "--yes", "--steps", "20", *words)
     return main(("study", *given, *asked), launchers={"fake": launcher})
 
@@ -325,10 +331,70 @@ def test_a_batch_that_devices_cannot_share_is_refused(tmp_path: Path, capsys: Ca
     assert "8 samples on 3 devices, which is no whole number" in capsys.readouterr().err
 
 
+_EACH = ("data.seq_len", "optim.global_batch", "run.steps")
+PHASES = (
+    *(word for word in RECIPE if not word.startswith(_EACH)),
+    "phases=[{run: {steps: 5}, data: {seq_len: 16}, optim: {global_batch: 16}}, "
+    "{run: {steps: 7}, data: {seq_len: 32}, optim: {global_batch: 8}}]",
+)
+
+
+@pytest.mark.heavy
 def test_phases_are_studied_each_by_itself(tmp_path: Path, capsys: Captured) -> None:
-    phases = "phases=[{run: {steps: 5}}, {run: {steps: 5}}]"
-    assert study(tmp_path, FakeLauncher(), "run.steps=null", phases) == 2
-    assert "this run has 2 phases" in capsys.readouterr().err
+    launcher = Training(usd=1.0)
+    assert study(tmp_path, launcher, "--json", sizes="1,2", recipe=PHASES) == 0
+    ids = [f"first-phase-{phase}-n{nodes}" for phase in (1, 2) for nodes in (1, 2)]
+    assert launcher.ran == ids
+    shapes = [(each.recipe.data.seq_len, each.recipe.optim.global_batch, len(each.recipe.phases))
+              for each in launcher.submitted if each.run_id in ids]  # fmt: skip
+    assert set(shapes) == {(16, 16, 0), (32, 8, 0)}
+    first, second = json.loads(capsys.readouterr().out)
+    assert Path(second["folder"]).name == "first-phase-2"
+    runs_s = [each["series"][0]["rows"][0]["run_s"] for each in (first, second)]
+    assert runs_s[0] / runs_s[1] == pytest.approx(5 * 16 / (7 * 8))  # samples of each phase
+
+
+@pytest.mark.heavy
+def test_the_limit_holds_for_all_phases_in_sum(tmp_path: Path, capsys: Captured) -> None:
+    rented = (*PHASES, *RENTED)
+    assert study(tmp_path, Training(), "--dry-run", sizes="1", recipe=rented) == 0
+    said = capsys.readouterr().err
+    one, two = (float(usd) for usd in re.findall(r"price of 1 sizes: about \$([\d.]+)", said))
+    limit = f"--max-usd={max(one, two) + min(one, two) / 2:.4f}"
+    assert study(tmp_path, Training(), limit, sizes="1", recipe=rented) == 2
+    assert "the sizes that are left are predicted to cost" in capsys.readouterr().err
+    assert not list((tmp_path / "runs").glob("first-phase-1*"))
+
+
+@pytest.mark.heavy
+def test_the_bert_recipe_and_its_table_are_predicted_phase_by_phase(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    root = Path(__file__).parents[2]
+    words = (
+        "study", str(root / "examples/sources/s4-bert-large.yaml"), f"run.dir={tmp_path}",
+        "--predict", "--nodes", "1,8", "--json", "--table",
+        str(root / "benchmarks/groundtruth/scaling/s4-bert-large.csv"),
+    )  # fmt: skip
+    assert main(words) == 0
+    series = json.loads(capsys.readouterr().out)["series"]
+    assert [each["name"] for each in series] == [f"s4-bert-large, phase {n}" for n in (1, 2)]
+    first, second = (
+        [row["predicted_tokens_per_s"] for row in each["rows"] if row["predicted_tokens_per_s"]]
+        for each in series
+    )
+    assert len(first) == len(second) == 2 and first[0] != second[0]
+
+
+@pytest.mark.heavy
+def test_a_predicted_imagenet_study_has_epochs(tmp_path: Path, capsys: Captured) -> None:
+    recipe = Path(__file__).parents[2] / "examples/sources/s2-resnet50.yaml"
+    words = ("study", str(recipe), f"run.dir={tmp_path}", "--predict", "--nodes", "1,2", "--json")
+    assert main(words) == 0
+    (series,) = json.loads(capsys.readouterr().out)["series"]
+    for row in series["rows"]:
+        assert row["epoch_s"] == pytest.approx(1_281_167 / row["samples_per_s"])
+        assert row["run_s"] == pytest.approx(90 * row["epoch_s"])
 
 
 def test_nobody_is_asked_without_a_terminal(tmp_path: Path, capsys: Captured) -> None:

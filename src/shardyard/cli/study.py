@@ -20,6 +20,7 @@ from shardyard.terminal import say, tell
 
 if TYPE_CHECKING:
     from shardyard.control.study import Asked
+    from shardyard.control.study_runs import Runs
     from shardyard.study.rows import Series
 
 
@@ -167,15 +168,15 @@ def _published(tables: tuple[Path, ...], runs_dir: Path, *, as_json: bool) -> in
 def _predicted(
     recipe: tuple[str, ...], asked: "Asked", tables: tuple[Path, ...], *, as_json: bool
 ) -> int:
-    from shardyard.control.study import beside, planned_rows, study_of
+    from shardyard.control.study_phases import studies_of
     from shardyard.study.published import read_table
 
-    study = study_of(recipe, asked, None)
-    rows = planned_rows(study)
-    series = beside(read_table(tables[0]), rows) if tables else study.series(rows)
-    return _write(
-        study.folder, study.id, [series], ["Predicted; nothing was run."], as_json=as_json
-    )
+    studies = studies_of(recipe, asked, None)
+    series = studies.predicted(read_table(tables[0]) if tables else None)
+    notes = ["Predicted; nothing was run."]
+    if len(studies.each) > 1:
+        notes.append("Each phase has its own table: their steps differ.")
+    return _write(studies.folder, studies.id, series, notes, as_json=as_json)
 
 
 def _run(
@@ -190,25 +191,33 @@ def _run(
     as_json: bool,
 ) -> int:
     from shardyard.cli.asking import confirm, print_requests
-    from shardyard.control.study import study_of
+    from shardyard.control.study_phases import studies_of
     from shardyard.control.study_runs import describe, proposals, run_sizes, stand_of
     from shardyard.control.submission import launcher_named
 
     known = launchers_in(context)
     launcher = launcher_named(on, known)
-    study = study_of(recipe, asked, launcher)
-    runs = stand_of(study, launcher, known, max_usd=max_usd, is_dry_run=dry_run)
-    say(f"study: {study.id} on {launcher.name}, {study.hold} held at {study.batch:,} samples")
-    for line in describe(runs):
-        say(line)
+    each: list[Runs] = []
+    left = max_usd
+    for study in studies_of(recipe, asked, launcher).each:
+        runs = stand_of(study, launcher, known, max_usd=left, is_dry_run=dry_run)
+        each.append(runs)
+        if left is not None:
+            left = max(0.0, left - runs.spent_usd() - (runs.open_usd or 0.0))
+        say(f"study: {study.id} on {launcher.name}, {study.hold} held at {study.batch:,} samples")
+        for line in describe(runs):
+            say(line)
     if dry_run:
-        print_requests(proposals(runs), as_json=as_json)
+        print_requests([one for runs in each for one in proposals(runs)], as_json=as_json)
         return 0
-    if runs.open:
-        confirm(f"run {len(runs.open)} sizes, one after the other?", is_yes=is_yes)
-    run_sizes(runs)
-    _answer(study.folder, as_json=as_json)
-    return 1 if runs.failed else 0
+    if count := sum(len(runs.open) for runs in each):
+        confirm(f"run {count} sizes, one after the other?", is_yes=is_yes)
+    for runs in each:
+        if max_usd is not None:
+            runs.max_usd = max_usd - sum(one.spent_usd() for one in each if one is not runs)
+        run_sizes(runs)
+    _answer(*(runs.study.folder for runs in each), as_json=as_json)
+    return 1 if any(runs.failed for runs in each) else 0
 
 
 def _write(
@@ -221,13 +230,17 @@ def _write(
     return 0
 
 
-def _answer(folder: Path, *, as_json: bool) -> None:
-    """The table and where the page is."""
+def _answer(*folders: Path, as_json: bool) -> None:
+    """The table of each folder and where its page is."""
     from shardyard.study.write import JSON, MARKDOWN, PAGE
 
     if as_json:
-        content = json.loads((folder / JSON).read_text(encoding="utf-8"))
-        tell(json.dumps({**content, "folder": str(folder)}, indent=1))
+        contents = [
+            {**json.loads((folder / JSON).read_text(encoding="utf-8")), "folder": str(folder)}
+            for folder in folders
+        ]
+        tell(json.dumps(contents[0] if len(contents) == 1 else contents, indent=1))
         return
-    tell((folder / MARKDOWN).read_text(encoding="utf-8"))
-    say(f"wrote {folder / PAGE}")
+    for folder in folders:
+        tell((folder / MARKDOWN).read_text(encoding="utf-8"))
+        say(f"wrote {folder / PAGE}")

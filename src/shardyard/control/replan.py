@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from shardyard.config.check import load_checked_recipe
 from shardyard.config.phases import of_phases
+from shardyard.config.published_pictures import train_pictures
 from shardyard.config.resolve import Preview
 from shardyard.config.schema import Recipe
 from shardyard.control.request import Request, refuse_misfits
@@ -48,6 +49,7 @@ def plan_of(
         devices_per_node=devices,
         machine=machine,
         calibration=calibration,
+        epoch_samples=train_pictures(request.recipe),
     )
 
 

@@ -150,7 +150,7 @@ def study_of(
     asked: Asked,
     launcher: Launcher | None,
 ) -> Study:
-    """Settle what is held over all sizes. Creates nothing.
+    """Settle what is held over all sizes of a run without phases. Creates nothing.
 
     Args:
         launcher: Where they run; None: they are planned alone.
@@ -164,11 +164,6 @@ def study_of(
         sees=None if launcher is None else launcher.sees,
     )  # fmt: skip
     recipe = request.recipe
-    if recipe.phases:
-        raise RequestError(
-            f"a study is of one kind of step, and this run has {len(recipe.phases)} phases. Study "
-            "each by itself: give `phases=[]` and its settings as overrides."
-        )
     is_here = launcher is not None and launcher.capabilities.is_this_machine
     is_cpu = recipe.cluster.device == "cpu"
     if is_here and recipe.cluster.device == "auto":

@@ -24,6 +24,7 @@ from pathlib import PurePosixPath
 from typing import Literal, NamedTuple, NoReturn
 from xml.parsers import expat
 
+from shardyard.config.published_pictures import IMAGENET
 from shardyard.config.sources import is_remote
 from shardyard.data.images.files import InTar, content_of
 from shardyard.data.images.tar import members
@@ -31,8 +32,8 @@ from shardyard.data.spans import SourceFile, shown
 from shardyard.data.stores.base import open_file
 from shardyard.errors import RequestError, SourceError
 
-WHOLE = {"train": 1_281_167, "val": 50_000}
-"""Pictures of each split. Source: https://image-net.org/challenges/LSVRC/2012/"""
+WHOLE = IMAGENET
+"""Pictures of each split."""
 CLASSES = 1_000
 
 _PICTURE = re.compile(r"(?:.*/)?Data/CLS-LOC/(train|val)/(?:(n\d{8})/)?([^/]+)\.JPEG", re.DOTALL)
