@@ -25,6 +25,12 @@ LAYOUTS = {
     2: ("zero=1", "zero=2", "zero=3", "dp_replicate=2,dp_shard=1"),
     4: ("zero=3", "dp_replicate=2,dp_shard=2,zero=1", "dp_replicate=2,dp_shard=2,zero=3"),
 }
+LONG_FORM: tuple[dict[str, Any], ...] = (
+    {"dp_replicate": 2, "dp_shard": 1},
+    {"zero": 1},
+    {"zero": 2},
+    {"zero": 3},
+)
 
 
 class Block(nn.Module):
@@ -187,11 +193,8 @@ def of_the_long_form(layouts: tuple[dict[str, Any], ...]) -> dict[tuple[str, str
 
 def test_the_long_form_trains_as_one_process() -> None:
     """As recipes with ``model.module`` do: replicas without sharding, and each ZeRO level."""
-    layouts = (
-        {"dp_replicate": 2, "dp_shard": 1}, {"zero": 1}, {"zero": 2}, {"zero": 3},
-        {"zero": 1, "compute": "bf16"}, {"zero": 3, "compute": "bf16"},
-    )  # fmt: skip
-    for found in run_on_ranks(of_the_long_form, 2, layouts):
+    bf16 = ({"zero": 1, "compute": "bf16"}, {"zero": 3, "compute": "bf16"})
+    for found in run_on_ranks(of_the_long_form, 2, (*LONG_FORM, *bf16)):
         assert {key: each for key, each in found.items() if each > 1e-6} == {}
 
 
