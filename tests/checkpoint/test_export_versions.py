@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoModelForPreTraining,
+)
 
 from shardyard.checkpoint.beside_weights import BesideWeights
 from shardyard.checkpoint.buffers import buffers_of
@@ -23,10 +29,15 @@ from shardyard.checkpoint.retention import step_name
 from shardyard.checkpoint.save import Saver
 from shardyard.config.compatibility import ENGINES
 from shardyard.families.images.registry import KINDS
+from shardyard.families.presets import PRESETS
 from shardyard.families.registry import FAMILIES
+from shardyard.models.build import hf_config
 from shardyard.models.images import build_network, load_network
+from shardyard.rundir.resolved import read_resolved
 from tests.checkpoint.test_export_images import resolved_of as resolved_of_network
 from tests.distributed.image_runs import SIZE, TINY
+from tests.distributed.ranks import run_on_ranks
+from tests.distributed.runs import Corpus, make_run, train_here
 from tests.families.random_models import TOKENS_BL, small_shape, theirs
 from tests.families.test_against_transformers import resolved_of, save_untrained
 
@@ -38,7 +49,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 for folder in map(Path, sys.argv[2:]):
     inputs = load_file(folder.parent / "inputs.safetensors")
-    wanted = inputs.pop("logits")
+    wanted = {name: inputs.pop(name) for name in [*inputs] if name.endswith("logits")}
     config = transformers.AutoConfig.from_pretrained(folder)
     kind = getattr(transformers, config.architectures[0])
     model, told = kind.from_pretrained(
@@ -46,8 +57,9 @@ for folder in map(Path, sys.argv[2:]):
     )
     assert not told["missing_keys"] and not told["unexpected_keys"], (folder, told)
     with torch.no_grad():
-        found = model.eval()(**inputs).logits
-    torch.testing.assert_close(found, wanted)
+        out = model.eval()(**inputs)
+    for name, each in wanted.items():
+        torch.testing.assert_close(out[name], each)
 assert transformers.__version__ == sys.argv[1], transformers.__version__
 """
 
@@ -73,11 +85,13 @@ def _fetch(to: Path, package: str) -> None:
 
 
 def test_exports_of_all_families_open_in_the_oldest_and_the_newest_transformers(
-    oldest: Path, tmp_path: Path, alone: dist.ProcessGroup
+    oldest: Path, tmp_path: Path, alone: dist.ProcessGroup, corpus: Corpus
 ) -> None:
     folders = [_text(tmp_path / each, each, alone) for each in FAMILIES]
     folders += [_network(tmp_path / each, each, alone) for each in KINDS]
     folders.append(_generic(tmp_path / "generic", alone))
+    folders.append(_of_pairs(tmp_path / "pairs", alone))
+    folders.append(_merged(tmp_path / "merged", corpus))
     for path, version in (("", _installed()), (str(oldest), ENGINE.tested[0])):
         environ = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
         command = [sys.executable, "-c", OPENED, version, *map(str, folders)]
@@ -93,8 +107,10 @@ def _installed() -> str:
 
 def _keep(folder: Path, model: Any, **inputs: torch.Tensor) -> None:
     with torch.no_grad():
-        logits = model.eval()(**inputs).logits
-    save_file({**inputs, "logits": logits.contiguous()}, folder / "inputs.safetensors")
+        out = model.eval()(**inputs)
+    logits = {name: each.contiguous() for name, each in out.items() if name.endswith("logits")}
+    assert logits
+    save_file({**inputs, **logits}, folder / "inputs.safetensors")
 
 
 def _text(folder: Path, model_type: str, group: dist.ProcessGroup) -> Path:
@@ -104,6 +120,38 @@ def _text(folder: Path, model_type: str, group: dist.ProcessGroup) -> Path:
     _keep(folder, model, input_ids=TOKENS_BL)
     resolved = resolved_of(source)
     export(save_untrained(resolved, folder / "checkpoints", group), resolved, exported)
+    return exported
+
+
+def _of_pairs(folder: Path, group: dist.ProcessGroup) -> Path:
+    """BERT with both of its heads."""
+    source, exported = folder / "source", folder / "exported"
+    torch.manual_seed(0)
+    shape = replace(small_shape("bert"), judges_pairs=True)
+    model = AutoModelForPreTraining.from_config(hf_config(shape), attn_implementation="eager")
+    model.save_pretrained(source)
+    _keep(folder, model, input_ids=TOKENS_BL)
+    resolved = replace(resolved_of(source), shape=shape)
+    export(save_untrained(resolved, folder / "checkpoints", group), resolved, exported)
+    return exported
+
+
+def _merged(folder: Path, corpus: Corpus) -> Path:
+    """A Llama with trained adapters merged, and what PEFT computes with them beside its base."""
+    from peft import PeftModel
+
+    base, exported = folder / "source", folder / "exported"
+    theirs(replace(PRESETS["llama-tiny"].shape, vocab_size=512)).save_pretrained(base)
+    lora = {"rank": 4, "targets": ["self_attn", "down_proj"]}
+    model = {"path": str(base), "preset": None, "lora": lora}
+    run_dir = make_run(folder / "run", corpus, {"model": model, "optim": {"lr": 0.05}})
+    run_on_ranks(train_here, 1, run_dir)
+    checkpoint, resolved = run_dir.checkpoint(4), read_resolved(run_dir.resolved(0))
+    export(checkpoint, resolved, folder / "adapter")
+    export(checkpoint, resolved, exported, merged=True)
+    beside = AutoModelForCausalLM.from_pretrained(base, attn_implementation="eager")
+    adapted = PeftModel.from_pretrained(beside, folder / "adapter")
+    _keep(folder, adapted, input_ids=TOKENS_BL)
     return exported
 
 
