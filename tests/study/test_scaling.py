@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from shardyard.study import charts
 from shardyard.study.charts import joined
 from shardyard.study.interval import Spread
+from shardyard.study.page import render
 from shardyard.study.rows import Forecast, OpenTerm, Origin, Rate, Row, Series, Settings
 from shardyard.study.scaling import Point, points, remarks
 from shardyard.study.table import to_csv, to_json, to_markdown
@@ -152,6 +153,20 @@ def test_a_forecast_that_is_off_says_so_and_whether_the_band_held() -> None:
     point = by_size(study)[8]
     assert point.error == pytest.approx(1 / 1.02 - 0.85)
     assert "off by +13.0 points and outside of the band" in " ".join(remarks(study))
+
+
+def test_rates_that_were_never_measured_and_tight_memory_are_marked_everywhere() -> None:
+    more = {"unmeasured": "no product timed", "memory_bytes": 2**30, "tight": "95% of 1 GiB"}
+    guessed = row(1, None, "predicted", forecast=ALONE, **more)
+    study = series(guessed, row(8, 7.0, forecast=ALONE, unmeasured="no product timed"))
+    text = to_markdown("x", [study])
+    assert "64\\*" in text and "1.0 GiB (tight)" in text
+    assert "7\\*" not in text  # measured here
+    assert "\\* not measured: no product timed" in text and "tight: 95% of 1 GiB" in text
+    page = render("x", [study], {})
+    assert "64*" in page and "1.0 GiB (tight)" in page and "* not measured: no product" in page
+    shown = to_json("x", [study])["series"][0]["rows"][0]
+    assert (shown["unmeasured"], shown["tight"]) == ("no product timed", "95% of 1 GiB")
 
 
 def test_a_narrow_forecast_that_holds_needs_no_remark() -> None:

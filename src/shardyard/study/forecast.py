@@ -44,6 +44,8 @@ def row_of(plan: Plan, work: Work | None, cluster: Cluster | None) -> Row:
         memory_bytes=plan.device_bytes,
         mfu=plan.mfu,
         usd_per_hour=plan.price.usd_per_hour,
+        unmeasured=plan.speed.unmeasured,
+        tight=plan.fits_reason if plan.fits == "tight" else "",
         epoch_samples=plan.epoch_samples,
     )
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from shardyard import __version__
+from shardyard.planner.throughput import UNMEASURED
 from shardyard.report.markup import esc, render_page, render_section, render_table
 from shardyard.report.values import ABSENT, format_percent
 from shardyard.study.rows import Series
@@ -82,15 +83,20 @@ def _tiles(rows: Sequence[Values]) -> str:
         row["samples_per_s"], "samples"
     )  # fmt: skip
     sizes = f"{row['nodes']} node{'' if row['nodes'] == 1 else 's'}, {row['origin']}"
+    mark = UNMEASURED if row["unmeasured"] and row["origin"] == "predicted" else ""
     key = "efficiency" if row["efficiency"] is not None else "predicted_efficiency"
     tiles = [
         ("accelerators", str(row["accelerators"]), sizes),
-        (f"{unit} per second", ABSENT if rate is None else format_count(rate), "all accelerators"),
+        (
+            f"{unit} per second",
+            ABSENT if rate is None else f"{format_count(rate)}{mark}",
+            "all accelerators",
+        ),
         ("efficiency", _share(row[key]), percent_of(row, key)),
     ]
     if row["usd_per_epoch"] is not None:
         hour = f"at {format_usd(row['usd_per_hour'])} an hour"
-        tiles.append(("price of an epoch", format_usd(row["usd_per_epoch"]), hour))
+        tiles.append(("price of an epoch", f"{format_usd(row['usd_per_epoch'])}{mark}", hour))
     cells = "".join(
         f'<div class="tile"><div class="label">{esc(label)}</div>'
         f'<div class="value">{esc(value)}</div><div class="sub">{esc(sub)}</div></div>'

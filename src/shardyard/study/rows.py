@@ -119,6 +119,10 @@ class Row:
     """Samples of the whole run that the recipe asks for."""
     usd_per_hour: float | None = None
     """All nodes together."""
+    unmeasured: str = ""
+    """Why the rates of the plan were never measured; empty: they were, or there is no plan."""
+    tight: str = ""
+    """Why the planned memory is tight; empty: it is not."""
     printed: str = ""
     """The efficiency or speed-up as the source prints it."""
 

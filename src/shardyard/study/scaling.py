@@ -193,6 +193,8 @@ def remarks(series: Series) -> list[str]:
             said.append(f"{where} failed: {row.note} No line is drawn through it.")
         elif row.origin == "not run" and row.note:
             said.append(f"{where} was not run: {row.note}")
+        if row.tight and row.origin == "predicted":
+            said.append(f"{where}: memory is tight: {row.tight}.")
         if point.changed:
             said.append(
                 f"{where}: {', '.join(point.changed)}. Its rate against the first size is shown, "

@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from shardyard.planner.throughput import UNMEASURED
+from shardyard.planner.words import unmeasured_words
 from shardyard.printable import printable
 from shardyard.report.values import ABSENT, format_percent
 from shardyard.study.interval import CONFIDENCE_WORDS
@@ -50,6 +52,21 @@ def _of(key: str, text: Callable[[Any], str]) -> Callable[[Values], str]:
     return lambda row: ABSENT if row[key] is None else text(row[key])
 
 
+def _rated(key: str, text: Callable[[Any], str]) -> Callable[[Values], str]:
+    """As ``_of``, marked where it is predicted by rates that were never measured."""
+
+    def cell(row: Values) -> str:
+        is_marked = row["unmeasured"] and row["origin"] == "predicted"
+        return _of(key, text)(row) + (UNMEASURED if is_marked and row[key] is not None else "")
+
+    return cell
+
+
+def _memory(row: Values) -> str:
+    text = _of("memory_bytes", format_bytes)(row)
+    return f"{text} (tight)" if row["tight"] and text != ABSENT else text
+
+
 def _error(row: Values) -> str:
     if row["efficiency_error"] is not None and row["efficiency_error"] != 0:
         return f"{100 * row['efficiency_error']:+.1f} points"
@@ -57,7 +74,8 @@ def _error(row: Values) -> str:
 
 
 def _predicted(row: Values) -> str:
-    return percent_of(row, "predicted_efficiency")
+    text = percent_of(row, "predicted_efficiency")
+    return text + (UNMEASURED if row["unmeasured"] and text != ABSENT else "")
 
 
 def _changed(row: Values) -> str:
@@ -70,20 +88,20 @@ COLUMNS: tuple[Column, ...] = (
     ("nodes", "nodes", lambda row: str(row["nodes"])),
     ("accelerators", "accelerators", lambda row: str(row["accelerators"])),
     ("how", "origin", lambda row: str(row["origin"])),
-    ("samples/s", "samples_per_s", _of("samples_per_s", _number)),
-    ("tokens/s", "tokens_per_s", _of("tokens_per_s", _number)),
-    ("per accelerator", "per_accelerator", _of("per_accelerator", _number)),
+    ("samples/s", "samples_per_s", _rated("samples_per_s", _number)),
+    ("tokens/s", "tokens_per_s", _rated("tokens_per_s", _number)),
+    ("per accelerator", "per_accelerator", _rated("per_accelerator", _number)),
     ("efficiency", "efficiency", _efficiency),
     ("predicted efficiency", "predicted_efficiency", _predicted),
     ("off by", "efficiency_error", _error),
     ("rate off by", "rate_error", _of("rate_error", lambda value: f"{100 * value:+.1f} %")),
     ("as printed", "printed", lambda row: str(row["printed"]) or ABSENT),
-    ("epoch", "epoch_s", _of("epoch_s", format_seconds)),
-    ("ideal epoch", "ideal_epoch_s", _of("ideal_epoch_s", format_seconds)),
-    ("memory of a device", "memory_bytes", _of("memory_bytes", format_bytes)),
-    ("MFU", "mfu", _of("mfu", format_percent)),
-    ("epoch costs", "usd_per_epoch", _of("usd_per_epoch", format_usd)),
-    ("run costs", "usd_per_run", _of("usd_per_run", format_usd)),
+    ("epoch", "epoch_s", _rated("epoch_s", format_seconds)),
+    ("ideal epoch", "ideal_epoch_s", _rated("ideal_epoch_s", format_seconds)),
+    ("memory of a device", "memory_bytes", _memory),
+    ("MFU", "mfu", _rated("mfu", format_percent)),
+    ("epoch costs", "usd_per_epoch", _rated("usd_per_epoch", format_usd)),
+    ("run costs", "usd_per_run", _rated("usd_per_run", format_usd)),
     ("settings changed", "changed", _changed),
 )  # fmt: skip
 """All columns, in order; one that no row has anything in is left out."""
@@ -118,6 +136,10 @@ def how_words(series: Sequence[Series]) -> list[str]:
             "Predicted efficiencies have a band: from nothing between nodes ever being waited for "
             "to the network at one device's share of it, and ranks that wait for each other more."
         )
+    planned = [row for row in rows if row.forecast is not None]
+    said += [
+        unmeasured_words(why) for why in dict.fromkeys(row.unmeasured for row in planned) if why
+    ]
     if any(row.origin in ("extrapolated", "not run") for row in rows):
         said.append(
             "Extrapolated efficiencies have a band: between what grows with each doubling and what "

@@ -55,6 +55,8 @@ def _values(
         "rate_error": point.rate_error,
         **_figure("predicted_efficiency", point.predicted),
         "efficiency_error": point.error,
+        "unmeasured": row.unmeasured if forecast is not None else "",
+        "tight": row.tight if row.origin == "predicted" else "",
         **_figure("extrapolated_efficiency", point.extrapolated),
         "epoch_s": epoch_s,
         "run_s": run_s,
