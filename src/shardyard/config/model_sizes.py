@@ -61,7 +61,7 @@ def sizes_of(config: Mapping[str, Any]) -> ModelSizes | None:
     """
     width, depth = _first(config, _WIDTH), _first(config, _DEPTH)
     context = limit = _first(config, _CONTEXT)
-    if limit is None and config.get("model_type") in NO_LIMIT:
+    if limit is None and _has_no_limit(config.get("model_type")):
         context = USUAL_CONTEXT
     if width is None or depth is None or context is None:
         return None
@@ -76,6 +76,10 @@ def sizes_of(config: Mapping[str, Any]) -> ModelSizes | None:
         max_position_embeddings=context,
         has_limit=limit is not None,
     )
+
+
+def _has_no_limit(kind: object) -> bool:
+    return kind in NO_LIMIT
 
 
 def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
