@@ -103,7 +103,7 @@ def test_a_wrong_answer_in_a_terminal_is_told_and_asked_again(folder: Path) -> N
         person.type("lama3-70b\n")
         person.wait(r"error: recipe has 1 problem:\n  model\.preset=lama3-70b is no preset\. Did")
         person.wait(r"model \[llama-tiny\]: ")
-        person.type("llama3-70b\n")
+        person.type("llama3.1-405b\n")
         person.wait(r"where \[here\]: ")
         person.type("slurm p5.48xlarge\n")
         person.wait(r"It fits on more of them: slurm 4 x p5\.48xlarge\.\nwhere \[here\]: ")

@@ -100,7 +100,7 @@ WRONG_VALUES = [
     ("model.compile=yes", "model.compile='yes' is not true or false, or auto."),
     ("optim.betas=[0.9]", "is not a list of 2, each a number from 0 to below 1."),
     ("launch.slurm.signal_before_s=1", "launch.slurm.signal_before_s=1 is not a whole number of"),
-    ("launch.env={A: 1}", "launch.env={'A': 1} is not a name and a text each."),
+    ("launch.env={A: [1]}", "launch.env={'A': [1]} is not a name and a text each."),
     ("launch.volumes=[{path: 3}]", "settings of its own (path, claim, efs, access_point, host)."),
     ("run.steps=1.5", "run.steps=1.5 is not a whole number of at least 1, or null."),
 ]

@@ -178,7 +178,7 @@ WRONG = [
     Wrong(
         "a web page by that name",
         _file("a.jsonl", "<!DOCTYPE html>\n<p>404"),
-        r"a\.jsonl:1: not JSON",
+        r"a\.jsonl is a web page \(HTML\), not the file itself",
     ),
     Wrong(
         "an object over several lines", _file("a.jsonl", '{\n "text": "a"\n}\n'), r"a\.jsonl:1: not"
@@ -258,7 +258,7 @@ WRONG = [
     ),
     Wrong("a program by the name of a text", _file("a.txt", b"\x7fELF\0\0\0"), r"a\.txt:1: .*NUL"),
     Wrong("kinds that are not read", _mixed_folder, r"2 of its 3 files .*b\.csv, c\.docx"),
-    Wrong("a link to nothing", _link_to_nothing, r"a\.txt cannot be looked at: No such file"),
+    Wrong("a link to nothing", _link_to_nothing, r"a\.txt is a broken symbolic link to gone\.txt"),
     Wrong("a pipe", _pipe, r"a\.txt is a pipe"),
     Wrong("a path that is not there", lambda folder: str(folder / "gone"), r"gone' does not exist"),
     Wrong(

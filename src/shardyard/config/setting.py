@@ -188,7 +188,8 @@ def _one(member: Any, limits: tuple[Any, ...]) -> str:
         )
     if get_origin(member) is dict:
         _, value = get_args(member)
-        return f"a name and {'a text' if value is str else accepts(value)} each"
+        words = accepts(value)
+        return f"a name and {'a text' if words == 'text' else words} each"
     if isinstance(member, type) and issubclass(member, Fields):
         return f"settings of its own ({', '.join(member.model_fields)})"
     return "text"

@@ -105,7 +105,10 @@ BROKEN = {
     "cut off in its head": (JPEG[:20], "here is no JPEG|here is damaged"),
     "its last bytes are missing": (PNG[:-40], "here is damaged, cut off"),
     "zeros": (bytes(1000), "here is no JPEG"),
-    "a page of a web server": (b"<html>404 Not Found</html>", "begins with <html>404 No"),
+    "a page of a web server": (
+        b"<html>404 Not Found</html>",
+        "is a web page .HTML., not the file itself",
+    ),
     "a drawing": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "here is no JPEG"),
     "PostScript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "here is no JPEG"),
     "floating-point": (saved(Image.new("F", (4, 4)), "TIFF"), "floating-point numbers"),
