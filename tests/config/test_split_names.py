@@ -45,6 +45,16 @@ def test_the_innermost_name_of_a_file_of_rows_decides() -> None:
     ]
 
 
+def test_files_about_a_dataset_are_no_part_of_its_splits() -> None:
+    dataset: dict[str, Kind] = {"README.md": "text", "LICENSE.txt": "text", "a/train.jsonl": "rows"}
+    assert splits_of(dataset) == {
+        "README.md": "about",
+        "LICENSE.txt": "about",
+        "a/train.jsonl": "train",
+    }
+    assert splits_of({"README.md": "text", "a.jsonl": "rows", "train.py": "code"}) == {}
+
+
 def test_running_text_is_named_next_to_training_text_only() -> None:
     assert splits("text", "wiki.train.tokens", "wiki.valid.tokens", "docs/test-plan.md") == [
         "train",

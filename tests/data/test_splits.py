@@ -53,7 +53,7 @@ def test_validation_files_are_validated_on_and_test_files_left_out(tmp_path: Pat
     assert both(facts) == ({"train.jsonl", "more.jsonl"}, {"validation.jsonl"})
     assert split_lines(facts) == [
         "validation files: validation.jsonl (4 documents)",
-        "left out: test.jsonl (named as validation or test data; to train on one, name the file in "
+        "left out: test.jsonl (not training data by name; to train on one, name the file in "
         "data.source)",
     ]
     assert prepared(tmp_path, source=str(source)) == facts

@@ -10,7 +10,11 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Literal, assert_never
 
-NamedSplit = Literal["train", "validation", "eval", "test"]
+NamedSplit = Literal["train", "validation", "eval", "test", "about"]
+"""``about``: a file that describes a dataset, next to files of rows with a split."""
+
+ABOUT = re.compile(r"README(\.\w+)?|LICEN[SC]E(\.\w+)?|dataset_infos?\.json|dataset_dict\.json")
+"""Names of files that describe a dataset on the hub and are no part of it."""
 
 KEYWORDS: dict[str, NamedSplit] = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -72,6 +76,8 @@ def splits_of(kinds: Mapping[str, Kind]) -> dict[str, NamedSplit]:
                 assert_never(kind)
         if split is not None:
             found[name] = split
+    if any(kinds[name] == "rows" for name in found):
+        found |= {name: "about" for name in kinds if ABOUT.fullmatch(name.rpartition("/")[2])}
     return found
 
 

@@ -22,7 +22,7 @@ def _rows(name: str, facts: DataFacts) -> list[tuple[str, str]]:
         unit = "pictures" if facts.num_classes is not None else "documents"
         rows.append((f"validation files{of}", f"{facts.validation_files} ({number:,} {unit})"))
     if facts.left_out_files is not None:
-        why = "named as validation or test data; to train on one, name the file in data.source"
+        why = "not training data by name; to train on one, name the file in data.source"
         rows.append((f"left out{of}", f"{facts.left_out_files} ({why})"))
     if facts.rejected is not None:
         of_all = f"{facts.rejected:,} of {facts.rejected_of or 0:,} dialogues"

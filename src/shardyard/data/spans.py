@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from shardyard.config.split_names import NamedSplit
+
 
 @dataclass(frozen=True, slots=True)  # there may be millions
 class SourceFile:
@@ -17,7 +19,7 @@ class SourceFile:
     size_bytes: int
     version: int | str
     """Changes with the content: time of change in nanoseconds, or an etag of elsewhere."""
-    named: Literal["train", "validation", "eval", "test"] | None = None
+    named: NamedSplit | None = None
     """Split that its name names, unless data.source names this very file; None: none."""
     split: Literal["train", "eval"] | None = None
     """Split that all of it is in; None: a hash of each section decides."""

@@ -23,7 +23,7 @@ from urllib.parse import unquote
 
 from shardyard.config.globs import count_literal
 from shardyard.config.hub_errors import hub_errors_told
-from shardyard.config.split_names import KEYWORDS
+from shardyard.config.split_names import ABOUT, KEYWORDS
 from shardyard.data.spans import SourceFile, shown
 from shardyard.data.stores.base import Found, is_left_out
 from shardyard.data.stores.ranged import READ_AGAIN, RangedFile, changed, matcher
@@ -35,8 +35,6 @@ _ADDRESS = re.compile(
     re.DOTALL,
 )
 _OTHER_KINDS = ("models/", "spaces/", "buckets/", "kernels/")
-_ABOUT = re.compile(r"README(\.\w+)?|LICEN[SC]E(\.\w+)?|dataset_infos?\.json|dataset_dict\.json")
-"""Files at the top of a repository that describe the dataset, and are none of its text."""
 _SPLIT = r"(?:^|[-._ 0-9/]){}(?:[-._ 0-9/]|$)"
 """Where the name of a split stands in the path of its files, as the datasets library has it."""
 _TIMEOUT_S = 10.0
@@ -174,7 +172,7 @@ def _of_split(split: str, paths: Sequence[str]) -> Callable[[str], object]:
 
 
 def _is_text(path: str) -> bool:
-    return not is_left_out(path) and _ABOUT.fullmatch(path) is None
+    return not is_left_out(path) and ABOUT.fullmatch(path) is None
 
 
 def _is_below(folder: str, path: str) -> bool:
