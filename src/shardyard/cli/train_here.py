@@ -6,6 +6,7 @@ from shardyard.cli.progress import attempt_view
 from shardyard.cli.tables import print_table
 from shardyard.control.attempt import Attempt
 from shardyard.control.train import Trained, train
+from shardyard.report.run import read_run
 from shardyard.report.summary import Summary
 from shardyard.terminal import say, tell
 from shardyard.units import format_count, format_seconds
@@ -55,7 +56,8 @@ def _show(trained: Trained, summary: Summary) -> None:
     print_table(("result", "", ""), rows)
     sample = trained.run_dir.sample
     if sample.is_file():
-        tell("\na sample of generated text:\n")
+        drawn = read_run(trained.run_dir).how_drawn
+        tell(f"\na sample of generated text{f', {drawn}' if drawn else ''}:\n")
         for line in sample.read_text().splitlines():
             tell(f"    {line}")
     tell()
