@@ -58,12 +58,6 @@ def _(desk: StudyDesk) -> int:
     return desk.study("--predict", "--extrapolate", "2")
 
 
-@row("a run of phases", 2, says="this run has 2 phases", do="Study each by itself")
-def _(desk: StudyDesk) -> int:
-    phases = "phases=[{run: {steps: 5}}, {run: {steps: 5}}]"
-    return desk.study("--predict", "run.steps=null", phases)
-
-
 @row(
     "a batch that the devices of the smallest size cannot share",
     2,

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from shardyard.study.charts import panels
 from shardyard.study.page import render
 from shardyard.study.published import read_table
 from shardyard.study.rows import Series
@@ -95,3 +96,13 @@ def test_a_study_of_one_size_has_a_table_and_no_pictures(tmp_path: Path) -> None
     write_study(tmp_path, "one", [one], [])
     assert Page((tmp_path / "study.html").read_text()).tags["svg"] == 0
     assert "| 1 | 1 | measured |" in (tmp_path / "table.md").read_text()
+
+
+def test_predicted_memory_is_drawn_where_no_speed_is_known() -> None:
+    rows = (
+        row(1, None, "predicted", memory_bytes=2**31),
+        row(2, None, "predicted", memory_bytes=2**30),
+    )
+    drawn = panels(series(*rows), "study")
+    assert list(drawn) == ["memory"]
+    assert "predicted" in drawn["memory"]

@@ -45,7 +45,7 @@ def panels(series: Series, prefix: str) -> dict[str, str]:
         "efficiency": (("efficiency", "predicted_efficiency"), _paint_efficiency),
         "throughput": (("per_accelerator",), _paint_rate),
         "epoch": (("epoch_s",), _paint_epoch),
-        "memory": (("memory_bytes",), _paint_memory),
+        "memory": (("memory_bytes", "predicted_memory_bytes"), _paint_memory),
         "step": (("terms", "predicted_terms"), _paint_step),
     }
     drawn = {}

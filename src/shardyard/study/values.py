@@ -61,7 +61,7 @@ def _values(
         "epoch_s": epoch_s,
         "run_s": run_s,
         "memory_bytes": row.memory_bytes if row.origin in _SHOWN else None,
-        "predicted_memory_bytes": None if forecast is None else forecast.memory_bytes,
+        "predicted_memory_bytes": _predicted_memory_bytes(row),
         "mfu": row.mfu if row.origin in _SHOWN else None,
         "predicted_mfu": None if forecast is None else forecast.mfu,
         "usd_per_hour": row.usd_per_hour,
@@ -74,6 +74,13 @@ def _values(
         "terms": dict(row.terms),
         "predicted_terms": {} if forecast is None else dict(forecast.terms),
     }
+
+
+def _predicted_memory_bytes(row: Row) -> int | None:
+    """Of a device; a plan gives it for devices too whose speed nobody measured."""
+    if row.forecast is not None:
+        return row.forecast.memory_bytes
+    return row.memory_bytes if row.origin == "predicted" else None
 
 
 def _rate(point: Point, first: Point | None) -> tuple[Rate | None, float | None, float | None]:
