@@ -1,5 +1,7 @@
 """Locks: one holder at a time, told or waited for, and given back when the file is closed."""
 
+import errno
+import fcntl
 import os
 import threading
 from collections.abc import Iterator
@@ -8,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.locks import locked, take_lock
+from shardyard.locks import close_locked, drop_lock, locked, missing_locks, take_lock
 
 
 @contextmanager
@@ -66,3 +68,51 @@ def test_a_lock_is_given_back_where_its_block_fails(tmp_path: Path) -> None:
 def test_a_lock_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), locked(tmp_path / "none" / "lock", waits=lambda: None):
         pass
+
+
+def _without_flock(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """A file system that has no locks, as the kernel says it."""
+
+    def refuse(_descriptor: int, _operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
+def test_a_file_system_without_locks_still_has_one_holder_on_this_machine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int
+) -> None:
+    _without_flock(monkeypatch, number)
+    first, second = (os.open(tmp_path, os.O_RDONLY) for _ in range(2))
+    assert take_lock(first) and not take_lock(second) and not take_lock(second, is_shared=True)
+    close_locked(first)
+    assert take_lock(second, is_shared=True)
+    with opened(tmp_path) as third:
+        assert take_lock(third, is_shared=True)
+        drop_lock(third)
+    close_locked(second)
+    assert missing_locks(tmp_path) == os.strerror(number)
+
+
+@pytest.mark.heavy
+def test_without_locks_of_the_file_system_another_process_is_kept_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _without_flock(monkeypatch, errno.ENOSYS)
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    assert take_lock(descriptor)
+    assert not _taken_by_a_child(tmp_path)
+    close_locked(descriptor)
+    assert _taken_by_a_child(tmp_path)
+
+
+def _taken_by_a_child(path: Path) -> bool:
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if take_lock(os.open(path, os.O_RDONLY)) else 1)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def test_a_file_system_with_locks_is_not_complained_of(tmp_path: Path) -> None:
+    assert missing_locks(tmp_path) is None

@@ -1,6 +1,5 @@
 """Each check of a machine: what is fine, what is not, and how it is mended."""
 
-import os
 import resource
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,18 +12,15 @@ from shardyard.cores import ProcessorLimit
 from shardyard.doctor.finding import Finding
 from shardyard.doctor.machine import (
     check_address,
-    check_disk,
     check_machine,
     judge_clock,
     judge_code,
     judge_devices,
-    judge_disk,
     judge_driver,
     judge_locked_memory,
     judge_open_files,
     judge_processor_limit,
     judge_shared_memory,
-    measure_write_bytes_per_s,
     nccl_of_torch,
     nvidia_devices_on_bus,
     nvidia_driver,
@@ -132,38 +128,6 @@ def test_the_nccl_of_a_wheel_tells_its_cuda() -> None:
 )
 def test_limits_and_clock(finding: Finding, words: str) -> None:
     assert said(finding).startswith(words)
-
-
-@pytest.mark.parametrize(
-    ("free", "speed", "checkpoint", "words"),
-    [
-        (100 * GIB, GIB, None, "ok: /runs: 100.0 GiB free, writes 1.0 GiB/s"),
-        (100 * GIB, GIB, 20 * GIB, "ok: /runs: 100.0 GiB free, writes 1.0 GiB/s; a checkpoint of "),
-        (50 * GIB, GIB, 20 * GIB, "problem: /runs: 50.0 GiB free, writes 1.0 GiB/s, but 2 + 1 che"),
-        (500 * GIB, 10 * MIB, 20 * GIB, "warning: /runs: 500.0 GiB free, writes 10.0 MiB/s; a ch"),
-        (100 * MIB, GIB, None, "problem: /runs: 100.0 MiB free"),
-    ],
-)
-def test_the_run_folder(free: int, speed: float, checkpoint: int | None, words: str) -> None:
-    finding = judge_disk(
-        Path("/runs"), free_bytes=free, bytes_per_s=speed, checkpoint_bytes=checkpoint,
-        checkpoints=2,
-    )  # fmt: skip
-    assert said(finding).startswith(words)
-
-
-def test_writing_is_measured_and_leaves_nothing(tmp_path: Path) -> None:
-    assert measure_write_bytes_per_s(tmp_path, num_bytes=8 * MIB) > 0
-    assert list(tmp_path.iterdir()) == []
-    finding = check_disk(tmp_path / "not" / "there", checkpoint_bytes=None, checkpoints=1)
-    assert finding.what.startswith(f"{tmp_path}: ")
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_of_somebody_else_is_a_problem(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    finding = check_disk(tmp_path, checkpoint_bytes=None, checkpoints=1)
-    assert "cannot be written" in finding.what and "run.dir" in finding.mend
 
 
 def test_the_name_of_a_machine_must_lead_to_it() -> None:

@@ -15,6 +15,7 @@ from shardyard.control.prepare import prepare_data
 from shardyard.control.request import Request
 from shardyard.control.run_length import length_lines
 from shardyard.control.splits import split_lines
+from shardyard.doctor.storage import lock_warning, refuse_little_room
 from shardyard.errors import RequestError
 from shardyard.files import write_json, write_text
 from shardyard.hardware.machine import Machine
@@ -78,6 +79,19 @@ def resolve_here(
     for warning in [*mixture_warnings(resolved), *notes]:
         warn(warning)
     return machine, resolved
+
+
+def check_storage(attempt: Attempt) -> None:
+    """Warn where the run folder has no file locks.
+
+    Raises:
+        StorageError: Not even one checkpoint fits there.
+    """
+    folder, prediction = attempt.run_dir.path, attempt.plan()
+    if prediction is not None:
+        refuse_little_room(folder, checkpoint_bytes=prediction.checkpoint_bytes)
+    if (warning := lock_warning(folder)) is not None:
+        warn(warning)
 
 
 def no_plan() -> str:

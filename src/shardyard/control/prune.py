@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shardyard.config.schema import Recipe
 from shardyard.errors import StorageError
-from shardyard.locks import take_lock
+from shardyard.locks import close_locked, take_lock
 
 _NAME = re.compile(r".+-[0-9a-f]{16}")
 _MANIFESTS = {"manifest.json": {"request", "fingerprint", "splits"}, "mixture.json": {"parts"}}
@@ -58,7 +58,7 @@ def delete(unused: Unused) -> bool:
                 (unused.folder / name).unlink(missing_ok=True)
             shutil.rmtree(unused.folder)
         finally:
-            os.close(lock)
+            close_locked(lock)
     except OSError as error:
         raise StorageError(
             f"{error.filename} cannot be deleted: {error.strerror}. Check that it is yours; the "

@@ -29,7 +29,7 @@ from shardyard.errors import RequestError, ShardyardError
 from shardyard.files import FILE_MODE, make_folder, write_json
 from shardyard.launchers.base import JobState, Launcher
 from shardyard.launchers.ledger import Ledger
-from shardyard.locks import take_lock
+from shardyard.locks import close_locked, take_lock
 from shardyard.report.run import RunRecord, read_run
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.spending import read_spending
@@ -399,7 +399,7 @@ def _alone(study: Study) -> Iterator[None]:
             )
         yield
     finally:
-        os.close(descriptor)
+        close_locked(descriptor)
 
 
 def describe(runs: Runs) -> list[str]:

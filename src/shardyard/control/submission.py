@@ -39,7 +39,7 @@ from shardyard.launchers.base import (
 from shardyard.launchers.ledger import BENCH_DETAIL, Ledger
 from shardyard.launchers.marked import NONCE_DETAIL, new_nonce
 from shardyard.launchers.secrets import refuse_unsupported
-from shardyard.locks import take_lock
+from shardyard.locks import drop_lock, take_lock
 from shardyard.planner.phases import plan_phases
 from shardyard.planner.plan import Plan, planned_cluster
 from shardyard.planner.words import spare_words
@@ -316,7 +316,10 @@ def _alone(proposal: Proposal, ledger: Ledger) -> Iterator[None]:
         before = ledger.jobs() if side is None else ledger.side_jobs(side.label)
         if len(before) + 1 != proposal.request.submission:
             raise RequestError(_submitted_by_another(proposal))
-        yield
+        try:
+            yield
+        finally:
+            drop_lock(file.fileno())
 
 
 def _has_jobs(ledger: Ledger) -> bool:

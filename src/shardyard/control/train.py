@@ -14,6 +14,7 @@ from shardyard.control.agent_process import run_agent_process
 from shardyard.control.alerts import alerting
 from shardyard.control.attempt import (
     Attempt,
+    check_storage,
     no_plan,
     refuse_other_nodes,
     resolve_here,
@@ -80,13 +81,15 @@ def first_attempt(request: Request) -> Attempt:
         warn(warning)
     machine, resolved = resolve_here(request)
     run_id = run.id or new_run_id(str(resolved.recipe.run.name))
-    return Attempt(
+    attempt = Attempt(
         run_dir=RunDir(Path(run.dir).expanduser().resolve() / run_id),
         number=0,
         asked=request.recipe,
         resolved=resolved,
         machine=machine,
     )
+    check_storage(attempt)
+    return attempt
 
 
 def next_attempt(run_dir: RunDir, overrides: Sequence[str]) -> tuple[Attempt, bool]:
@@ -113,7 +116,10 @@ def next_attempt(run_dir: RunDir, overrides: Sequence[str]) -> tuple[Attempt, bo
     attempt = Attempt(
         run_dir=run_dir, number=number, asked=recipe, resolved=resolved, machine=machine
     )
-    return attempt, is_finished(run_dir, previous, resolved)
+    if is_finished(run_dir, previous, resolved):
+        return attempt, True
+    check_storage(attempt)
+    return attempt, False
 
 
 def begin(attempt: Attempt) -> None:

@@ -8,8 +8,6 @@ import os
 import re
 import resource
 import socket
-import tempfile
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -26,11 +24,12 @@ from shardyard.config.compatibility import (
 from shardyard.cores import processor_limit
 from shardyard.doctor.clock import clock_offset_s
 from shardyard.doctor.finding import Finding
+from shardyard.doctor.storage import check_disk, check_locks
 from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import accelerator_named
 from shardyard.hardware.machine import Machine
 from shardyard.hardware.probe import probe
-from shardyard.units import format_bytes, format_seconds
+from shardyard.units import format_bytes
 
 MIB, GIB = 2**20, 2**30
 
@@ -96,6 +95,7 @@ def check_machine(
         judge_open_files(files),
         *([judge_locked_memory(locked)] if has_rdma else []),
         check_disk(run_dir, checkpoint_bytes=checkpoint_bytes, checkpoints=checkpoints),
+        *check_locks(run_dir),
         check_address(socket.gethostname()),
     ]
     offset_s = clock_offset_s()
@@ -253,75 +253,6 @@ def judge_locked_memory(limit: int) -> Finding:
         what=f"{format_bytes(limit)} a process; EFA and InfiniBand cannot register their buffers",
         mend="ulimit -l unlimited; in a container --ulimit memlock=-1.",
     )  # fmt: skip
-
-
-def check_disk(run_dir: Path, *, checkpoint_bytes: int | None, checkpoints: int) -> Finding:
-    """Room and measured speed of the place where runs will be."""
-    folder = next(place for place in (run_dir, *run_dir.absolute().parents) if place.is_dir())
-    try:
-        speed = measure_write_bytes_per_s(folder)
-    except OSError as error:
-        return Finding(
-            name="run folder", verdict="problem",
-            what=f"{folder} cannot be written: {error.strerror}",
-            mend="Make it yours, or choose another with run.dir.",
-        )  # fmt: skip
-    free = os.statvfs(folder)
-    return judge_disk(
-        folder, free_bytes=free.f_bavail * free.f_frsize, bytes_per_s=speed,
-        checkpoint_bytes=checkpoint_bytes, checkpoints=checkpoints,
-    )  # fmt: skip
-
-
-def judge_disk(
-    folder: Path,
-    *,
-    free_bytes: int,
-    bytes_per_s: float,
-    checkpoint_bytes: int | None,
-    checkpoints: int,
-) -> Finding:
-    """Whether the checkpoints fit, and can be written in reasonable time."""
-    what = f"{folder}: {format_bytes(free_bytes)} free, writes {format_bytes(bytes_per_s)}/s"
-    # one more than is kept: the old one goes once the new one is durable
-    needed = (checkpoints + 1) * (checkpoint_bytes or 0)
-    if needed > free_bytes or free_bytes < GIB:
-        wanted = f", but {checkpoints} + 1 checkpoints take {format_bytes(needed)}" * bool(needed)
-        return Finding(
-            name="run folder", verdict="problem", what=what + wanted,
-            mend="Free some, choose another place with run.dir, or lower checkpoint.keep_last.",
-        )  # fmt: skip
-    if checkpoint_bytes is None:
-        return Finding(name="run folder", verdict="ok", what=what)
-    seconds = checkpoint_bytes / bytes_per_s
-    what += f"; a checkpoint of {format_bytes(checkpoint_bytes)} takes {format_seconds(seconds)}"
-    if seconds > 600:
-        return Finding(
-            name="run folder", verdict="warning", what=what,
-            mend="Training goes on while it is written, but so much is lost with a machine. Use "
-            "faster storage.",
-        )  # fmt: skip
-    return Finding(name="run folder", verdict="ok", what=what)
-
-
-def measure_write_bytes_per_s(
-    folder: Path, *, num_bytes: int = 64 * MIB, limit_s: float = 3.0
-) -> float:
-    """Write a file, flush it to the disk, remove it.
-
-    Args:
-        limit_s: On slow storage less is written.
-
-    Raises:
-        OSError: The folder cannot be written.
-    """
-    piece = os.urandom(4 * MIB)  # no file system can make it smaller
-    started, written = time.monotonic(), 0
-    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-        while written < num_bytes and time.monotonic() - started < limit_s:
-            written += file.write(piece)
-            os.fsync(file.fileno())
-    return written / (time.monotonic() - started)
 
 
 def check_address(hostname: str) -> Finding:

@@ -25,7 +25,7 @@ from shardyard.config.tasks import TASKS
 from shardyard.elastic.drain import signal_at_parent_death
 from shardyard.elastic.garbage import no_search
 from shardyard.errors import StorageError
-from shardyard.locks import take_lock
+from shardyard.locks import close_locked, take_lock
 
 _ALWAYS = (
     "torch",
@@ -108,7 +108,7 @@ def sweep(folder: Path) -> None:
                 if take_lock(descriptor):
                     shutil.rmtree(scratch, ignore_errors=True)
             finally:
-                os.close(descriptor)
+                close_locked(descriptor)
 
 
 def stop() -> None:

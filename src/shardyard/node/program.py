@@ -25,7 +25,7 @@ from shardyard.config.resolved import Resolved
 from shardyard.config.schema import Recipe
 from shardyard.control.agent_process import run_node_process
 from shardyard.control.alerts import alerting
-from shardyard.control.attempt import Attempt, no_plan, resolve_here, write_down
+from shardyard.control.attempt import Attempt, check_storage, no_plan, resolve_here, write_down
 from shardyard.control.last_report import write_last_report
 from shardyard.control.request import Request
 from shardyard.control.resume import is_finished, newest_attempt, refuse_spent
@@ -224,6 +224,7 @@ class _Lead:
         attempt = Attempt(
             run_dir=self.run, number=number, asked=recipe, resolved=resolved, machine=machine
         )
+        check_storage(attempt)
         _begin(self.run, recipe)
         prediction = attempt.plan()
         write_down(attempt, prediction, launched_by=self._launched_by)

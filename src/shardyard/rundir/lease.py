@@ -12,7 +12,7 @@ from pathlib import Path
 
 from shardyard.errors import RequestError, StorageError
 from shardyard.files import FILE_MODE, make_folder
-from shardyard.locks import take_lock
+from shardyard.locks import close_locked, take_lock
 
 
 class Lease:
@@ -32,7 +32,7 @@ class Lease:
             raise StorageError(f"{path} cannot be written: {error.strerror}.") from error
         if not take_lock(self._descriptor):
             text = os.pread(self._descriptor, 4096, 0).decode(errors="replace")
-            os.close(self._descriptor)
+            close_locked(self._descriptor)
             raise RequestError(
                 f"run {path.parent.name} is being trained already ({_holder(text)}). Two at once "
                 "would overwrite each other's checkpoints. Wait for it, or stop that process "
@@ -44,7 +44,7 @@ class Lease:
 
     def close(self) -> None:
         """Give the lease back."""
-        os.close(self._descriptor)
+        close_locked(self._descriptor)
 
 
 def is_held(path: Path) -> bool:
@@ -57,7 +57,7 @@ def is_held(path: Path) -> bool:
         # Shared: two who ask at the same time do not see each other, but both see a holder.
         return not take_lock(descriptor, is_shared=True)
     finally:
-        os.close(descriptor)
+        close_locked(descriptor)
 
 
 def _holder(text: str) -> str:

@@ -1,0 +1,78 @@
+"""The place of the runs: its room, its speed and its file locks."""
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from shardyard.doctor.finding import Finding
+from shardyard.doctor.storage import (
+    check_disk,
+    check_locks,
+    judge_disk,
+    measure_write_bytes_per_s,
+    refuse_little_room,
+)
+from shardyard.errors import StorageError
+
+MIB, GIB = 2**20, 2**30
+
+
+def said(finding: Finding) -> str:
+    return f"{finding.verdict}: {finding.what}. {finding.mend}"
+
+
+@pytest.mark.parametrize(
+    ("free", "speed", "checkpoint", "words"),
+    [
+        (100 * GIB, GIB, None, "ok: /runs: 100.0 GiB free, writes 1.0 GiB/s"),
+        (100 * GIB, GIB, 20 * GIB, "ok: /runs: 100.0 GiB free, writes 1.0 GiB/s; a checkpoint of "),
+        (50 * GIB, GIB, 20 * GIB, "problem: /runs: 50.0 GiB free, writes 1.0 GiB/s, but 2 + 1 che"),
+        (500 * GIB, 10 * MIB, 20 * GIB, "warning: /runs: 500.0 GiB free, writes 10.0 MiB/s; a ch"),
+        (100 * MIB, GIB, None, "problem: /runs: 100.0 MiB free"),
+    ],
+)
+def test_the_run_folder(free: int, speed: float, checkpoint: int | None, words: str) -> None:
+    finding = judge_disk(
+        Path("/runs"), free_bytes=free, bytes_per_s=speed, checkpoint_bytes=checkpoint,
+        checkpoints=2,
+    )  # fmt: skip
+    assert said(finding).startswith(words)
+
+
+def test_writing_is_measured_and_leaves_nothing(tmp_path: Path) -> None:
+    assert measure_write_bytes_per_s(tmp_path, num_bytes=8 * MIB) > 0
+    assert list(tmp_path.iterdir()) == []
+    finding = check_disk(tmp_path / "not" / "there", checkpoint_bytes=None, checkpoints=1)
+    assert finding.what.startswith(f"{tmp_path}: ")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_of_somebody_else_is_a_problem(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    finding = check_disk(tmp_path, checkpoint_bytes=None, checkpoints=1)
+    assert "cannot be written" in finding.what and "run.dir" in finding.mend
+
+
+def test_a_place_without_room_for_a_checkpoint_is_rejected_before_training(
+    tmp_path: Path,
+) -> None:
+    refuse_little_room(tmp_path / "runs" / "a", checkpoint_bytes=1)
+    with pytest.raises(StorageError, match=r"free, and one checkpoint takes 1.0 PiB. Free some ro"):
+        refuse_little_room(tmp_path / "runs" / "a", checkpoint_bytes=2**50)
+
+
+def test_a_place_without_file_locks_is_named_with_its_mount_option(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert check_locks(tmp_path) == []
+
+    def refuse(_descriptor: int, _operation: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    (finding,) = check_locks(tmp_path)
+    assert said(finding).startswith(f"warning: {tmp_path} has no file locks (flock: Function not ")
+    assert finding.mend == "Mount it with locks (`-o flock` on Lustre)."
