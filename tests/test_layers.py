@@ -19,8 +19,16 @@ PACKAGE = SRC / "shardyard"
 
 BASE_ROWS = [
     {"errors", "units", "printable", "talk", "waiting"},
-    {"yaml_text", "files", "aws", "plug_ins", "safetensors_header", "file_faults"},
-    {"hardware", "complete", "cores", "families", "locks"},
+    {
+        "yaml_text",
+        "files",
+        "aws",
+        "plug_ins",
+        "safetensors_header",
+        "file_faults",
+        "control_groups",
+    },
+    {"hardware", "complete", "cores", "families", "locks", "memory_limit"},
     {"config"},
     {"rundir"},
     {"health"},

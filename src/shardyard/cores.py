@@ -6,12 +6,11 @@ Version 1 and 2 of control groups; elsewhere than on Linux there is no limit.
 """
 
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-_MOUNTED = "sys/fs/cgroup"
+from shardyard.control_groups import groups_of
 
 
 @dataclass(frozen=True)
@@ -30,22 +29,8 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 def processor_limit(root: Path = Path("/")) -> ProcessorLimit | None:
     """The tightest of the groups that this process is in; None: none of them has one."""
-    limits = (_limit_of(folder) for folder in _groups(root))
+    limits = (_limit_of(folder) for folder in groups_of("cpu", root))
     return min((each for each in limits if each), key=lambda limit: limit.cores, default=None)
-
-
-def _groups(root: Path) -> Iterator[Path]:
-    """That of this process and those above it. In a container of its own name space its group is
-    the topmost one; in others the path is the host's, of which only the end is there."""
-    lines: list[str] = []
-    with suppress(OSError):
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if not controllers or "cpu" in controllers.split(","):
-            mounted = root / _MOUNTED / ("cpu" if controllers else "")
-            group = mounted / path.lstrip("/")
-            yield from (each for each in (group, *group.parents) if each.is_relative_to(mounted))
 
 
 def _limit_of(group: Path) -> ProcessorLimit | None:

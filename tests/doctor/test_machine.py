@@ -18,6 +18,7 @@ from shardyard.doctor.machine import (
     judge_devices,
     judge_driver,
     judge_locked_memory,
+    judge_memory_limit,
     judge_open_files,
     judge_processor_limit,
     judge_shared_memory,
@@ -27,6 +28,7 @@ from shardyard.doctor.machine import (
 )
 from shardyard.errors import RequestError
 from shardyard.hardware.machine import Machine
+from shardyard.memory_limit import MemoryLimit
 
 MIB, GIB = 2**20, 2**30
 H200 = Machine(
@@ -143,6 +145,19 @@ def test_all_is_looked_at_also_where_the_devices_do_not_answer(tmp_path: Path) -
     found = {finding.name: finding for finding in check_machine(tmp_path, look=broken)}
     assert found["devices"].verdict == "problem"
     assert {"packages", "open files", "run folder", "address"} <= set(found)
+
+
+@pytest.mark.parametrize(
+    ("needed", "words"),
+    [
+        (None, "ok: 900.0 MiB, of control group /g"),
+        (800 * MIB, "ok: 900.0 MiB, of control group /g; the plan needs 800.0 MiB"),
+        (2 * GIB, "problem: 900.0 MiB, of control group /g; the plan needs 2.0 GiB. Raise it (--m"),
+    ],
+)
+def test_a_memory_limit_is_held_against_the_plan(needed: int | None, words: str) -> None:
+    limit = MemoryLimit(Path("/g"), 900 * MIB)
+    assert said(judge_memory_limit(limit, needed_bytes=needed)).startswith(words)
 
 
 @pytest.mark.parametrize(("processes", "verdict"), [(None, "ok"), (8, "ok"), (9, "warning")])

@@ -110,6 +110,11 @@ def test_a_crash_in_native_code_is_a_failure_of_its_own(signal: str) -> None:
     assert is_worth(restarts, crash) and not is_worth(restarts, crash)
 
 
+def test_a_kill_for_want_of_memory_is_a_failure_of_its_own() -> None:
+    killed = replace(KILL, is_out_of_memory=True, cause="out of host memory")
+    assert Failure.of(killed) == Failure.told({"kind": "worker_lost", **killed.event()}) is not None
+
+
 def test_the_budget_is_of_an_hour(clock: Clock) -> None:
     restarts = Restarts(limit=2)
     for _ in range(2):

@@ -4,7 +4,14 @@ from typing import Any
 
 import pytest
 
-from shardyard.elastic.losses import Loss, causes, describe_dead, describe_loss, first_cause
+from shardyard.elastic.losses import (
+    Loss,
+    causes,
+    describe_dead,
+    describe_loss,
+    first_cause,
+    of_host_memory,
+)
 
 PEER = {
     "noted_s": 11.0,
@@ -106,3 +113,14 @@ def test_a_rank_that_noted_that_it_waits_may_have_followed() -> None:
     )  # fmt: skip
     assert [each.waited for each in found] == [True, False] and first_cause(found).rank == 1
     assert "waited" not in found[0].event()
+
+
+@pytest.mark.parametrize(("steps_done", "is_final"), [(0, True), (1, True), (2, False)])
+def test_a_memory_limit_that_ends_the_first_steps_ends_the_run(
+    steps_done: int, is_final: bool
+) -> None:
+    why = "the memory limit of 900.0 MiB of control group /g was reached"
+    found = of_host_memory(loss(1, -9), why, steps_done=steps_done)
+    assert found.is_final is is_final and why in found.cause and "dmesg" not in found.cause
+    assert ("Use a smaller optim.micro_batch" in found.cause) is is_final
+    assert first_cause([loss(0, 1, PEER), found]) == found

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 
 from shardyard.config.compatibility import engines_for
@@ -12,6 +13,7 @@ from shardyard.config.tasks import TASKS
 from shardyard.control.hub_access import access_problems
 from shardyard.control.install import proposal_for
 from shardyard.control.probe import probe_on
+from shardyard.control.replan import plan_of
 from shardyard.control.request import Request
 from shardyard.control.side_jobs import SideTerms
 from shardyard.control.submission import refusals
@@ -20,6 +22,7 @@ from shardyard.doctor.machine import check_machine
 from shardyard.doctor.paths import data_problems
 from shardyard.errors import ShardyardError
 from shardyard.families.registry import FAMILIES, family_of
+from shardyard.hardware.probe import probe
 from shardyard.launchers.base import LAUNCHERS, HasChecks, Launcher, launcher_class
 from shardyard.launchers.secrets import loose_files, resolve_local
 from shardyard.planner.workload import optimizer_bytes
@@ -84,11 +87,27 @@ def findings_here(request: Request | None = None) -> list[Finding]:
             if request.shape is None
             else request.shape.parameters * (4 + optimizer_bytes(recipe)),
             checkpoints=recipe.checkpoint.keep_last + recipe.checkpoint.keep_best,
+            host_bytes=_host_bytes(request),
             engines=engines_for(recipe),
         ),
         *_secrets(request),
         *data_problems(recipe),
     ]
+
+
+def _host_bytes(request: Request) -> int | None:
+    """Host memory that the processes of a node need by the plan; None: not of CPU processes."""
+    if request.recipe.cluster.device not in ("cpu", "auto"):
+        return None
+    with suppress(ShardyardError):  # what is wrong with the recipe is reported elsewhere
+        machine = probe()
+        if machine.device != "cpu" and request.recipe.cluster.device == "auto":
+            return None
+        preview = request.preview(machine)
+        devices = preview.recipe.cluster.devices
+        if isinstance(devices, int) and request.planned_model is not None:
+            return plan_of(request, preview, machine, None).device_bytes * devices
+    return None
 
 
 def findings_there(request: Request, launcher: Launcher) -> list[Finding]:

@@ -20,6 +20,7 @@ from shardyard.errors import (
     RequestError,
     ShardyardError,
 )
+from shardyard.memory_limit import memory_limit
 
 _ERRORS: dict[int, type[ShardyardError]] = {
     error.exit_code: error
@@ -87,5 +88,7 @@ def _ending(exit_code: int) -> str:
     if exit_code >= 0:
         return f"exit code {exit_code}"
     name = signal.Signals(-exit_code).name
-    hint = " (out of memory?)" if name == "SIGKILL" else ""
-    return f"signal {name}{hint}"
+    if name != "SIGKILL":
+        return f"signal {name}"
+    limit = memory_limit()
+    return f"signal {name} (out of memory?{f' {limit} holds here' if limit else ''})"

@@ -29,6 +29,7 @@ from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import accelerator_named
 from shardyard.hardware.machine import Machine
 from shardyard.hardware.probe import probe
+from shardyard.memory_limit import MemoryLimit, memory_limit
 from shardyard.units import format_bytes
 
 MIB, GIB = 2**20, 2**30
@@ -50,6 +51,7 @@ def check_machine(
     processes: int | None = None,
     checkpoint_bytes: int | None = None,
     checkpoints: int = 1,
+    host_bytes: int | None = None,
     engines: tuple[Engine, ...] = ENGINES,
     look: Callable[[], Machine] = probe,
 ) -> list[Finding]:
@@ -61,6 +63,7 @@ def check_machine(
         processes: Of one node, as the recipe asks for; None: one a device that is found.
         checkpoint_bytes: Size of one, as planned; None: not known.
         checkpoints: How many are kept at a time.
+        host_bytes: Host memory that the recipe's plan needs on a node; None: not known.
         engines: Packages that a recipe needs.
         look: What describes the devices.
     """
@@ -90,6 +93,8 @@ def check_machine(
         processes = 1 if machine is None else machine.count
     if (limit := processor_limit()) is not None:
         findings.append(judge_processor_limit(limit.cores, processes=processes))
+    if (memory := memory_limit()) is not None:
+        findings.append(judge_memory_limit(memory, needed_bytes=host_bytes))
     findings += [
         *([] if (shared := shared_memory_bytes()) is None else [judge_shared_memory(shared)]),
         judge_open_files(files),
@@ -229,6 +234,21 @@ def judge_processor_limit(limit_cores: float, *, processes: int) -> Finding:
         "used it up",
         mend="Raise it to a core a process at least, or take it away: resources.limits.cpu in "
         "Kubernetes, --cpus of a container, cpu.max of a control group.",
+    )  # fmt: skip
+
+
+def judge_memory_limit(limit: MemoryLimit, *, needed_bytes: int | None) -> Finding:
+    """The memory of a container or job step, where the kernel kills a process that needs more."""
+    what = f"{format_bytes(limit.bytes)}, of control group {limit.group}"
+    if needed_bytes is None:
+        return Finding(name="memory limit", verdict="ok", what=what)
+    what += f"; the plan needs {format_bytes(needed_bytes)}"
+    if needed_bytes <= limit.bytes:
+        return Finding(name="memory limit", verdict="ok", what=what)
+    return Finding(
+        name="memory limit", verdict="problem", what=what,
+        mend="Raise it (--memory of a container, resources.limits.memory in Kubernetes, --mem of "
+        "Slurm), or use a smaller optim.micro_batch.",
     )  # fmt: skip
 
 

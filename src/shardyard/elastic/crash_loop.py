@@ -62,7 +62,8 @@ class Failure:
     @staticmethod
     def _of(fields: Mapping[str, Any]) -> "Failure | None":
         signal = fields.get("signal")
-        if signal is not None and signal not in OWN_SIGNALS:
+        is_own = signal in OWN_SIGNALS or fields.get("is_out_of_memory")
+        if signal is not None and not is_own:
             return None
         return Failure(_NUMBERS.sub("#", str(fields.get("cause"))), fields["step"])
 
@@ -173,6 +174,16 @@ def last_finished_step(run: RunDir, attempt: int, generation: int) -> int:
                 return int(event["step"])
             break
     return durable_step(run) or 0
+
+
+def steps_done(run: RunDir, attempt: int, generation: int, *, most: int) -> int:
+    """Steps of a generation in metrics.jsonl; counts no further than ``most``."""
+    count = 0
+    for line in read_lines_backwards(run.metrics):
+        if count == most or (line.get("attempt"), line.get("generation")) != (attempt, generation):
+            break
+        count += "eval" not in line
+    return count
 
 
 def durable_step(run: RunDir) -> int | None:

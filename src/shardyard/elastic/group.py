@@ -30,6 +30,7 @@ from shardyard.elastic.crash_loop import (
     durable_step,
     earlier_failures,
     last_finished_step,
+    steps_done,
 )
 from shardyard.elastic.device_watch import DeviceWatch, Findings
 from shardyard.elastic.drain import DrainRequest
@@ -38,6 +39,7 @@ from shardyard.elastic.hang_finder import HangFinder
 from shardyard.elastic.hang_watch import Budgets, HangWatch
 from shardyard.elastic.leave_out import LeftOut, Verdicts, began_on
 from shardyard.elastic.losses import (
+    FIRST_STEPS,
     Loss,
     LostNode,
     causes,
@@ -45,6 +47,7 @@ from shardyard.elastic.losses import (
     describe_hung,
     describe_unanswered,
     first_cause,
+    of_host_memory,
 )
 from shardyard.elastic.neighbour import Neighbour, Place
 from shardyard.elastic.notes import forget_notes, read_notes
@@ -57,6 +60,7 @@ from shardyard.elastic.slow_ranks import SlowRanks
 from shardyard.elastic.verdict_rules import VerdictRules
 from shardyard.elastic.worker import failure_path, read_failure
 from shardyard.errors import StorageError
+from shardyard.memory_limit import OutOfMemoryKills
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import EventWriter
 from shardyard.rundir.store_place import StorePlace
@@ -127,6 +131,7 @@ class GroupAgent(ProcessesAgent):
         self._stages = stages
         self._slow_ranks: SlowRanks | None = None
         self._node = Node.here(node_rank)
+        self._memory_kills = OutOfMemoryKills()
         self._events: EventWriter | None = None
         self._world_size = 0
         self._drain_sent = False
@@ -278,6 +283,7 @@ class GroupAgent(ProcessesAgent):
             {"rank": worker.global_rank, "node": self._node.name, "pid": pids[worker.local_rank]}
             for worker in group.workers
         ]
+        self._memory_kills.begin()
         self._notices.publish("workers", mine)
         self._world_size = world_size = group.workers[0].world_size
         if not self.writes_events:
@@ -569,7 +575,18 @@ class GroupAgent(ProcessesAgent):
             agreed_s=self._agreed_s,
             waiting=[rank for rank, note in noted if note.is_in_collective],
         )
-        return self._at_its_step(losses)
+        return self._at_its_step(self._of_host_memory(losses))
+
+    def _of_host_memory(self, losses: list[Loss]) -> list[Loss]:
+        """Name the limit where the kernel killed them for want of memory."""
+        killed = [loss for loss in losses if loss.signal == "SIGKILL"]
+        if not killed or (why := self._memory_kills.words()) is None:
+            return losses
+        done = steps_done(self._run, self._attempt, self.generation, most=FIRST_STEPS)
+        return [
+            of_host_memory(loss, why, steps_done=done) if loss in killed else loss
+            for loss in losses
+        ]
 
     # -- stop -------------------------------------------------------------------------------
 

@@ -5,7 +5,6 @@ ranks; what comes from the node before, this process writes.
 """
 
 import mmap
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,6 +14,7 @@ from shardyard.checkpoint.snapshot_slot import HEAD_BYTES, Head, Moment, SlotTex
 from shardyard.checkpoint.snapshot_wire import SnapshotRefusedError
 from shardyard.config.snapshots import neighbour_labels, slot_labels
 from shardyard.elastic.agent_memory import AgentMemory
+from shardyard.memory_limit import usable_memory_bytes
 from shardyard.units import format_bytes
 
 _LEAST_SLOTS = 4
@@ -110,7 +110,7 @@ class HeldSnapshots:
         Raises:
             SnapshotRefusedError: It is too large, or the system refuses the memory.
         """
-        most_bytes = _node_bytes() // (_LEAST_SLOTS * self.local_ranks)
+        most_bytes = usable_memory_bytes() // (_LEAST_SLOTS * self.local_ranks)
         if head.slot_bytes > most_bytes:
             raise SnapshotRefusedError(
                 f"a snapshot of {format_bytes(head.slot_bytes)} has no room here, where each may "
@@ -136,7 +136,3 @@ def _age(slot: _Slot) -> tuple[int, int]:
     """The smallest is of the oldest, or empty."""
     held = slot.held()
     return (-1, -1) if held is None else (held.text.moment.generation, held.text.moment.step)
-
-
-def _node_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

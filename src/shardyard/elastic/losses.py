@@ -2,7 +2,7 @@
 
 import signal
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from shardyard.elastic.forkserver import ServerEnd
@@ -15,6 +15,9 @@ _SIGNAL_HINTS = {
     "SIGBUS": "often a full /dev/shm, or a mapped file that shrank",
     "SIGILL": "an instruction that this processor lacks; check the wheel of torch",
 }
+FIRST_STEPS = 2
+"""Of a process: the first finds no gradients and no optimizer state; from the second on all need
+the same memory."""
 OWN_SIGNALS = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP")
 """A process brings these on itself; all others come from outside."""
 
@@ -48,11 +51,15 @@ class Loss:
     """The last that its generation finished."""
     durable_step: int | None = None
     """That of the newest durable checkpoint, to which a restart goes back."""
+    is_out_of_memory: bool = False
+    """Whether the kernel killed it for want of host memory."""
 
     def event(self) -> dict[str, Any]:
         """Fields of the event worker_lost."""
         fields = asdict(self)
         del fields["is_final"], fields["waited"], fields["t"]
+        if not self.is_out_of_memory:
+            del fields["is_out_of_memory"]
         return fields
 
     @property
@@ -142,6 +149,26 @@ def describe_loss(
         is_final=failure["is_final"],
         t=failure["noted_s"] - agreed_s,
     )
+
+
+def of_host_memory(loss: Loss, why: str, *, steps_done: int) -> Loss:
+    """A loss by SIGKILL where the kernel has killed for want of memory.
+
+    Its first steps need as much as all others: if it ends in these, a restart would end so too.
+
+    Args:
+        why: Which limit was reached.
+        steps_done: By its generation.
+    """
+    is_final = steps_done < FIRST_STEPS
+    cause = f"out of host memory: {why}, and the kernel killed it"
+    if is_final:
+        cause = (
+            f"rank {loss.rank} on {loss.node} ran {cause}. Use a smaller optim.micro_batch or "
+            "data.seq_len, fewer cluster.devices with cluster.device=cpu, or give the container or "
+            "job more memory."
+        )
+    return replace(loss, cause=cause, is_final=is_final, is_out_of_memory=True)
 
 
 def describe_orphan(*, rank: int, node: str, pid: int, server: ServerEnd) -> Loss:

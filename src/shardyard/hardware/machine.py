@@ -14,7 +14,7 @@ class Machine:
     count: int
     """Devices; for cpu: 1, as CPU processes are a choice and not a fact."""
     memory_bytes: int
-    """Memory of one device; for cpu: of the machine."""
+    """Memory of one device; for cpu: of the machine, within the limit of its container."""
     cores: int
     """CPU cores of the machine, within the limit of its container."""
     hostname: str

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from shardyard.cores import usable_cores
 from shardyard.errors import RequestError
+from shardyard.memory_limit import memory_limit, usable_memory_bytes
 
 _HAS_COLLECTIVES = {"hpu": "habana_frameworks.torch.distributed.hccl"}
 """Kind -> the vendor's module that tells torch of its process groups when it is imported."""
@@ -133,7 +134,10 @@ def free_memory_bytes(device: torch.device) -> int | None:
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY:
         return max(0, limit - _of_process("VmSize"))
-    return _kilobytes(Path("/proc/meminfo"), "MemAvailable")
+    there = _kilobytes(Path("/proc/meminfo"), "MemAvailable")
+    group = memory_limit()
+    used = None if group is None else group.used_bytes
+    return there if group is None or used is None else min(there, max(0, group.bytes - used))
 
 
 def reserved_memory_bytes(device: torch.device) -> int | None:
@@ -224,7 +228,7 @@ def _has_bf16(device: str) -> bool:
 def _describe() -> dict[str, str | int]:
     device = available_device()
     if device == "cpu":
-        name, count, memory = _cpu_name(), 1, _host_memory_bytes()
+        name, count, memory = _cpu_name(), 1, usable_memory_bytes()
     else:
         module = torch.get_device_module(device)
         name, count = str(module.get_device_name(0)), torch.accelerator.device_count()
@@ -256,10 +260,6 @@ def _cpu_name() -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()
-
-
-def _host_memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def adds_to_fp32(device: torch.device) -> bool:

@@ -1,0 +1,112 @@
+"""The host memory that this process may fill: the machine's, within the limit of its control group.
+
+A container or a job step with a limit still sees all of the machine's memory. Where its processes
+fill the limit, the kernel kills one of them. Version 1 and 2 of control groups.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardyard.control_groups import groups_of
+from shardyard.units import format_bytes
+
+
+@dataclass(frozen=True)
+class MemoryLimit:
+    """Of one control group."""
+
+    group: Path
+    bytes: int
+
+    @property
+    def used_bytes(self) -> int | None:
+        """What its processes hold now, but for files that the kernel would drop first; None: not
+        readable."""
+        used = _first_number(self.group, "memory.current", "memory.usage_in_bytes")
+        return None if used is None else max(0, used - _inactive_file_bytes(self.group))
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The most they ever held; None: an older kernel does not count it."""
+        return _first_number(self.group, "memory.peak", "memory.max_usage_in_bytes")
+
+    def __str__(self) -> str:
+        return f"the memory limit of {format_bytes(self.bytes)} of control group {self.group}"
+
+
+def machine_memory_bytes() -> int:
+    """Physical memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def usable_memory_bytes(root: Path = Path("/")) -> int:
+    """What the processes of this container or job step may fill together."""
+    limit, machine = memory_limit(root), machine_memory_bytes()
+    return machine if limit is None else min(machine, limit.bytes)
+
+
+def memory_limit(root: Path = Path("/")) -> MemoryLimit | None:
+    """The tightest of the groups that this process is in; None: none is below the machine's."""
+    limits = (_limit_of(folder) for folder in groups_of("memory", root))
+    tightest = min((each for each in limits if each), key=lambda limit: limit.bytes, default=None)
+    return tightest if tightest and tightest.bytes < machine_memory_bytes() else None
+
+
+class OutOfMemoryKills:
+    """The kernel's kills in the groups of this process, since this was made or last begun anew."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+        self._before = self._count()
+
+    def begin(self) -> None:
+        """Count from now on."""
+        self._before = self._count()
+
+    def words(self) -> str | None:
+        """Limit and peak, if the kernel has killed for want of memory since; None: it has not."""
+        if self._count() <= self._before:
+            return None
+        if (limit := memory_limit(self._root)) is None:
+            return "the machine ran out of memory"
+        peak = limit.peak_bytes
+        held = "" if peak is None else f", at a peak of {format_bytes(peak)}"
+        return f"{limit} was reached{held}"
+
+    def _count(self) -> int:
+        return sum(map(_kills_of, groups_of("memory", self._root)))
+
+
+def _limit_of(group: Path) -> MemoryLimit | None:
+    found = _first_number(group, "memory.max", "memory.limit_in_bytes")
+    return None if found is None else MemoryLimit(group, found)
+
+
+def _kills_of(group: Path) -> int:
+    for name in ("memory.events", "memory.oom_control"):
+        for key, _, value in (line.partition(" ") for line in _lines(group / name)):
+            if key == "oom_kill":
+                return int(value)
+    return 0
+
+
+def _inactive_file_bytes(group: Path) -> int:
+    found = dict(line.split(" ", 1) for line in _lines(group / "memory.stat") if " " in line)
+    name = "total_inactive_file" if "total_inactive_file" in found else "inactive_file"
+    return int(found.get(name, 0))
+
+
+def _first_number(group: Path, *names: str) -> int | None:
+    for name in names:
+        for line in _lines(group / name):
+            with suppress(ValueError):  # "max": no limit
+                return int(line)
+    return None
+
+
+def _lines(file: Path) -> Iterator[str]:
+    with suppress(OSError):
+        yield from file.read_text().splitlines()
