@@ -2,7 +2,8 @@
 
     ShardyardError                exit code 1: the run failed
     ├── RequestError              2: the request is wrong; asking again unchanged cannot help
-    │   └── RecipeError           2: one or more settings of a recipe are wrong (all of them listed)
+    │   ├── RecipeError           2: one or more settings of a recipe are wrong (all of them listed)
+    │   └── SetUpError            2: a node's surroundings keep its workers from starting
     ├── DataError                 1: a data file is missing, empty or damaged
     │   └── SourceError           2: text to learn from cannot be used as it is; it has to be fixed
     │       └── RejectedRowError  2: the model's chat template rejects a row
@@ -69,6 +70,13 @@ class RecipeError(RequestError):
         lines = "\n".join(f"  {problem}" for problem in problems)
         end = f"\n{hint}" if hint else ""
         super().__init__(f"{source} has {count}:\n{lines}{end}")
+
+
+class SetUpError(RequestError):
+    """A variable, an interface or a limit of a machine keeps its workers from starting.
+
+    No step was taken: a restart would end the same way, and no rank or node is to blame.
+    """
 
 
 class DataError(ShardyardError):

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,14 +57,20 @@ class Agents:
         write_resolved(self.run.resolved(1), resolved)
 
     def start(
-        self, body: str, *options: str, shared_memory: Path | None = None
+        self,
+        body: str,
+        *options: str,
+        shared_memory: Path | None = None,
+        on: Sequence[str] = (),
+        **variables: str,
     ) -> subprocess.Popen[str]:
         """Start an agent whose workers do ``body`` of bodies.py.
 
         Args:
             shared_memory: A folder that the agent finds at /dev/shm; only root may do so.
+            on: Begins a command that runs on another host.
         """
-        program = [] if shared_memory is None else with_shared_memory(shared_memory)
+        program = [*on] if shared_memory is None else with_shared_memory(shared_memory)
         program += [sys.executable, str(_PROGRAM)]
         process = subprocess.Popen(
             [*program, str(self.run.path), "--attempt", "1", *options],
@@ -76,6 +82,7 @@ class Agents:
                 "TEST_BODY": body,
                 "OMP_NUM_THREADS": "1",
                 "TMPDIR": str(self.scratch),
+                **variables,
             },
         )
         self._started.append(process)

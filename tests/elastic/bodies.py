@@ -50,6 +50,14 @@ def train_until_drained(run: RunDir, _attempt: int, _generation: int, drained: D
     return "drained"
 
 
+def tell_network(_run: RunDir, _attempt: int, _generation: int, _drained: Drained) -> str:
+    """Variables of the network, and where this process listens."""
+    names = ("GLOO_SOCKET_IFNAME", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
+    print(*(f"{name}={os.environ.get(name)}" for name in names))
+    _sum_ranks()
+    return "finished"
+
+
 def straggle(run: RunDir, _attempt: int, _generation: int, drained: Drained) -> str:
     """Rank 1 sleeps in its compute until it is well."""
     (run.path / f"started-{dist.get_rank()}").touch()

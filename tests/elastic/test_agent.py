@@ -15,6 +15,7 @@ import pytest
 
 from shardyard.elastic.__main__ import may_wait
 from shardyard.elastic.agent import Answer
+from shardyard.elastic.interface import loopback_interface
 from shardyard.errors import LostNodeError
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease, is_held
@@ -67,6 +68,14 @@ def test_a_normal_run_finishes_with_events_and_logs(agents: Agents) -> None:
     for rank in range(2):
         assert agents.run.log(1, rank).read_text() == "generation 0 sum 1 of 2\n"
     assert not list(agents.run.attempt(1).glob("failure-*"))
+
+
+@pytest.mark.heavy
+def test_workers_of_one_machine_talk_on_its_loopback_interface(agents: Agents) -> None:
+    agents.prepare()
+    assert answer(agents.start("tell_network"))["exit_code"] == 0
+    told = f"GLOO_SOCKET_IFNAME={loopback_interface()} TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1\n"
+    assert [agents.run.log(1, rank).read_text() for rank in range(2)] == [told, told]
 
 
 @pytest.mark.parametrize(

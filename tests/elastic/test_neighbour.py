@@ -18,7 +18,7 @@ from shardyard.checkpoint.snapshot_slot import Moment, read_head
 from shardyard.config.schema import Cluster, Elastic, Recipe
 from shardyard.config.snapshots import ELSEWHERE, SENT, slot_labels, snapshot_labels
 from shardyard.elastic.agent_memory import AgentMemory
-from shardyard.elastic.neighbour import Neighbour, Place, _reachable
+from shardyard.elastic.neighbour import Neighbour, Place
 from shardyard.elastic.notices import Notices
 from tests.checkpoint.slots import room_for, rows, seal, slot_of
 from tests.elastic.agents import wait_until
@@ -285,14 +285,3 @@ def test_nothing_listens_beyond_the_loopback_interface_where_the_agents_meet_the
     meet([first, second], generation=0)
     with linked(first) as link:
         assert link.getpeername()[0] == "127.0.0.1"
-
-
-def test_a_node_whose_name_leads_to_itself_takes_the_address_towards_another(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(
-        "shardyard.elastic.neighbour.address_towards", lambda host, _port: f"towards {host}"
-    )
-    assert _reachable("127.0.1.1", ["127.0.1.1", "10.7.0.4"]) == "towards 10.7.0.4"
-    assert _reachable("127.0.0.1", ["127.0.0.1", "127.0.0.1"]) == "127.0.0.1"
-    assert _reachable("10.7.0.3", ["10.7.0.3", "10.7.0.4"]) == "10.7.0.3"

@@ -13,7 +13,7 @@ from typing import IO
 
 from shardyard.drill.apart import why_not_apart
 from shardyard.drill.moved_clock import MovedClock
-from shardyard.drill.network import INTERFACE, Weather, address_of
+from shardyard.drill.network import Weather, address_of
 from shardyard.errors import ShardyardError
 from shardyard.rundir.drilled import HOSTS_VARIABLE, Hosts
 
@@ -43,7 +43,7 @@ class Network:
     @property
     def environment(self) -> dict[str, str]:
         """For a local job whose nodes are on these hosts."""
-        return {HOSTS_VARIABLE: self.hosts.to_text(), "GLOO_SOCKET_IFNAME": INTERFACE}
+        return {HOSTS_VARIABLE: self.hosts.to_text()}
 
     def become(self, weather: Weather) -> None:
         """On return the network is like that."""

@@ -21,7 +21,15 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # built in
 
 from shardyard.elastic.collective_cases import Case
 from shardyard.elastic.drain import signal_at_parent_death
-from shardyard.elastic.rendezvous import connect_store, is_loopback, serve_store, share_no_store
+from shardyard.elastic.interface import (
+    OWN_STORE,
+    address_towards,
+    check,
+    for_workers,
+    is_loopback,
+    reachable,
+)
+from shardyard.elastic.rendezvous import connect_store, serve_store
 from shardyard.errors import ShardyardError
 from shardyard.hardware.network_counters import sent_bytes, since
 from shardyard.parallel.device import (
@@ -31,6 +39,7 @@ from shardyard.parallel.device import (
     synchronize,
 )
 from shardyard.rundir.network_bench import NetworkBench, answer_line, rounds
+from shardyard.waiting import wait_for
 
 COUNTERS_AGE_S = 0.05
 """The kernel refreshes hardware counters at most so often (ib_core: every 10 ms)."""
@@ -95,9 +104,11 @@ def _joined(bench: NetworkBench, kind: str, timeout_s: float) -> Iterator[Ranks]
     local_rank = int(os.environ["LOCAL_RANK"])
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     timeout = timedelta(seconds=timeout_s)
-    share_no_store(is_one_machine=is_loopback(host) or world_size == bench.processes)
+    check(os.environ)
+    os.environ.update(OWN_STORE)
     store = serve_store(host, port) if rank == 0 else connect_store(host, port, within=timeout)
     store.set_timeout(timeout)
+    os.environ.update(for_workers(_own_address(store, world_size, timeout_s), os.environ))
     kind = available_device() if kind == "auto" else kind
     device = select_device(kind, local_rank)
     dist.init_process_group(
@@ -120,6 +131,18 @@ def _joined(bench: NetworkBench, kind: str, timeout_s: float) -> Iterator[Ranks]
     while rank == 0 and store.add("left", 0) < world_size:  # who serves the store goes last
         time.sleep(0.01)
     dist.destroy_process_group()
+
+
+def _own_address(store: TCPStore, world_size: int, timeout_s: float) -> str:
+    """Of this node, as the others reach it; all ranks call it."""
+    mine = address_towards(store.host, store.port)
+    if not is_loopback(mine):
+        store.set("elsewhere", mine)
+    store.add("addressed", 1)
+    are_all_there = lambda: store.add("addressed", 0) >= world_size  # noqa: E731
+    wait_for(are_all_there, within_s=timeout_s, every_s=0.01)
+    others = [store.get("elsewhere").decode()] if store.check(["elsewhere"]) else []
+    return reachable(mine, others)
 
 
 def _introduce(ranks: Ranks, name: str) -> None:

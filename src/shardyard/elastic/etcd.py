@@ -47,17 +47,16 @@ from shardyard.elastic.etcd_client import (
     is_empty,
     put,
 )
+from shardyard.elastic.interface import address_towards, is_loopback
 from shardyard.elastic.meeting_state import from_json, is_closed, to_json
 from shardyard.elastic.rendezvous import (
     LAST_CALL_TIMEOUT,
     Meeting,
     Rendezvous,
-    address_towards,
     connect_store,
-    is_loopback,
+    have_a_store_each,
     parse_endpoint,
     serve_store,
-    share_no_store,
 )
 from shardyard.elastic.signs_of_life import OwnClock
 from shardyard.errors import LostNodeError, ShardyardError
@@ -366,7 +365,7 @@ def etcd_rendezvous(meeting: Meeting, place: EtcdPlace) -> EtcdRendezvous:
         LostNodeError: No etcd answers, or the meeting is over and its agents do not end.
     """
     address = _address(meeting, place)
-    share_no_store(is_one_machine=meeting.max_nodes == 1 or is_loopback(address))
+    have_a_store_each()
     etcd, root = Etcd(place), f"{_ROOT}/{meeting.id}"
     presence = Presence(etcd, root, ttl_s=meeting.keep_alive_s)
     backend = EtcdBackend(etcd, root, presence)

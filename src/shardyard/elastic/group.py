@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerSpec,
     WorkerState,
 )
+from torch.distributed.elastic.multiprocessing import PContext, start_processes
 
 from shardyard import torch_private
 from shardyard.elastic import forkserver
@@ -37,6 +38,7 @@ from shardyard.elastic.drain import DrainRequest
 from shardyard.elastic.hang import Hang
 from shardyard.elastic.hang_finder import HangFinder
 from shardyard.elastic.hang_watch import Budgets, HangWatch
+from shardyard.elastic.interface import address_towards, for_workers, reachable
 from shardyard.elastic.leave_out import LeftOut, Verdicts, began_on
 from shardyard.elastic.losses import (
     FIRST_STEPS,
@@ -138,6 +140,7 @@ class GroupAgent(ProcessesAgent):
         parking = Parking(run.resolved(attempt), processes=spec.local_world_size, logs=OwnLogs())
         self._parking = parking if parks else None
         self._notices: Notices  # of this generation; set by each rendezvous
+        self._network: dict[str, str] = {}  # variables of its workers
         self._rendezvous_s = self._agreed_s = 0.0
         self._round = 0
         self._has_met = has_met
@@ -212,9 +215,14 @@ class GroupAgent(ProcessesAgent):
         assert group_rank is not None and num_nodes is not None  # set by the rendezvous
         self._notices = Notices(worker_group.store, group_rank=group_rank, num_nodes=num_nodes)
         held = self.verdicts.held
+        address = _address(worker_group)
         self.generation = self._notices.agree_on_generation(
-            self.generation + 1, self._node, world_size=self._world_size, held=held.told()
-        )
+            self.generation + 1, self._node, world_size=self._world_size, held=held.told(),
+            address=address,
+        )  # fmt: skip
+        if address is not None:
+            address = reachable(address, self._notices.addresses)
+        self._network = for_workers(address, os.environ)
         held.hear(self._notices.held_against)
         self._agreed_s = time.monotonic()  # the same moment on all nodes
         if self.generation > 0 and is_resize:  # so it is for the node that came
@@ -240,8 +248,7 @@ class GroupAgent(ProcessesAgent):
             self._neighbour.begin(place, self._notices, self._report_not_copied)
         run_dir = str(self._run.path).replace("$", "$$")  # torch treats arguments as templates
         worker_group.spec.args = (run_dir, self._attempt, self.generation)
-        parked = nullcontext() if self._parking is None else self._parking.employed()
-        with semaphores_told(), parked:
+        with semaphores_told(), torch_private.starting_by(self._start_processes):
             pids: dict[int, Any] = super()._start_workers(worker_group)
         self._announce(worker_group, pids)
         self._hangs = []
@@ -252,6 +259,12 @@ class GroupAgent(ProcessesAgent):
             looks=None if finder is None else finder.watch,
         )  # fmt: skip
         return pids
+
+    def _start_processes(self, **asked: Any) -> PContext:
+        """Start the workers, or give those that are parked their orders."""
+        envs = {rank: {**env, **self._network} for rank, env in asked.pop("envs").items()}
+        start = start_processes if self._parking is None else self._parking.start
+        return start(**asked, envs=envs)
 
     def _pause(self, seconds: float) -> None:
         wait_for(lambda: self._drain.is_requested, within_s=seconds, every_s=_DRAIN_POLL_S)
@@ -606,6 +619,13 @@ class GroupAgent(ProcessesAgent):
             return torch_private.have_workers_ended(self)
 
         wait_for(is_enough, within_s=self._drain.timeout_s, every_s=_DRAIN_POLL_S)
+
+
+def _address(group: WorkerGroup) -> str | None:
+    """Of this node, by which it reaches the store of the meeting."""
+    with suppress(OSError):  # no name of the store leads anywhere from here
+        return address_towards(str(group.master_addr), int(group.master_port or 0))
+    return None
 
 
 def _have_drained(result: RunResult) -> bool:

@@ -30,8 +30,8 @@ from shardyard.config.schema import Recipe
 from shardyard.config.snapshots import ELSEWHERE, SENT
 from shardyard.elastic.agent_memory import AgentMemory
 from shardyard.elastic.held_snapshots import HeldSnapshots
+from shardyard.elastic.interface import address_towards, reachable
 from shardyard.elastic.notices import Notices
-from shardyard.elastic.rendezvous import address_towards, is_loopback
 from shardyard.elastic.snapshot_server import Expected, SnapshotServer
 
 _OTHERS_S = 10.0
@@ -124,7 +124,7 @@ class Neighbour:
         before, after = ((me + way) % place.num_nodes for way in (-1, 1))
         mine = {"host": address_towards(*place.store), "secret": secrets.token_hex(32)}
         hosts = _exchange(notices, "snapshot-hosts", me, mine)
-        host = _reachable(mine["host"], [each["host"] for each in hosts.values()])
+        host = reachable(mine["host"], [each["host"] for each in hosts.values()])
         secret = bytes.fromhex(hosts[0]["secret"])
         self._server = SnapshotServer(
             host,
@@ -226,13 +226,3 @@ def _exchange(
         which = ", ".join(map(str, silent))
         raise TimeoutError(f"the agent of node {which} has not said where it is")
     return by_rank
-
-
-def _reachable(host: str, hosts: list[str]) -> str:
-    """An address of this node that the others reach.
-
-    The one that serves the store sees itself where its own name leads, often the loopback
-    interface; what counts then is the way to another node.
-    """
-    elsewhere = [each for each in hosts if not is_loopback(each)]
-    return address_towards(elsewhere[0], 1) if is_loopback(host) and elsewhere else host

@@ -1,8 +1,8 @@
 """What the agents of one generation tell each other, through the rendezvous store.
 
     shardyard/proposal/<g>  what the node with group rank g holds for the number of this generation,
-                            how many ranks the last one had, what it is called, what it holds
-                            against nodes
+                            how many ranks the last one had, what it is called, its address,
+                            what it holds against nodes
     shardyard/generation    the same of all nodes, from the node of rank 0
     shardyard/workers/<g>   [{rank, node, pid}] of the node with group rank g
     shardyard/losses/<g>    what that node lost
@@ -62,22 +62,32 @@ class Notices:
         self._others = [rank for rank in range(num_nodes) if rank != group_rank]
         self.nodes: list[Node] = []
         """All nodes by group rank, once a generation is agreed on."""
+        self.addresses: list[str] = []
+        """Of the same nodes, as each sees itself; nodes that know none are left out."""
         self._joined: list[str] = []
         self._world_size_before = 0
         self.held_against: list[dict[str, Any]] = []
         """What each node told, once a generation is agreed on."""
 
     def agree_on_generation(
-        self, proposal: int, me: Node, *, world_size: int, held: Mapping[str, Any]
+        self,
+        proposal: int,
+        me: Node,
+        *,
+        world_size: int,
+        held: Mapping[str, Any],
+        address: str | None = None,
     ) -> int:
         """The largest proposal, on every node: one that has just come knows of no earlier ones.
 
         Args:
             world_size: Of the generation before; 0: this node was in none.
             held: What this node holds against others and itself.
+            address: Of this node, where it reaches the rendezvous from; None: it does not know.
         """
         mine = {
-            "generation": proposal, "world_size": world_size, "node": asdict(me), "held": {**held}
+            "generation": proposal, "world_size": world_size, "node": asdict(me), "held": {**held},
+            "address": address,
         }  # fmt: skip
         self._store.set(f"shardyard/proposal/{self._group_rank}", json.dumps(mine))
         if self._group_rank == 0:
@@ -87,6 +97,7 @@ class Notices:
         generation = max(int(each["generation"]) for each in agreed)
         self.nodes = [Node(**each["node"]) for each in agreed]
         self.held_against = [each["held"] for each in agreed]
+        self.addresses = [each["address"] for each in agreed if each["address"] is not None]
         there = [each for each in agreed if each["generation"] == generation]
         self._joined = [each["node"]["name"] for each in agreed if each not in there]
         self._world_size_before = max(int(each["world_size"]) for each in there)

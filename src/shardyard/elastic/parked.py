@@ -17,7 +17,6 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext, start_processes
 
-from shardyard import torch_private
 from shardyard.config.resolved import Resolved
 from shardyard.elastic.drain import name_process
 from shardyard.elastic.worker import die_with_agent, take_device
@@ -67,14 +66,12 @@ class Parking:
         for _, theirs in pipes.values():
             theirs.close()
 
-    @contextmanager
-    def employed(self) -> Iterator[None]:
-        """While it is open, an agent that starts workers is given those that are parked."""
-        with torch_private.starting_by(self._start):
-            yield
+    def start(self, **asked: Any) -> PContext:
+        """Give the parked processes their orders, if all are ready; else start others as usual.
 
-    def _start(self, **asked: Any) -> PContext:
-        """Give the parked processes their orders, if all are ready; else start others as usual."""
+        Args:
+            asked: As torch's ``start_processes``, all by name.
+        """
         parked, self._parked = self._parked, None
         if parked is None:
             return start_processes(**asked)

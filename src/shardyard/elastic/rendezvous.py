@@ -4,7 +4,6 @@ One node and many take the same way. On one node nothing listens beyond the loop
 """
 
 import errno
-import ipaddress
 import os
 import socket
 import stat
@@ -27,6 +26,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from shardyard import torch_private
+from shardyard.elastic.interface import OWN_STORE, address_towards, is_loopback
 from shardyard.elastic.signs_of_life import OwnClock
 from shardyard.errors import LostNodeError, RequestError
 from shardyard.waiting import wait_for
@@ -145,7 +145,7 @@ class Rendezvous(DynamicRendezvousHandler):
 def build_rendezvous(
     meeting: Meeting, store: TCPStore | None = None
 ) -> tuple[Rendezvous, TCPStore]:
-    """Serve the store or connect to it, and set what torch and gloo read of it.
+    """Serve the store or connect to it.
 
     Args:
         store: One that is open already.
@@ -161,7 +161,7 @@ def build_rendezvous(
         LostNodeError: Node 0 does not answer.
     """
     host, port = _endpoint(meeting)
-    share_no_store(is_one_machine=meeting.max_nodes == 1 or is_loopback(host))
+    have_a_store_each()
     if store is None:
         store = serve_store(host, port) if meeting.serves else connect_store(host, port)
     clock = OwnClock(C10dRendezvousBackend(store, meeting.id), last_call=LAST_CALL_TIMEOUT)
@@ -183,11 +183,9 @@ def build_rendezvous(
     return handler, store
 
 
-def share_no_store(*, is_one_machine: bool) -> None:
-    """Set what torch and gloo read, in this process and in its workers."""
-    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    if is_one_machine:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
+def have_a_store_each() -> None:
+    """Have torch's agent in this process make no store next to the one of the meeting."""
+    os.environ.update(OWN_STORE)
 
 
 def wait_for_all(
@@ -217,7 +215,8 @@ def serve_store(host: str, port: int) -> TCPStore:
     """A TCP store in this process; port 0 takes a free one.
 
     Listens on the loopback interface if ``host`` is there, else on all: a node's name may resolve
-    to an address that others do not use.
+    to an address that others do not use. For the same reason this process and its workers reach it
+    by the loopback interface.
     """
     try:
         listener = _listener(host, port)
@@ -228,8 +227,9 @@ def serve_store(host: str, port: int) -> TCPStore:
             f"with --rendezvous HOST:PORT, or find its holder with `ss -ltnp 'sport = :{port}'`."
         ) from error
     port = listener.getsockname()[1]
+    own = host if is_loopback(host) else _LOOPBACK
     return TCPStore(
-        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        own, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
     )
 
 
@@ -273,16 +273,6 @@ def _shut(descriptor: int, port: int) -> None:
         end.detach()
 
 
-def loopback_interface() -> str:
-    """Name of the loopback network interface: lo on Linux, lo0 on macOS."""
-    is_loopback = 0x8  # IFF_LOOPBACK of net/if.h
-    for _index, name in socket.if_nameindex():
-        flags = Path("/sys/class/net", name, "flags")
-        if flags.is_file() and int(flags.read_text(), 16) & is_loopback:
-            return name
-    return "lo0"
-
-
 def _listener(host: str, port: int) -> socket.socket:
     if is_loopback(host):  # 127.0.0.2 is another place than 127.0.0.1
         address = _LOOPBACK if host == "localhost" else host
@@ -291,13 +281,6 @@ def _listener(host: str, port: int) -> socket.socket:
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", port))
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False  # a name
 
 
 def _endpoint(meeting: Meeting) -> tuple[str, int]:
@@ -329,11 +312,3 @@ def parse_endpoint(endpoint: str) -> tuple[str, int]:
 def endpoint_of(host: str, port: int) -> str:
     """HOST:PORT."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def address_towards(host: str, port: int) -> str:
-    """An address of this node that the other nodes reach, as it reaches one of them."""
-    family = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0][0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, port))  # sends nothing; the kernel picks the interface
-        return str(probe.getsockname()[0])

@@ -12,9 +12,9 @@ from datetime import timedelta
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # built in C++
 
+from shardyard.elastic.interface import address_towards
 from shardyard.elastic.notices import Node
 from shardyard.elastic.rendezvous import (
-    address_towards,
     connect_store,
     endpoint_of,
     parse_endpoint,

@@ -1,0 +1,189 @@
+"""The network interface that gloo uses in the workers of a node, and faults of a given one.
+
+Left to itself, gloo listens where the machine's host name leads: 127.0.1.1 on Debian, an address of
+yesterday, or nowhere. So each worker gets the interface by which its node reaches the rendezvous.
+"""
+
+import ctypes
+import ipaddress
+import os
+import socket
+import sys
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from shardyard.errors import SetUpError
+
+VARIABLE = "GLOO_SOCKET_IFNAME"
+"""torch gives gloo the interfaces of this name; several are separated by commas."""
+OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""Keeps torch from a store of its own next to that of the rendezvous."""
+_NEVER_SENT = ("198.51.100.1", "2001:db8::1")
+"""Addresses of documentation (RFC 5737, RFC 3849): the kernel names the interface of the default
+route for them, and sends nothing."""
+
+
+def address_towards(host: str, port: int) -> str:
+    """An address of this node that the other nodes reach, as it reaches one of them."""
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0][0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, port))  # sends nothing; the kernel picks the interface
+        return str(probe.getsockname()[0])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether this is an address of the loopback interface; a name is none."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name
+
+
+def reachable(host: str, hosts: Collection[str]) -> str:
+    """An address of this node that the others reach.
+
+    The one that serves the store sees itself where its own name leads, often the loopback
+    interface; what counts then is the way to another node.
+
+    Args:
+        host: Its address, as it sees itself.
+        hosts: The same of all nodes.
+    """
+    elsewhere = [each for each in hosts if not is_loopback(each)]
+    return address_towards(elsewhere[0], 1) if is_loopback(host) and elsewhere else host
+
+
+def own_address(host: str) -> str | None:
+    """An address of this machine at which other machines find ``host``, its own name.
+
+    The name itself may lead to 127.0.1.1, to an address that this machine no longer has, or
+    nowhere: then the address of the default route, or the only one there is.
+
+    Returns:
+        None: the machine has none, or several and no default route.
+    """
+    here = [each for found in interfaces().values() for each in found if not is_loopback(each)]
+    with suppress(OSError):
+        named = [str(found[4][0]) for found in socket.getaddrinfo(host, None)]
+        if own := [each for each in named if each in here]:
+            return own[0]
+    for documented in _NEVER_SENT:
+        with suppress(OSError):
+            if (found := address_towards(documented, 1)) in here:
+                return found
+    lasting = [each for each in here if not ipaddress.ip_address(each).is_link_local]
+    return lasting[0] if len(lasting) == 1 else None
+
+
+def for_workers(address: str | None, environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables of each worker of this node, in addition to torch's own.
+
+    Args:
+        address: Of this node, as the others reach it; None: it is not known.
+        environ: Of the agent; what it names stays.
+    """
+    name = None if address is None else interface_of(address)
+    chosen = {VARIABLE: name} if name is not None and not environ.get(VARIABLE) else {}
+    return {**OWN_STORE, **chosen}
+
+
+def check(environ: Mapping[str, str]) -> None:
+    """Check the interfaces that a variable names.
+
+    Raises:
+        SetUpError: One of them is not there, or has no address.
+    """
+    if problem := problem_of(environ):
+        raise SetUpError(problem)
+
+
+def problem_of(environ: Mapping[str, str]) -> str:
+    """What is wrong with the interfaces that a variable names; empty: nothing."""
+    value = environ.get(VARIABLE)
+    if not value:
+        return ""
+    found = interfaces()
+    usable = sorted(name for name, addresses in found.items() if addresses)
+    wrong = [name for name in value.split(",") if name not in usable]
+    if not wrong:
+        return ""
+    if wrong[0] in found:
+        why = f"{wrong[0]} has no address"
+    elif value[0] in "^=":
+        why = f"{value[0]} is NCCL's syntax, and gloo takes plain names"
+    else:
+        why = f"there is no interface {wrong[0]!r}"
+    return (
+        f"{VARIABLE}={value}: {why} on {socket.gethostname()}. Interfaces with an address: "
+        f"{', '.join(usable) or 'none'}. Unset the variable (`unset {VARIABLE}`): workers then use "
+        "the interface by which their node reaches the rendezvous."
+    )
+
+
+def interface_of(address: str) -> str | None:
+    """Name of the interface that has an address, or None."""
+    if address == "localhost":
+        return loopback_interface()
+    wanted = ipaddress.ip_address(address.partition("%")[0])
+    for name, addresses in interfaces().items():
+        if any(ipaddress.ip_address(each) == wanted for each in addresses):
+            return name
+    return loopback_interface() if wanted.is_loopback else None
+
+
+def loopback_interface() -> str:
+    """Name of the loopback network interface: lo on Linux, lo0 on macOS."""
+    is_loopback_flag = 0x8  # IFF_LOOPBACK of net/if.h
+    for _index, name in socket.if_nameindex():
+        flags = Path("/sys/class/net", name, "flags")
+        if flags.is_file() and int(flags.read_text(), 16) & is_loopback_flag:
+            return name
+    return "lo0"
+
+
+class _Entry(ctypes.Structure):
+    """struct ifaddrs of getifaddrs(3), as far as it is read here."""
+
+
+_Entry._fields_ = [
+    ("next", ctypes.POINTER(_Entry)),
+    ("name", ctypes.c_char_p),
+    ("flags", ctypes.c_uint),
+    ("address", ctypes.c_void_p),
+]
+
+
+def interfaces() -> dict[str, list[str]]:
+    """Addresses of each interface that is up; none where it is down or has no address.
+
+    Raises:
+        OSError: The system does not say.
+    """
+    found: dict[str, list[str]] = {name: [] for _index, name in socket.if_nameindex()}
+    libc = ctypes.CDLL(None, use_errno=True)
+    first = ctypes.POINTER(_Entry)()
+    if libc.getifaddrs(ctypes.byref(first)) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    try:
+        entry = first
+        while entry:
+            place = entry.contents.address if entry.contents.flags & 0x1 else None  # IFF_UP
+            if place and (address := _address_at(place)):
+                found.setdefault(os.fsdecode(entry.contents.name), []).append(address)
+            entry = entry.contents.next
+    finally:
+        libc.freeifaddrs(first)
+    return found
+
+
+def _address_at(place: int) -> str | None:
+    """Of a struct sockaddr; BSD has its length before the family."""
+    head = ctypes.string_at(place, 2)
+    family = head[1] if sys.platform == "darwin" else int.from_bytes(head, sys.byteorder)
+    if family == socket.AF_INET:
+        return socket.inet_ntop(socket.AF_INET, ctypes.string_at(place + 4, 4))
+    if family == socket.AF_INET6:
+        return socket.inet_ntop(socket.AF_INET6, ctypes.string_at(place + 8, 16))
+    return None

@@ -1,0 +1,87 @@
+"""Which network interface gloo uses in the workers of a node."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shardyard.elastic import interface
+from shardyard.elastic.interface import VARIABLE, check, for_workers, interfaces, reachable
+from shardyard.errors import SetUpError
+
+LO = interface.loopback_interface()
+
+
+def test_every_interface_of_the_kernel_is_listed_and_loopback_has_its_address() -> None:
+    found = interfaces()
+    assert set(found) == {name for _, name in socket.if_nameindex()}
+    assert "127.0.0.1" in found[LO]
+
+
+def test_ipv6_addresses_are_those_that_the_kernel_lists() -> None:
+    lines = [line.split() for line in Path("/proc/net/if_inet6").read_text().splitlines()]
+    wanted = {(name, socket.inet_ntop(socket.AF_INET6, bytes.fromhex(word)))
+              for word, _, _, _, _, name in lines}  # fmt: skip
+    assert wanted == {(name, each) for name, of in interfaces().items() for each in of
+                      if ":" in each}  # fmt: skip
+
+
+def test_a_node_whose_name_leads_to_itself_takes_the_address_towards_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(interface, "address_towards", lambda host, _port: f"towards {host}")
+    assert reachable("127.0.1.1", ["127.0.1.1", "10.7.0.4"]) == "towards 10.7.0.4"
+    assert reachable("127.0.0.1", ["127.0.0.1", "127.0.0.1"]) == "127.0.0.1"
+    assert reachable("10.7.0.3", ["10.7.0.3", "10.7.0.4"]) == "10.7.0.3"
+
+
+def test_a_name_that_leads_nowhere_or_to_loopback_is_the_address_of_the_default_route(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = {"lo": ["127.0.0.1"], "eth0": ["10.7.0.3"], "vpn0": ["10.9.0.1"]}
+    monkeypatch.setattr(interface, "interfaces", lambda: own)
+    monkeypatch.setattr(interface, "address_towards", lambda _host, _port: "10.7.0.3")
+    assert interface.own_address("localhost") == "10.7.0.3"
+    assert interface.own_address("") == "10.7.0.3"
+    assert interface.own_address("10.9.0.1") == "10.9.0.1"
+
+
+def test_an_interface_that_is_given_stays() -> None:
+    assert for_workers("127.0.0.1", {})[VARIABLE] == LO
+    assert VARIABLE not in for_workers("127.0.0.1", {VARIABLE: "eth1"})
+    assert VARIABLE not in for_workers(None, {})
+
+
+@pytest.fixture
+def two_interfaces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    own: dict[str, list[str]] = {"lo": ["127.0.0.1"], "eth0": ["10.7.0.3"], "ib0": []}
+    monkeypatch.setattr(interface, "interfaces", lambda: own)
+    yield
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("eth9", "there is no interface 'eth9'"),
+        ("lo,eth9", "there is no interface 'eth9'"),
+        ("^lo,docker", "^ is NCCL's syntax"),
+        ("=eth0", "= is NCCL's syntax"),
+        ("ib0", "ib0 has no address"),
+        ("eth0,", "there is no interface ''"),
+    ],
+)
+@pytest.mark.usefixtures("two_interfaces")
+def test_an_interface_that_cannot_be_used_is_named_with_those_that_can(
+    value: str, why: str
+) -> None:
+    with pytest.raises(SetUpError) as caught:
+        check({VARIABLE: value})
+    assert f"{VARIABLE}={value}: {why}" in str(caught.value)
+    assert "eth0, lo" in str(caught.value) and f"`unset {VARIABLE}`" in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [None, "", "eth0", "eth0,lo"])
+@pytest.mark.usefixtures("two_interfaces")
+def test_what_can_be_used_is_taken(value: str | None) -> None:
+    check({} if value is None else {VARIABLE: value})
