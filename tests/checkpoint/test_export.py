@@ -194,6 +194,9 @@ def test_best_is_what_an_evaluation_named(run_dir: RunDir) -> None:
         choose_checkpoint(run_dir, "best")
     mark_best(run_dir.checkpoints, 1)
     assert choose_checkpoint(run_dir, "best").step == 1
+    run_dir.best.write_text("step-00000009\n")
+    with pytest.raises(RequestError, match=r"best names .*step-00000009 is gone.* 1, 2"):
+        choose_checkpoint(run_dir, "best")
 
 
 @pytest.mark.heavy

@@ -344,13 +344,21 @@ def test_a_latest_that_cannot_be_moved_away_is_told_with_what_to_do(steps: Path)
         mark_latest(steps, 3)
 
 
-@pytest.mark.parametrize("held", [b"step-00000007\n", b"\xff\x00garbage", b""])
+@pytest.mark.parametrize(
+    ("held", "words"),
+    [
+        (b"step-00000007\n", "step-00000007 is gone"),
+        (b"\xff\x00garbage", "it holds '\ufffd?garbage'"),
+        (b"", "it is empty"),
+        (b"\0\0\0", "it is empty"),  # as a power cut may leave it
+    ],
+)
 def test_a_latest_that_names_nothing_is_told_and_the_newest_is_used(
-    steps: Path, alone: dist.ProcessGroup, held: bytes
+    steps: Path, alone: dist.ProcessGroup, held: bytes, words: str
 ) -> None:
     (steps / "latest").write_bytes(held)
     chosen = choose_alone(steps, alone)
     assert chosen is not None and chosen.step == 3
-    assert chosen.note == f"latest names no checkpoint that is there: it holds {held!r}"
+    assert chosen.note == f"latest names no checkpoint that is there: {words}"
     again = choose_alone(steps, alone)
     assert again is not None and again.note is None

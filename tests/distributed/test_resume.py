@@ -1,18 +1,26 @@
 """A run that is stopped and goes on equals one that was never stopped."""
 
 import hashlib
+import io
 import json
 import os
+import shutil
 import signal
+from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torch import Tensor
 
+from shardyard.config.resolved import BackTo
 from shardyard.control.follow import describe_event
+from shardyard.control.go_back import go_back, refuse_missing_step
+from shardyard.control.resume import is_finished
 from shardyard.data.micro_batch import MicroBatch
-from shardyard.errors import CheckpointError, TrainingError
+from shardyard.errors import CheckpointError, RecipeError, RequestError, TrainingError
+from shardyard.observe.samples import SAMPLES_MARK
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import EventWriter, read_evaluations, read_lines, read_steps
 from shardyard.rundir.resolved import read_resolved
@@ -295,3 +303,74 @@ def test_a_resume_compares_with_the_checkpoint_and_says_what_it_could_not(
     assert "so whether they are as they were is yours to know: task.name" in str(
         describe_event(loaded)
     )
+
+
+def _train_and_say_positions(run_dir: RunDir, attempt: int) -> dict[int, list[int]]:
+    """Train; positions in the stream of samples that each step read."""
+    with redirect_stdout(io.StringIO()) as said:
+        _train_attempt_with_events(run_dir, attempt)
+    marked = [line for line in said.getvalue().splitlines() if line.startswith(SAMPLES_MARK)]
+    told = [json.loads(line.removeprefix(SAMPLES_MARK)) for line in marked]
+    return {each["step"]: each["positions"] for each in told}
+
+
+def test_a_run_goes_back_to_a_step_with_another_rate_and_past_the_data_of_a_spike(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    sections = {**_sections(1), "observe": {"sample_ids": True}}
+    sections["checkpoint"]["every"] = 2
+    run_dir = make_run(tmp_path / "run", corpus, sections)
+    (before,) = run_on_ranks(_train_and_say_positions, 1, run_dir, 0)
+    losses = {line["step"]: line["loss"] for line in read_steps(run_dir.metrics)}
+    rates = [line["lr"] for line in read_steps(run_dir.metrics)]
+    begun = read_resolved(run_dir.resolved(0))
+    assert is_finished(run_dir, begun, begun)
+
+    sections["optim"] = {"lr": 5e-3}
+    with pytest.raises(RecipeError, match=r"changes what is learnt.*\n.*resume --step N"):
+        make_run(run_dir.path, corpus, sections, attempt=1, previous=begun)
+    back_to = BackTo(step=2, skip_steps=2, is_asked=True)
+    previous = replace(begun, back_to=back_to)
+    make_run(run_dir.path, corpus, sections, attempt=1, previous=previous)
+    assert not is_finished(run_dir, previous, read_resolved(run_dir.resolved(1)), step=2)
+    assert go_back(run_dir, back_to) == [4, 6]
+    (after,) = run_on_ranks(_train_and_say_positions, 1, run_dir, 1)
+
+    assert list(after) == [3, 4, 5, 6]
+    assert [after[3], after[4]] == [before[5], before[6]]  # those of steps 3 and 4 are passed over
+    assert min(after[5]) > max(before[6])
+    lines = read_steps(run_dir.metrics)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert [line["samples"] for line in lines] == [6 * step for step in range(1, 7)]
+    assert [line["loss"] == losses[line["step"]] for line in lines] == [True] * 2 + [False] * 4
+    assert [line["lr"] for line in lines[2:]] == pytest.approx([rate / 2 for rate in rates[2:]])
+    assert run_dir.checkpoint_steps() == [2, 4, 6]
+    assert not list(run_dir.checkpoints.glob("*.replaced"))
+    assert read_resolved(run_dir.resolved(1)).back_to == replace(back_to, is_asked=False)
+
+
+def test_going_back_needs_a_checkpoint_of_the_step(corpus: Corpus, tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path / "run", corpus, _sections(1))
+    with pytest.raises(RequestError, match=r"--step 3: run run has no such checkpoint.*steps none"):
+        refuse_missing_step(run_dir, BackTo(step=3))
+
+
+def test_a_finished_run_whose_newest_checkpoint_was_removed_is_not_finished(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    sections = _sections(1)
+    sections["checkpoint"]["every"] = 2
+    run_dir = make_run(tmp_path / "run", corpus, sections)
+    run_on_ranks(_train_attempt_with_events, 1, run_dir, 0)
+    begun = read_resolved(run_dir.resolved(0))
+    assert is_finished(run_dir, begun, begun)
+    shutil.rmtree(run_dir.checkpoint(STEPS))
+    run_dir.best.write_text("step-00000006\n")
+    assert not is_finished(run_dir, begun, begun)
+    make_run(run_dir.path, corpus, sections, attempt=1, previous=begun)
+    run_on_ranks(_train_attempt_with_events, 1, run_dir, 1)
+    loaded = [event for event in read_lines(run_dir.events) if event["kind"] == "checkpoint_loaded"]
+    assert "best names no checkpoint that is there: step-00000006 is gone" in loaded[-1]["note"]
+    named = run_dir.best.read_text().strip()
+    assert (run_dir.checkpoints / named).is_dir()
+    assert is_finished(run_dir, begun, begun)

@@ -1,7 +1,7 @@
 """Which checkpoint ``--step`` means, every file of it held to its manifest."""
 
 from shardyard.checkpoint.load import Chosen, find_sound
-from shardyard.checkpoint.retention import complete_steps, read_pointer
+from shardyard.checkpoint.retention import complete_steps, pointer_problem, read_pointer
 from shardyard.checkpoint.verify import verify_manifest
 from shardyard.errors import CheckpointError, RequestError
 from shardyard.rundir.layout import RunDir
@@ -28,6 +28,11 @@ def choose_checkpoint(run_dir: RunDir, step: str) -> Chosen:
         assert chosen is not None, steps
         return chosen
     number = read_pointer(run_dir.checkpoints, "best") if step == "best" else _number(step)
+    if step == "best" and number is None and (why := pointer_problem(run_dir.checkpoints, "best")):
+        raise RequestError(
+            f"--step best: {why}. There are checkpoints of steps {', '.join(map(str, steps))}: "
+            "give one of them, or latest."
+        )
     if number not in steps:
         raise RequestError(
             f"--step {step}: run {run_dir.run_id} has no such checkpoint. It has those of steps "

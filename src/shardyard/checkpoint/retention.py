@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shardyard.errors import StorageError
 from shardyard.files import flush_folder, write_text
-from shardyard.rundir.layout import RunDir
+from shardyard.rundir.layout import REPLACED, RunDir, step_of_name
 
 SET_ASIDE = ".damaged"
 """Ending of a checkpoint that was found damaged when the run was resumed."""
@@ -93,15 +93,26 @@ def pointer_problem(checkpoints_dir: Path, name: str) -> str | None:
         held = pointer.read_bytes()[:_SHOWN_BYTES]
     except OSError as error:
         return f"{name} cannot be read: {error.strerror}"
-    return f"{name} names no checkpoint that is there: it holds {held!r}"
+    return f"{name} names no checkpoint that is there: {_shown(held)}"
+
+
+def _shown(held: bytes) -> str:
+    """What a pointer holds, in words: a checkpoint's name, or other content quoted."""
+    text = held.decode(errors="replace").strip()
+    if not text.strip("\0 "):
+        return "it is empty"
+    if step_of_name(text) is not None:
+        return f"{text} is gone"
+    shown = "".join(each if each.isprintable() else "?" for each in text)
+    return f"it holds '{shown}'"
 
 
 def prune(checkpoints_dir: Path, keep_last: int, *, keep: Collection[int] = ()) -> list[int]:
     """Remove old checkpoints and return their steps.
 
     Kept are the ``keep_last`` newest up to ``latest``, what ``best`` names, and ``keep``. Without
-    a ``latest`` nothing is removed. A checkpoint that was set aside goes once the run has a
-    durable one as far on.
+    a ``latest`` nothing is removed. A checkpoint that was set aside, damaged or replaced, goes once
+    the run has a durable one as far on.
 
     Raises:
         StorageError: A folder cannot be removed.
@@ -112,12 +123,17 @@ def prune(checkpoints_dir: Path, keep_last: int, *, keep: Collection[int] = ()) 
     passed = [step for step in complete_steps(checkpoints_dir) if step <= latest]
     protected = {*passed[-keep_last:], read_pointer(checkpoints_dir, "best"), *keep}
     removed = [step for step in passed if step not in protected]
-    aside = [step for step in complete_steps(checkpoints_dir, SET_ASIDE) if step <= latest]
+    aside = [
+        step_name(step) + ending
+        for ending in (SET_ASIDE, REPLACED)
+        for step in complete_steps(checkpoints_dir, ending)
+        if step <= latest
+    ]
     try:
         for step in removed:
             remove(checkpoints_dir / step_name(step))
-        for step in aside:
-            remove(checkpoints_dir / (step_name(step) + SET_ASIDE))
+        for name in aside:
+            remove(checkpoints_dir / name)
     except OSError as error:
         raise StorageError(
             f"{error.filename or checkpoints_dir} cannot be removed: {error.strerror}. It belongs "

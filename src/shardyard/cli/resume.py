@@ -1,6 +1,7 @@
 """`shardyard resume`: a new attempt of a run, from its newest sound checkpoint."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from shardyard.cli.options import (
     trust_option,
 )
 from shardyard.cli.train_here import run_attempt
+from shardyard.config.resolved import BackTo
+from shardyard.control.go_back import go_back
 from shardyard.control.launch import proposal_again
 from shardyard.control.resume import (
     refuse_side_alone,
@@ -28,6 +31,7 @@ from shardyard.control.train import next_attempt
 from shardyard.launchers.ledger import Ledger
 from shardyard.launchers.trust import refuse_untrusted
 from shardyard.rundir.layout import RunDir, find_run
+from shardyard.talk import say
 from shardyard.terminal import tell
 
 
@@ -40,6 +44,18 @@ from shardyard.terminal import tell
     metavar="LAUNCHER",
     shell_complete=by(launchers),
     help="Launch it there; default: where it was launched.",
+)
+@click.option(
+    "--step",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Go back to the checkpoint of step N, as after a loss spike.",
+)
+@click.option(
+    "--skip-steps",
+    type=click.IntRange(min=1),
+    metavar="K",
+    help="With --step: pass over the data of the K steps after N.",
 )
 @launch_options
 @trust_option
@@ -54,6 +70,8 @@ def command(
     *,
     runs_dir: Path,
     on: str | None,
+    step: int | None,
+    skip_steps: int | None,
     max_usd: float | None,
     trusts_folder: bool,
     **terms: Any,
@@ -61,12 +79,21 @@ def command(
     """Continue RUN (a path, an id, or the beginning of one): a launched one by a new job.
 
     OVERRIDES (section.key=value) may change how it runs - processes, strategy, memory, length -
-    but not what is learnt: model, data, order and optimisation.
+    but not what is learnt: model, data, order and optimisation. With --step also optim.lr and
+    optim.grad_clip may change.
     """
+    if skip_steps is not None and step is None:
+        raise click.UsageError("--skip-steps needs --step N, the step to go back to.")
+    back_to = None if step is None else BackTo(step=step, skip_steps=skip_steps or 0, is_asked=True)
     run_dir = find_run(run, runs_dir)
     refuse_untrusted(run_dir.ledger, trusts_folder=trusts_folder)  # it submits what stands there
     refuse_side_alone(run_dir)
     if on is not None or Ledger(run_dir.ledger).jobs():
+        if back_to is not None:
+            raise click.UsageError(
+                "--step is for runs that train here; a launched run continues from its newest "
+                f"checkpoint. Rename the newer folders in {run_dir.checkpoints} to go back."
+            )
         return _submit_again(
             run_dir,
             (*overrides, *as_override(max_usd)),
@@ -74,17 +101,30 @@ def command(
             terms=Terms(**terms),
             launchers=launchers_in(context),
         )
-    return _train_on(run_dir, overrides, dry_run=terms["dry_run"], as_json=terms["as_json"])
+    is_dry_run, as_json = terms["dry_run"], terms["as_json"]
+    return _train_on(run_dir, overrides, back_to, dry_run=is_dry_run, as_json=as_json)
 
 
-def _train_on(run_dir: RunDir, overrides: tuple[str, ...], *, dry_run: bool, as_json: bool) -> int:
+def _train_on(
+    run_dir: RunDir,
+    overrides: tuple[str, ...],
+    back_to: BackTo | None,
+    *,
+    dry_run: bool,
+    as_json: bool,
+) -> int:
     """Continue a run here."""
-    attempt, is_over = next_attempt(run_dir, overrides)
+    attempt, is_over = next_attempt(run_dir, overrides, back_to=back_to)
     if dry_run or is_over:
-        done, steps = run_dir.checkpoint_steps(), attempt.resolved.steps
+        last = math.inf if back_to is None else back_to.step
+        done = [step for step in run_dir.checkpoint_steps() if step <= last]
+        steps = attempt.resolved.steps
         words = _words(run_dir, done, steps, is_finished=is_over)
         tell(_as_json(run_dir, done, steps, words) if as_json else words)
         return 0
+    if back_to is not None:
+        replaced = ", ".join(map(str, go_back(run_dir, back_to))) or "none"
+        say(f"going back to step {back_to.step}; checkpoints replaced: {replaced}")
     return run_attempt(attempt, as_json=as_json)
 
 

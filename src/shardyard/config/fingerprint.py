@@ -83,6 +83,9 @@ SETTINGS_THAT_MAY_CHANGE = (
     "optim.max_skipped_steps",
 )
 
+MAY_CHANGE_FROM_AN_EARLIER_STEP = ("optim.lr", "optim.grad_clip")
+"""What ``resume --step`` may change too: remedies against a loss spike."""
+
 SHAPE, DATA, COMMIT, BASE = "model.shape", "data", "model.commit", "model.base"
 """Held beside settings: the sizes of the model, the fingerprint of the prepared data, the commit of
 a model of the hub, and the digest of the weights that adapters are beside."""

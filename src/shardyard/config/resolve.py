@@ -20,7 +20,11 @@ from shardyard.config.auto import (
     steps_of,
 )
 from shardyard.config.base_weights import base_digest
-from shardyard.config.fingerprint import SECTIONS_THAT_MAY_CHANGE, may_change
+from shardyard.config.fingerprint import (
+    MAY_CHANGE_FROM_AN_EARLIER_STEP,
+    SECTIONS_THAT_MAY_CHANGE,
+    may_change,
+)
 from shardyard.config.format_problems import without_bf16
 from shardyard.config.generic_model import is_generic
 from shardyard.config.hub import commit_of, digest_of
@@ -116,6 +120,9 @@ def resolve(
     for phase, before in zip(resolved, _each_before(recipe, previous), strict=True):
         if before is not None:
             check_resume(before, phase)
+    back_to = previous.back_to if previous is not None else None
+    if back_to is not None:
+        resolved[0] = replace(resolved[0], back_to=replace(back_to, is_asked=False))
     if not whole.phases:
         return resolved[0]
     assert whole.steps is not None
@@ -180,7 +187,7 @@ def _each_before(recipe: Recipe, previous: Resolved | None) -> Sequence[Resolved
     count = len(of_phases(recipe))
     if previous is None:
         return [None] * count
-    before = previous.of_phases
+    before = [replace(each, back_to=previous.back_to) for each in previous.of_phases]
     if len(before) != count:
         text = f"the run began with {len(before)} and goes on with as many, not {count}."
         raise RecipeError([Problem("phases", text)], "resume")
@@ -229,10 +236,13 @@ def check_resume(previous: Resolved, now: Resolved) -> None:
         RecipeError: Lists each setting that the fingerprint covers and that changed, old -> new.
     """
     old, new = fingerprint(previous), fingerprint(now)
+    goes_back = previous.back_to is not None and previous.back_to.is_asked
+    may_differ = MAY_CHANGE_FROM_AN_EARLIER_STEP if goes_back else ()
     found = [
         Problem(name, f"{old[name]!r} -> {value!r} changes what is learnt.")
         for name, value in new.items()
-        if name in old and old[name] != value  # a run that is older than a name goes on
+        # a run that is older than a name goes on
+        if name in old and old[name] != value and name not in may_differ
     ]
     if found:
         raise RecipeError(
@@ -242,7 +252,8 @@ def check_resume(previous: Resolved, now: Resolved) -> None:
             "were, or start a new run. A resume may change the length (run.steps, ...), "
             "optim.micro_batch (not under batch normalisation), when it is evaluated "
             "(task.eval_every_steps, ...), and all of "
-            f"{', '.join(SECTIONS_THAT_MAY_CHANGE)}.",
+            f"{', '.join(SECTIONS_THAT_MAY_CHANGE)}. From an earlier step (`resume --step N`) also "
+            f"{' and '.join(MAY_CHANGE_FROM_AN_EARLIER_STEP)}.",
         )
 
 

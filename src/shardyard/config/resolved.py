@@ -108,6 +108,17 @@ class PartFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BackTo:
+    """An earlier step from which a run was asked to continue (``resume --step``)."""
+
+    step: int
+    skip_steps: int = 0
+    """Steps whose samples are passed over from there on."""
+    is_asked: bool = False
+    """Whether this resume asks for it; an earlier one did otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Resolved:
     """A recipe without any ``auto``, with what was derived from it."""
 
@@ -133,6 +144,9 @@ class Resolved:
     phases: tuple["Resolved", ...] = ()
     """Of a run with phases: each by itself. The recipe above is then that of the first, ``steps``
     those of all."""
+
+    back_to: BackTo | None = None
+    """Where the newest ``resume --step`` went back to; None: there was none."""
 
     @property
     def of_phases(self) -> tuple["Resolved", ...]:
@@ -162,6 +176,7 @@ class Resolved:
             "base_digest": self.base_digest,
             "fingerprint": fingerprint(self),
             "phases": [phase.to_json() for phase in self.phases],
+            **({} if self.back_to is None else {"back_to": _plain(self.back_to)}),
         }
 
     @staticmethod
@@ -185,7 +200,12 @@ class Resolved:
             base_digest=content.get("base_digest"),
             network=ImageNetwork(**content["network"]) if content.get("network") else None,
             phases=tuple(Resolved.from_json(phase) for phase in content.get("phases", ())),
+            back_to=BackTo(**content["back_to"]) if content.get("back_to") else None,
         )
+
+
+def _plain(back_to: BackTo) -> dict[str, int]:
+    return {"step": back_to.step, "skip_steps": back_to.skip_steps}
 
 
 _UNTIL_THERE_WAS_A_CHOICE = {"data.bos": {"value": False, "reason": "as the run began"}}

@@ -118,13 +118,22 @@ def data_as_before(previous: Resolved, overrides: Sequence[str]) -> DataFacts | 
     return previous.data if is_there and not asks_for_other else None
 
 
-def is_finished(run_dir: RunDir, previous: Resolved | None, now: Resolved) -> bool:
-    """Whether a run has nothing left to do, unless more is asked of it."""
+def is_finished(
+    run_dir: RunDir, previous: Resolved | None, now: Resolved, *, step: int | None = None
+) -> bool:
+    """Whether a run has nothing left to do, unless more is asked of it.
+
+    Args:
+        step: Of the checkpoint that it continues from; None: the newest.
+    """
     done = run_dir.checkpoint_steps()
-    return bool(done) and (
-        _samples_done(run_dir, done[-1], now) >= sum(phase.samples for phase in now.of_phases)
-        or _has_met_its_target(run_dir, previous, now)
+    if not done:
+        return False
+    newest = done[-1] if step is None else step
+    is_complete = _samples_done(run_dir, newest, now) >= sum(
+        phase.samples for phase in now.of_phases
     )
+    return is_complete or _has_met_its_target(run_dir, previous, now, newest=newest)
 
 
 def _samples_done(run_dir: RunDir, step: int, now: Resolved) -> int:
@@ -135,10 +144,15 @@ def _samples_done(run_dir: RunDir, step: int, now: Resolved) -> int:
     return next((int(line["samples"]) for line in lines), 0)
 
 
-def _has_met_its_target(run_dir: RunDir, previous: Resolved | None, now: Resolved) -> bool:
+def _has_met_its_target(
+    run_dir: RunDir, previous: Resolved | None, now: Resolved, *, newest: int
+) -> bool:
     """Whether the run ended early at run.target, and the same target and length are asked."""
-    if previous is None or read_state(run_dir).state != "finished":
+    state = read_state(run_dir)
+    if previous is None or state.state != "finished":
         return False
+    if state.step is not None and newest < state.step:
+        return False  # the checkpoint with which it ended was removed, or is gone back from
     asked = [(each.steps, each.recipe.run.target) for each in (previous, now)]
     return asked[0] == asked[1]
 

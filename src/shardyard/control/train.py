@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from shardyard.config.anchor import anchor_paths
 from shardyard.config.check import load_checked_recipe
 from shardyard.config.compatibility import check_packages, engines_for
 from shardyard.config.load import dump_recipe
+from shardyard.config.resolved import BackTo
 from shardyard.control.agent_process import run_agent_process
 from shardyard.control.alerts import alerting
 from shardyard.control.attempt import (
@@ -21,6 +22,7 @@ from shardyard.control.attempt import (
     write_down,
 )
 from shardyard.control.follow import Shown, said
+from shardyard.control.go_back import refuse_missing_step
 from shardyard.control.last_report import write_last_report
 from shardyard.control.request import Request, take_environment
 from shardyard.control.resume import data_as_before, is_finished, newest_attempt, refuse_other_run
@@ -92,8 +94,13 @@ def first_attempt(request: Request) -> Attempt:
     return attempt
 
 
-def next_attempt(run_dir: RunDir, overrides: Sequence[str]) -> tuple[Attempt, bool]:
+def next_attempt(
+    run_dir: RunDir, overrides: Sequence[str], *, back_to: BackTo | None = None
+) -> tuple[Attempt, bool]:
     """The next attempt of a run on this machine, and whether nothing is left to do.
+
+    Args:
+        back_to: An earlier step to continue from; its checkpoints after that stay as they are.
 
     Raises:
         RequestError: It cannot go on so, or a process of this machine trains it.
@@ -102,6 +109,9 @@ def next_attempt(run_dir: RunDir, overrides: Sequence[str]) -> tuple[Attempt, bo
     refuse_unwritable(run_dir)
     Lease(run_dir.lease).close()  # refuse at once, not after a minute of preparation
     number, previous, asked = newest_attempt(run_dir)
+    if back_to is not None:
+        refuse_missing_step(run_dir, back_to)
+        previous = None if previous is None else replace(previous, back_to=back_to)
     recipe = anchor_paths(load_checked_recipe([asked], overrides, of_run=True))
     refuse_other_run(run_dir, asked, recipe)
     for warning in check_packages(engines_for(recipe)):
@@ -116,7 +126,7 @@ def next_attempt(run_dir: RunDir, overrides: Sequence[str]) -> tuple[Attempt, bo
     attempt = Attempt(
         run_dir=run_dir, number=number, asked=recipe, resolved=resolved, machine=machine
     )
-    if is_finished(run_dir, previous, resolved):
+    if is_finished(run_dir, previous, resolved, step=None if back_to is None else back_to.step):
         return attempt, True
     check_storage(attempt)
     return attempt, False

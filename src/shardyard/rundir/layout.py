@@ -186,6 +186,10 @@ class RunDir:
         return folder if step_of_name(name) is not None and folder.is_dir() else None
 
 
+REPLACED = ".replaced"
+"""Ending of a checkpoint from whose steps a run went back (``resume --step``)."""
+
+
 def step_of_name(name: str) -> int | None:
     """The step of a complete checkpoint's folder; None for any other name."""
     match = _STEP.fullmatch(name)

@@ -6,7 +6,12 @@ from pathlib import Path
 import torch.distributed as dist
 
 from shardyard.checkpoint.load import read_values
-from shardyard.checkpoint.retention import complete_steps, mark_best, read_pointer, step_name
+from shardyard.checkpoint.retention import (
+    complete_steps,
+    mark_best,
+    read_pointer,
+    step_name,
+)
 from shardyard.errors import CheckpointError, StorageError
 from shardyard.train.state import Progress
 
@@ -44,12 +49,24 @@ def _kept(checkpoints_dir: Path, progress: Progress) -> Progress:
         return progress
     if step == progress.step:
         return progress  # the loop saves it
+    if named is None:
+        _remove_pointer(checkpoints_dir / "best")
     older = Progress() if named is None else _saved_in(checkpoints_dir / step_name(named))
     if (older.phase, older.best_step) != (progress.phase, named):
         older = Progress()
     return replace(
         progress, best_step=older.best_step, best_score=older.best_score, best_by=older.best_by
     )
+
+
+def _remove_pointer(pointer: Path) -> None:
+    """``best`` names a checkpoint that is gone: until the next evaluation there is none."""
+    if pointer.is_dir():
+        return  # the next best one moves it away
+    try:
+        pointer.unlink(missing_ok=True)
+    except OSError as error:
+        raise StorageError(f"{pointer} cannot be removed: {error.strerror}.") from error
 
 
 def _saved_in(checkpoint: Path) -> Progress:

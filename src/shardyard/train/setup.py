@@ -23,7 +23,7 @@ from shardyard.checkpoint.save import Saver
 from shardyard.checkpoint.snapshot import Snapshots
 from shardyard.config.batch import step_samples
 from shardyard.config.exact_problems import BY_EXACT, micro_batches, refuse_inexact
-from shardyard.config.fingerprint import compare
+from shardyard.config.fingerprint import MAY_CHANGE_FROM_AN_EARLIER_STEP, compare
 from shardyard.config.generic_model import is_generic
 from shardyard.config.layout import Layout
 from shardyard.config.legality import resolve_layout
@@ -523,7 +523,7 @@ def _begin(
         stepper.scaling.load(saved.values["loss_scale"])
     if stepper.exact is not None:
         stepper.exact.load(saved.values.get("exponents") or {})
-    progress = saved.progress
+    progress = _from_an_earlier_step(saved, place)
     told = {"seconds": time.monotonic() - started, **gaps}
     return _Begin(progress=progress.next_phase() if is_next else progress, loaded=told)
 
@@ -545,8 +545,9 @@ def _fill(
     held = task.computation.held
     its_phase = whole.of_phases[saved.progress.phase]
     compared = compare(saved.values["fingerprint"], fingerprint(its_phase, held))
-    if compared.changed:
-        told = [f"{each}{_why(each, held)}" for each in compared.changed]
+    changed = [each for each in compared.changed if not _may_differ(each, whole, saved)]
+    if changed:
+        told = [f"{each}{_why(each, held)}" for each in changed]
         raise CheckpointError(
             f"{saved.where} was written by a run with another model, data, order or optimisation "
             f"({'; '.join(told)}). Resuming from it would be neither run. Give these the values "
@@ -555,6 +556,27 @@ def _fill(
     lacked = saved.fill(tensors, of_others=of_others, allow_extra=weights_alone)
     gaps = {"not_compared": list(compared.not_compared), "lacked_buffers": lacked}
     return {name: found for name, found in gaps.items() if found}
+
+
+def _goes_back_to(saved: Saved, whole: Resolved) -> bool:
+    """Whether this is the checkpoint to which ``resume --step`` went back."""
+    back_to = whole.back_to
+    return back_to is not None and saved.snapshot is None and saved.progress.step == back_to.step
+
+
+def _may_differ(changed: str, whole: Resolved, saved: Saved) -> bool:
+    setting = changed.partition(":")[0]
+    return setting in MAY_CHANGE_FROM_AN_EARLIER_STEP and _goes_back_to(saved, whole)
+
+
+def _from_an_earlier_step(saved: Saved, place: Place) -> Progress:
+    """Pass over the samples that ``resume --step N --skip-steps K`` leaves out."""
+    progress, back_to = saved.progress, place.resolved.back_to
+    if back_to is None or not _goes_back_to(saved, place.resolved):
+        return progress
+    optim = place.resolved.of_phases[progress.phase].recipe.optim
+    samples = back_to.skip_steps * step_samples(optim, devices=place.mesh.layout.world_size)
+    return replace(progress, passed_over=progress.passed_over + samples)
 
 
 def _why(changed: str, held: Mapping[str, str]) -> str:
@@ -568,8 +590,8 @@ def _open_loader(resolved: Resolved, source: Samples, progress: Progress, mesh: 
     assert isinstance(optim.micro_batch, int)
     return Loader(
         source,
-        start=progress.position,
-        end=resolved.samples,
+        start=progress.position + progress.passed_over,
+        end=resolved.samples + progress.passed_over,
         step_samples=step_samples(optim, devices=mesh.layout.world_size),
         micro_batch=optim.micro_batch,
         rank=mesh.data_rank,

@@ -23,6 +23,8 @@ class Progress:
     """Phase of the run, from 0: ``position`` counts in its stream."""
     samples_before: int = 0
     """Samples read in the phases before."""
+    passed_over: int = 0
+    """Samples of this phase's stream that were passed over (``resume --step N --skip-steps K``)."""
     tokens: int = 0
     """Tokens that went through the model so far, padding left out."""
     best_step: int | None = None

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from shardyard.checkpoint.keeping import Memory
 from shardyard.checkpoint.load import Chosen, agreed_steps, choose, load_tensors, read_values
+from shardyard.checkpoint.retention import pointer_problem
 from shardyard.checkpoint.snapshot_load import FoundSnapshot, Refused, newest_snapshot
 from shardyard.checkpoint.snapshot_slot import Moment
 from shardyard.config.schema import Recipe
@@ -59,8 +60,14 @@ def find_saved(
     """
     saved = _newest(checkpoints_dir, memory, recipe, group=group)
     if saved is not None and recipe.checkpoint.keep_best:
+        gone = pointer_problem(checkpoints_dir, "best")
         progress = with_best_kept(checkpoints_dir, saved.progress, group=group)
-        saved = replace(saved, values={**saved.values, "progress": asdict(progress)})
+        notes = [each for each in (saved.told.get("note"), gone) if each]
+        saved = replace(
+            saved,
+            values={**saved.values, "progress": asdict(progress)},
+            told={**saved.told, "note": "; ".join(notes) or None},
+        )
     return saved
 
 
