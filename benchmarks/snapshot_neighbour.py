@@ -38,10 +38,10 @@ from shardyard.config.daly import best_every
 from shardyard.config.schema import Cluster, Elastic, Recipe
 from shardyard.config.snapshots import SENT, snapshot_labels
 from shardyard.elastic.agent_memory import AgentMemory, attach
-from shardyard.elastic.interface import loopback_interface
 from shardyard.elastic.neighbour import Neighbour, Place
 from shardyard.elastic.notices import Notices
 from shardyard.elastic.rendezvous import connect_store, serve_store
+from shardyard.network_interface import loopback_interface
 
 SHARE = 0.05
 """Of the throughput that the copies may cost."""

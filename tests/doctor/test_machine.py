@@ -12,6 +12,7 @@ from shardyard.cores import ProcessorLimit
 from shardyard.doctor.finding import Finding
 from shardyard.doctor.machine import (
     check_address,
+    check_interface,
     check_machine,
     judge_clock,
     judge_code,
@@ -29,6 +30,7 @@ from shardyard.doctor.machine import (
 from shardyard.errors import RequestError
 from shardyard.hardware.machine import Machine
 from shardyard.memory_limit import MemoryLimit
+from shardyard.network_interface import loopback_interface
 
 MIB, GIB = 2**20, 2**30
 H200 = Machine(
@@ -191,3 +193,11 @@ def test_a_torch_without_code_for_the_device_is_a_problem(
     if found is not None:
         assert found.verdict == "problem" and "no code for Tesla V100" in found.what
         assert found.mend.startswith("Install torch 2.14 or older of https://download.pytorch.org")
+
+
+def test_an_interface_that_a_variable_names_is_looked_for() -> None:
+    assert check_interface({}) == []
+    assert check_interface({"GLOO_SOCKET_IFNAME": loopback_interface()})[0].verdict == "ok"
+    (finding,) = check_interface({"GLOO_SOCKET_IFNAME": "eth9"})
+    assert finding.verdict == "problem" and "GLOO_SOCKET_IFNAME=eth9" in finding.what
+    assert finding.mend.startswith("Unset the variable (`unset GLOO_SOCKET_IFNAME`)")

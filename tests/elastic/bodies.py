@@ -268,6 +268,8 @@ def leave_early(_run: RunDir, _attempt: int, _generation: int, _drained: Drained
 
 def run_body(run_dir: str, attempt: int, generation: int) -> str:
     """Entry point of the workers; the environment names the body."""
+    if "TEST_INTERFACE" in os.environ:
+        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["TEST_INTERFACE"]
     return work(run_dir, attempt, generation, body=globals()[os.environ["TEST_BODY"]])
 
 

@@ -15,8 +15,8 @@ import pytest
 
 from shardyard.elastic.__main__ import may_wait
 from shardyard.elastic.agent import Answer
-from shardyard.elastic.interface import loopback_interface
 from shardyard.errors import LostNodeError
+from shardyard.network_interface import loopback_interface
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease, is_held
 from shardyard.rundir.lines import EventWriter
@@ -268,6 +268,27 @@ def test_an_error_that_no_restart_cures_ends_the_attempt_at_once(agents: Agents)
     assert ended - began < 10
     assert "Traceback" not in agents.run.log(1, 1).read_text()
     assert_nothing_left(agents, process)
+
+
+@pytest.mark.heavy
+def test_an_interface_that_is_not_there_ends_the_attempt_before_it_starts(agents: Agents) -> None:
+    agents.prepare()
+    ended = answer(agents.start("finish", GLOO_SOCKET_IFNAME="eth9"))
+    assert ended["exit_code"] == 2 and ended["outcome"] == "failed"
+    assert "GLOO_SOCKET_IFNAME=eth9: there is no interface 'eth9'" in ended["message"]
+    assert not agents.events("worker_lost")
+
+
+@pytest.mark.heavy
+def test_an_interface_that_is_lost_before_the_workers_meet_costs_no_restart(agents: Agents) -> None:
+    """As gloo says it: "ifa != nullptr. Unable to find address for: eth9"."""
+    agents.prepare()
+    ended = answer(agents.start("finish", TEST_INTERFACE="eth9"))
+    assert "GLOO_SOCKET_IFNAME=eth9: there is no interface 'eth9'" in ended["message"]
+    assert ended["exit_code"] == 2
+    (lost,) = agents.events("worker_lost")
+    assert len(agents.events("rendezvous")) == 1 and "ifa" not in lost["cause"]
+    assert not agents.events("node_left_out")
 
 
 @pytest.mark.heavy

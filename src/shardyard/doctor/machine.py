@@ -8,7 +8,7 @@ import os
 import re
 import resource
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from shardyard.hardware.catalogue import accelerator_named
 from shardyard.hardware.machine import Machine
 from shardyard.hardware.probe import probe
 from shardyard.memory_limit import MemoryLimit, memory_limit
+from shardyard.network_interface import VARIABLE, problem_of
 from shardyard.units import format_bytes
 
 MIB, GIB = 2**20, 2**30
@@ -102,6 +103,7 @@ def check_machine(
         check_disk(run_dir, checkpoint_bytes=checkpoint_bytes, checkpoints=checkpoints),
         *check_locks(run_dir),
         check_address(socket.gethostname()),
+        *check_interface(os.environ),
     ]
     offset_s = clock_offset_s()
     return findings if offset_s is None else [*findings, judge_clock(offset_s)]
@@ -298,6 +300,18 @@ def check_address(hostname: str) -> Finding:
             )  # fmt: skip
     loopback = " (only from this machine; fine for one node)" * address.startswith("127.")
     return Finding(name="address", verdict="ok", what=f"{hostname} is {address}{loopback}")
+
+
+def check_interface(environ: Mapping[str, str]) -> list[Finding]:
+    """Whether processes can use the network interfaces that a variable names, where it does."""
+    if not environ.get(VARIABLE):
+        return []
+    name, wrong = "interface", problem_of(environ)
+    if not wrong:
+        what = f"{VARIABLE}={environ[VARIABLE]}"
+        return [Finding(name=name, verdict="ok", what=what)]
+    what, _, remedy = wrong.partition(" Unset")
+    return [Finding(name=name, verdict="problem", what=what, mend=f"Unset{remedy}")]
 
 
 def judge_clock(offset_s: float) -> Finding:

@@ -18,11 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from shardyard import network_interface
 from shardyard.config.allocator import let_memory_grow
 from shardyard.config.metrics_place import metrics_place
 from shardyard.config.resolved import Resolved
 from shardyard.config.snapshots import snapshot_labels
-from shardyard.elastic import forkserver, interface
+from shardyard.elastic import forkserver
 from shardyard.elastic.agent_memory import NOTES, AgentMemory
 from shardyard.elastic.drain import DrainRequest, end_with
 from shardyard.elastic.garbage import no_search
@@ -89,7 +90,7 @@ def _conduct(
         end_with(args.part_of)
     if args.with_parent is not None:
         drain.listen_for_end_of(args.with_parent)
-    interface.check(os.environ)
+    network_interface.check(os.environ)
     # before the fork server, which passes on where they are
     slots = {label: AgentMemory.create(label) for label in snapshot_labels(resolved.recipe)}
     notes = AgentMemory.create(NOTES)

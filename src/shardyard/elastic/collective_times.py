@@ -21,17 +21,16 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # built in
 
 from shardyard.elastic.collective_cases import Case
 from shardyard.elastic.drain import signal_at_parent_death
-from shardyard.elastic.interface import (
+from shardyard.elastic.rendezvous import connect_store, serve_store
+from shardyard.errors import ShardyardError
+from shardyard.hardware.network_counters import sent_bytes, since
+from shardyard.network_interface import (
     OWN_STORE,
     address_towards,
     check,
     for_workers,
     is_loopback,
-    reachable,
 )
-from shardyard.elastic.rendezvous import connect_store, serve_store
-from shardyard.errors import ShardyardError
-from shardyard.hardware.network_counters import sent_bytes, since
 from shardyard.parallel.device import (
     available_device,
     process_group_backend,
@@ -108,7 +107,8 @@ def _joined(bench: NetworkBench, kind: str, timeout_s: float) -> Iterator[Ranks]
     os.environ.update(OWN_STORE)
     store = serve_store(host, port) if rank == 0 else connect_store(host, port, within=timeout)
     store.set_timeout(timeout)
-    os.environ.update(for_workers(_own_address(store, world_size, timeout_s), os.environ))
+    mine = address_towards(store.host, store.port)
+    os.environ.update(for_workers(mine, _elsewhere(store, mine, world_size, timeout_s), os.environ))
     kind = available_device() if kind == "auto" else kind
     device = select_device(kind, local_rank)
     dist.init_process_group(
@@ -133,16 +133,14 @@ def _joined(bench: NetworkBench, kind: str, timeout_s: float) -> Iterator[Ranks]
     dist.destroy_process_group()
 
 
-def _own_address(store: TCPStore, world_size: int, timeout_s: float) -> str:
-    """Of this node, as the others reach it; all ranks call it."""
-    mine = address_towards(store.host, store.port)
+def _elsewhere(store: TCPStore, mine: str, world_size: int, timeout_s: float) -> list[str]:
+    """An address of a node that is no loopback one, if a node has any; all ranks call it."""
     if not is_loopback(mine):
         store.set("elsewhere", mine)
     store.add("addressed", 1)
     are_all_there = lambda: store.add("addressed", 0) >= world_size  # noqa: E731
     wait_for(are_all_there, within_s=timeout_s, every_s=0.01)
-    others = [store.get("elsewhere").decode()] if store.check(["elsewhere"]) else []
-    return reachable(mine, others)
+    return [store.get("elsewhere").decode()] if store.check(["elsewhere"]) else []
 
 
 def _introduce(ranks: Ranks, name: str) -> None:

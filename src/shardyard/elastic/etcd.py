@@ -47,7 +47,6 @@ from shardyard.elastic.etcd_client import (
     is_empty,
     put,
 )
-from shardyard.elastic.interface import address_towards, is_loopback
 from shardyard.elastic.meeting_state import from_json, is_closed, to_json
 from shardyard.elastic.rendezvous import (
     LAST_CALL_TIMEOUT,
@@ -60,6 +59,7 @@ from shardyard.elastic.rendezvous import (
 )
 from shardyard.elastic.signs_of_life import OwnClock
 from shardyard.errors import LostNodeError, ShardyardError
+from shardyard.network_interface import address_towards, is_loopback
 from shardyard.waiting import wait_for
 
 _ROOT = "/shardyard"

@@ -21,7 +21,6 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerSpec,
     WorkerState,
 )
-from torch.distributed.elastic.multiprocessing import PContext, start_processes
 
 from shardyard import torch_private
 from shardyard.elastic import forkserver
@@ -38,8 +37,7 @@ from shardyard.elastic.drain import DrainRequest
 from shardyard.elastic.hang import Hang
 from shardyard.elastic.hang_finder import HangFinder
 from shardyard.elastic.hang_watch import Budgets, HangWatch
-from shardyard.elastic.interface import address_towards, for_workers, reachable
-from shardyard.elastic.leave_out import LeftOut, Verdicts, began_on
+from shardyard.elastic.leave_out import LeftOut, Verdicts, began_on, lost_node
 from shardyard.elastic.losses import (
     FIRST_STEPS,
     Loss,
@@ -54,8 +52,7 @@ from shardyard.elastic.losses import (
 from shardyard.elastic.neighbour import Neighbour, Place
 from shardyard.elastic.notes import forget_notes, read_notes
 from shardyard.elastic.notices import Node, Notices
-from shardyard.elastic.parked import Parking
-from shardyard.elastic.processes import OwnLogs, ProcessesAgent
+from shardyard.elastic.processes import ProcessesAgent, parking_of
 from shardyard.elastic.rendezvous import Rendezvous
 from shardyard.elastic.shared_memory import semaphores_told
 from shardyard.elastic.slow_ranks import SlowRanks
@@ -63,6 +60,7 @@ from shardyard.elastic.verdict_rules import VerdictRules
 from shardyard.elastic.worker import failure_path, read_failure
 from shardyard.errors import StorageError
 from shardyard.memory_limit import OutOfMemoryKills
+from shardyard.network_interface import address_of_node, for_workers
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import EventWriter
 from shardyard.rundir.store_place import StorePlace
@@ -137,22 +135,18 @@ class GroupAgent(ProcessesAgent):
         self._events: EventWriter | None = None
         self._world_size = 0
         self._drain_sent = False
-        parking = Parking(run.resolved(attempt), processes=spec.local_world_size, logs=OwnLogs())
-        self._parking = parking if parks else None
+        self._parking = parking_of(spec, run.resolved(attempt)) if parks else None
         self._notices: Notices  # of this generation; set by each rendezvous
-        self._network: dict[str, str] = {}  # variables of its workers
         self._rendezvous_s = self._agreed_s = 0.0
         self._round = 0
         self._has_met = has_met
         self._neighbour = neighbour
         self._is_run_left = is_run_left
-        self._told_lost: set[int] = set()
-        """Nodes whose loss in this generation is told."""
+        self._told_lost: set[int] = set()  # nodes whose loss in this generation is told
         self._devices = DeviceWatch(run, attempt, self._node, findings)
         self._is_left_out = False
         self._join_interval_s = join_interval_s
-        self._joined_s = -math.inf
-        """When nodes that had come while the others trained were taken in last."""
+        self._joined_s = -math.inf  # when nodes that came while others trained were taken in last
         self.is_meeting = True
         """Whether it waits for other nodes and has no workers."""
         self.generation = -1
@@ -215,14 +209,12 @@ class GroupAgent(ProcessesAgent):
         assert group_rank is not None and num_nodes is not None  # set by the rendezvous
         self._notices = Notices(worker_group.store, group_rank=group_rank, num_nodes=num_nodes)
         held = self.verdicts.held
-        address = _address(worker_group)
+        address = address_of_node(str(worker_group.master_addr), int(worker_group.master_port or 0))
         self.generation = self._notices.agree_on_generation(
-            self.generation + 1, self._node, world_size=self._world_size, held=held.told(),
-            address=address,
+            self.generation + 1, self._node,
+            world_size=self._world_size, held=held.told(), address=address,
         )  # fmt: skip
-        if address is not None:
-            address = reachable(address, self._notices.addresses)
-        self._network = for_workers(address, os.environ)
+        self._variables = for_workers(address, self._notices.addresses, os.environ)
         held.hear(self._notices.held_against)
         self._agreed_s = time.monotonic()  # the same moment on all nodes
         if self.generation > 0 and is_resize:  # so it is for the node that came
@@ -248,8 +240,7 @@ class GroupAgent(ProcessesAgent):
             self._neighbour.begin(place, self._notices, self._report_not_copied)
         run_dir = str(self._run.path).replace("$", "$$")  # torch treats arguments as templates
         worker_group.spec.args = (run_dir, self._attempt, self.generation)
-        with semaphores_told(), torch_private.starting_by(self._start_processes):
-            pids: dict[int, Any] = super()._start_workers(worker_group)
+        pids = super()._start_workers(worker_group)
         self._announce(worker_group, pids)
         self._hangs = []
         self._hang_finder = finder = self._find_hangs_of(worker_group, pids)
@@ -259,12 +250,6 @@ class GroupAgent(ProcessesAgent):
             looks=None if finder is None else finder.watch,
         )  # fmt: skip
         return pids
-
-    def _start_processes(self, **asked: Any) -> PContext:
-        """Start the workers, or give those that are parked their orders."""
-        envs = {rank: {**env, **self._network} for rank, env in asked.pop("envs").items()}
-        start = start_processes if self._parking is None else self._parking.start
-        return start(**asked, envs=envs)
 
     def _pause(self, seconds: float) -> None:
         wait_for(lambda: self._drain.is_requested, within_s=seconds, every_s=_DRAIN_POLL_S)
@@ -540,13 +525,8 @@ class GroupAgent(ProcessesAgent):
             self._write_event("store_moved", **self._node.event(), endpoint=place.endpoint)
 
     def _lost_node(self, node: Node, cause: str) -> LostNode:
-        nodes, size = self._notices.nodes, self.get_worker_group().spec.local_world_size
-        group_rank = nodes.index(node) if node in nodes else -1
-        ranks = range(group_rank * size, (group_rank + 1) * size) if group_rank >= 0 else ()
-        return LostNode(
-            node=node.name, node_rank=node.rank, group_rank=group_rank, ranks=tuple(ranks),
-            cause=cause,
-        )  # fmt: skip
+        size = self.get_worker_group().spec.local_world_size
+        return lost_node(node, self._notices.nodes, ranks_per_node=size, cause=cause)
 
     def tell_lost_nodes(self) -> None:
         """Write down which nodes are gone, each once, where this one is to say it."""
@@ -612,20 +592,8 @@ class GroupAgent(ProcessesAgent):
     def _drain_workers(self) -> None:
         """Wait for this node's workers to save their step; torch would not take their result."""
         self._signal_workers(signal.SIGTERM)
-
-        def is_enough() -> bool:
-            if self._dead() or self._drain.is_overdue:
-                return True
-            return torch_private.have_workers_ended(self)
-
-        wait_for(is_enough, within_s=self._drain.timeout_s, every_s=_DRAIN_POLL_S)
-
-
-def _address(group: WorkerGroup) -> str | None:
-    """Of this node, by which it reaches the store of the meeting."""
-    with suppress(OSError):  # no name of the store leads anywhere from here
-        return address_towards(str(group.master_addr), int(group.master_port or 0))
-    return None
+        is_over = lambda: bool(self._dead()) or self._drain.is_overdue  # noqa: E731
+        self._wait_for_ends(is_over, within_s=self._drain.timeout_s, every_s=_DRAIN_POLL_S)
 
 
 def _have_drained(result: RunResult) -> bool:

@@ -113,6 +113,20 @@ def began_on(
     return None if only < 0 else only
 
 
+def lost_node(node: Node, nodes: Sequence[Node], *, ranks_per_node: int, cause: str) -> LostNode:
+    """A node that is gone, with its place among those of a generation.
+
+    Args:
+        nodes: Of the generation; the lost one may have left it before.
+    """
+    group_rank = nodes.index(node) if node in nodes else -1
+    first = group_rank * ranks_per_node
+    ranks = tuple(range(first, first + ranks_per_node)) if group_rank >= 0 else ()
+    return LostNode(
+        node=node.name, node_rank=node.rank, group_rank=group_rank, ranks=ranks, cause=cause
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """What follows from a loss."""
@@ -152,9 +166,9 @@ class Verdicts:
             finished_step: The last of the generation.
             hangs: What the loss put an end to.
         """
-        self.held.add(node)
-        if isinstance(first, Loss) and first.is_final:
+        if isinstance(first, Loss) and first.is_final:  # of the request or a file, no node's fault
             return Verdict(is_restart_worth=False)
+        self.held.add(node)
         _, row = self.held.newest()
         is_of_node = node is not None and row > 1 and not self.why_stays(node, left)
         why = ""

@@ -30,9 +30,9 @@ from shardyard.config.schema import Recipe
 from shardyard.config.snapshots import ELSEWHERE, SENT
 from shardyard.elastic.agent_memory import AgentMemory
 from shardyard.elastic.held_snapshots import HeldSnapshots
-from shardyard.elastic.interface import address_towards, reachable
 from shardyard.elastic.notices import Notices
 from shardyard.elastic.snapshot_server import Expected, SnapshotServer
+from shardyard.network_interface import address_towards, reachable
 
 _OTHERS_S = 10.0
 """For the other agents of a generation, which all begin it at the same time."""

@@ -5,14 +5,20 @@ What they mean to the other nodes is not known here; see `group.py`.
 
 import os
 import signal
+from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import PContext, start_processes
 from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
 
 from shardyard import torch_private
+from shardyard.elastic.parked import Parking
+from shardyard.elastic.shared_memory import semaphores_told
+from shardyard.waiting import wait_for
 
 
 class OwnLogs(LogsSpecs):
@@ -29,6 +35,11 @@ class OwnLogs(LogsSpecs):
         return os.devnull
 
 
+def parking_of(spec: WorkerSpec, resolved: Path) -> Parking:
+    """Standby workers of a node, of which none has started; arguments as of ``Parking``."""
+    return Parking(resolved, processes=spec.local_world_size, logs=OwnLogs())
+
+
 class ProcessesAgent(LocalElasticAgent):
     """Torch's agent, with forks of our server as its workers, that waits for none of them."""
 
@@ -37,6 +48,29 @@ class ProcessesAgent(LocalElasticAgent):
             spec, logs_specs=OwnLogs(), start_method="forkserver", exit_barrier_timeout=60
         )
         torch_private.end_without_waiting(self)
+        self._parking: Parking | None = None
+        self._variables: dict[str, str] = {}
+        """Of each worker, in addition to torch's: they are forks of a server that has others."""
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        with semaphores_told(), torch_private.starting_by(self._start_processes):
+            pids: dict[int, Any] = super()._start_workers(worker_group)
+        return pids
+
+    def _start_processes(self, **asked: Any) -> PContext:
+        """Start the workers, or give those that are parked their orders."""
+        envs = {rank: {**env, **self._variables} for rank, env in asked.pop("envs").items()}
+        start = start_processes if self._parking is None else self._parking.start
+        return start(**asked, envs=envs)
+
+    def _wait_for_ends(
+        self, is_over: Callable[[], bool], *, within_s: float, every_s: float
+    ) -> None:
+        """Wait until all workers have ended by themselves, or it is over."""
+        wait_for(
+            lambda: is_over() or torch_private.have_workers_ended(self),
+            within_s=within_s, every_s=every_s,
+        )  # fmt: skip
 
     def worker_pids(self) -> list[int]:
         """Processes of this node's workers that have not ended."""

@@ -26,9 +26,9 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from shardyard import torch_private
-from shardyard.elastic.interface import OWN_STORE, address_towards, is_loopback
 from shardyard.elastic.signs_of_life import OwnClock
 from shardyard.errors import LostNodeError, RequestError
+from shardyard.network_interface import OWN_STORE, address_towards, is_loopback
 from shardyard.waiting import wait_for
 
 _LOOPBACK = "127.0.0.1"

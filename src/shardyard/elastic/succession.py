@@ -12,7 +12,6 @@ from datetime import timedelta
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # built in C++
 
-from shardyard.elastic.interface import address_towards
 from shardyard.elastic.notices import Node
 from shardyard.elastic.rendezvous import (
     connect_store,
@@ -21,6 +20,7 @@ from shardyard.elastic.rendezvous import (
     serve_store,
 )
 from shardyard.errors import LostNodeError, RequestError
+from shardyard.network_interface import address_towards
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease, is_held
 from shardyard.rundir.state import has_attempt_ended

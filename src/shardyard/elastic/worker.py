@@ -37,6 +37,7 @@ from shardyard.parallel.device import process_group_backend, select_device
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import EventWriter
 from shardyard.rundir.resolved import read_resolved
+from shardyard.set_up import set_up_errors_named
 
 Body = Callable[[RunDir, int, int, Callable[[], bool]], str]
 """What a set-up worker does: (run, attempt, generation, drain_requested) -> outcome."""
@@ -212,11 +213,13 @@ def take_device(recipe: Recipe) -> torch.device:
 def _join_process_group(run: RunDir, attempt: int, generation: int) -> None:
     recipe = read_resolved(run.resolved(attempt)).recipe
     device = take_device(recipe)
-    dist.init_process_group(
-        process_group_backend(recipe.cluster.device),
-        store=worker_store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), generation),
-        rank=int(os.environ["RANK"]),
-        world_size=int(os.environ["WORLD_SIZE"]),
-        timeout=timedelta(seconds=recipe.elastic.collective_timeout_s),
-        device_id=None if device.type == "cpu" else device,
-    )
+    store = worker_store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), generation)
+    with set_up_errors_named(os.environ):
+        dist.init_process_group(
+            process_group_backend(recipe.cluster.device),
+            store=store,
+            rank=int(os.environ["RANK"]),
+            world_size=int(os.environ["WORLD_SIZE"]),
+            timeout=timedelta(seconds=recipe.elastic.collective_timeout_s),
+            device_id=None if device.type == "cpu" else device,
+        )

@@ -76,14 +76,24 @@ def own_address(host: str) -> str | None:
     return lasting[0] if len(lasting) == 1 else None
 
 
-def for_workers(address: str | None, environ: Mapping[str, str]) -> dict[str, str]:
+def address_of_node(host: str, port: int) -> str | None:
+    """Of this node, by which it reaches the store of a rendezvous; None: it knows no way there."""
+    with suppress(OSError):
+        return address_towards(host, port)
+    return None
+
+
+def for_workers(
+    address: str | None, addresses: Collection[str], environ: Mapping[str, str]
+) -> dict[str, str]:
     """Variables of each worker of this node, in addition to torch's own.
 
     Args:
-        address: Of this node, as the others reach it; None: it is not known.
+        address: Of this node, as it sees itself; None: it is not known.
+        addresses: The same of all nodes.
         environ: Of the agent; what it names stays.
     """
-    name = None if address is None else interface_of(address)
+    name = None if address is None else interface_of(reachable(address, addresses))
     chosen = {VARIABLE: name} if name is not None and not environ.get(VARIABLE) else {}
     return {**OWN_STORE, **chosen}
 
@@ -111,7 +121,7 @@ def problem_of(environ: Mapping[str, str]) -> str:
     if wrong[0] in found:
         why = f"{wrong[0]} has no address"
     elif value[0] in "^=":
-        why = f"{value[0]} is NCCL's syntax, and gloo takes plain names"
+        why = f"gloo takes plain names, without {value[0]}"
     else:
         why = f"there is no interface {wrong[0]!r}"
     return (

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.elastic import interface
-from shardyard.elastic.interface import VARIABLE, check, for_workers, interfaces, reachable
+from shardyard import network_interface
 from shardyard.errors import SetUpError
+from shardyard.network_interface import VARIABLE, check, for_workers, interfaces, reachable
 
-LO = interface.loopback_interface()
+LO = network_interface.loopback_interface()
 
 
 def test_every_interface_of_the_kernel_is_listed_and_loopback_has_its_address() -> None:
@@ -30,7 +30,7 @@ def test_ipv6_addresses_are_those_that_the_kernel_lists() -> None:
 def test_a_node_whose_name_leads_to_itself_takes_the_address_towards_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(interface, "address_towards", lambda host, _port: f"towards {host}")
+    monkeypatch.setattr(network_interface, "address_towards", lambda host, _port: f"towards {host}")
     assert reachable("127.0.1.1", ["127.0.1.1", "10.7.0.4"]) == "towards 10.7.0.4"
     assert reachable("127.0.0.1", ["127.0.0.1", "127.0.0.1"]) == "127.0.0.1"
     assert reachable("10.7.0.3", ["10.7.0.3", "10.7.0.4"]) == "10.7.0.3"
@@ -40,23 +40,23 @@ def test_a_name_that_leads_nowhere_or_to_loopback_is_the_address_of_the_default_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     own = {"lo": ["127.0.0.1"], "eth0": ["10.7.0.3"], "vpn0": ["10.9.0.1"]}
-    monkeypatch.setattr(interface, "interfaces", lambda: own)
-    monkeypatch.setattr(interface, "address_towards", lambda _host, _port: "10.7.0.3")
-    assert interface.own_address("localhost") == "10.7.0.3"
-    assert interface.own_address("") == "10.7.0.3"
-    assert interface.own_address("10.9.0.1") == "10.9.0.1"
+    monkeypatch.setattr(network_interface, "interfaces", lambda: own)
+    monkeypatch.setattr(network_interface, "address_towards", lambda _host, _port: "10.7.0.3")
+    assert network_interface.own_address("localhost") == "10.7.0.3"
+    assert network_interface.own_address("") == "10.7.0.3"
+    assert network_interface.own_address("10.9.0.1") == "10.9.0.1"
 
 
 def test_an_interface_that_is_given_stays() -> None:
-    assert for_workers("127.0.0.1", {})[VARIABLE] == LO
-    assert VARIABLE not in for_workers("127.0.0.1", {VARIABLE: "eth1"})
-    assert VARIABLE not in for_workers(None, {})
+    assert for_workers("127.0.0.1", [], {})[VARIABLE] == LO
+    assert VARIABLE not in for_workers("127.0.0.1", [], {VARIABLE: "eth1"})
+    assert VARIABLE not in for_workers(None, [], {})
 
 
 @pytest.fixture
 def two_interfaces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     own: dict[str, list[str]] = {"lo": ["127.0.0.1"], "eth0": ["10.7.0.3"], "ib0": []}
-    monkeypatch.setattr(interface, "interfaces", lambda: own)
+    monkeypatch.setattr(network_interface, "interfaces", lambda: own)
     yield
 
 
@@ -65,8 +65,8 @@ def two_interfaces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     [
         ("eth9", "there is no interface 'eth9'"),
         ("lo,eth9", "there is no interface 'eth9'"),
-        ("^lo,docker", "^ is NCCL's syntax"),
-        ("=eth0", "= is NCCL's syntax"),
+        ("^lo,docker", "gloo takes plain names, without ^"),
+        ("=eth0", "gloo takes plain names, without ="),
         ("ib0", "ib0 has no address"),
         ("eth0,", "there is no interface ''"),
     ],
