@@ -1,6 +1,7 @@
 """Side jobs from the command line: submitted once, followed, answered, found again."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -285,6 +286,7 @@ def test_teardown_waits_for_a_living_side_job_and_removes_it_with_the_rest(
 def alone(site: Site) -> Site:
     """The folder has a side job and no training."""
     site.ledger.path.unlink()
+    shutil.rmtree(site.run_dir.path / "submissions")
     killed(site)
     site.fake.statuses = [status(JobState.RUNNING)]
     return site

@@ -13,6 +13,7 @@ import pytest
 from shardyard.errors import StorageError
 from shardyard.launchers.base import LAUNCHERS, Submission
 from shardyard.launchers.ledger import SUBMITTED, Entry, Ledger
+from shardyard.locks import take_lock
 
 
 def intend(ledger: Ledger, name: str) -> Entry:
@@ -54,12 +55,13 @@ def test_a_line_is_on_disk_before_what_it_tells_of_is_created(
 
     def watch(descriptor: int) -> None:
         fsync(descriptor)
-        flushed.append(Path(f"/proc/self/fd/{descriptor}").read_text())
+        path = Path(f"/proc/self/fd/{descriptor}").resolve()
+        flushed.append("" if path.is_dir() else path.read_text())
 
     monkeypatch.setattr(os, "fsync", watch)
     ledger = Ledger(tmp_path / "objects.jsonl")
     intend(ledger, "a")
-    assert flushed[-1] == ledger.path.read_text()
+    assert flushed == [ledger.path.read_text(), ""], "the line, then the name of the file"
 
 
 def test_a_ledger_that_cannot_be_written_stops_what_follows(tmp_path: Path) -> None:
@@ -207,3 +209,56 @@ def test_a_ledger_and_its_folder_are_made_for_their_owner_alone_to_write(tmp_pat
         os.umask(before)
     for path in (ledger.path, ledger.path.parent, ledger.path.parent.parent):
         assert stat.S_IMODE(path.stat().st_mode) & 0o022 == 0
+
+
+WHOLE = json.dumps({"t": 1.5, "action": "created", "kind": "slurm job", "name": "é", "n": -3e9,
+                    "launcher": "slurm", "id": None, "details": {"folder": "/a"}})  # fmt: skip
+
+
+def test_every_beginning_of_a_line_is_that_of_a_killed_writer(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    intend(ledger, "a")
+    before = ledger.path.read_text()
+    for length in range(1, len(WHOLE)):
+        ledger.path.write_text(before + WHOLE[:length])
+        assert names(ledger.live()) == ["a"], WHOLE[:length]
+        assert ledger.torn_lines() == [2]
+
+
+def test_a_complete_line_without_one_of_its_marks_is_refused(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    intend(ledger, "a")
+    before = ledger.path.read_text()
+    for place, mark in enumerate(WHOLE[:-2]):
+        if mark in '":,{':
+            ledger.path.write_text(f"{before}{WHOLE[:place]}{WHOLE[place + 1 :]}\n")
+            with pytest.raises(StorageError, match=r"line 2 is no line of a ledger"):
+                ledger.live()
+
+
+@pytest.mark.parametrize("content", ["", '{"t": 1.5, "action": "inte', "\0" * 90, None])
+def test_a_ledger_that_lost_its_lines_does_not_say_that_nothing_is_left(
+    content: str | None, tmp_path: Path
+) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    assert ledger.live() == [], "nothing was ever submitted"
+    (tmp_path / "submissions").mkdir()
+    if content is not None:
+        ledger.path.write_text(content)
+    with pytest.raises(StorageError, match="as a power cut leaves") as caught:
+        ledger.live()
+    if "\0" not in (content or ""):
+        command = str(caught.value).partition("write it anew: ")[2]
+        ledger.path.write_text(command.partition("echo '")[2].partition("'")[0] + "\n")
+        assert ledger.live() == [], "as the message says"
+
+
+def test_a_ledger_is_empty_only_while_a_command_submits(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    with ledger.open() as file:
+        assert take_lock(file.fileno())
+        assert ledger.live() == []
+    with pytest.raises(StorageError, match="is empty"):
+        ledger.live()
+    ledger.remove_empty()
+    assert ledger.live() == []

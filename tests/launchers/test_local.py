@@ -1,6 +1,7 @@
 """The local launcher: what it renders and refuses, and what it says of processes that are gone."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -319,3 +320,23 @@ def test_a_real_supervisor_is_known_by_its_folder_and_cancelled(run: RunDir) -> 
     assert LOCAL.status(job).state is JobState.RUNNING
     assert LOCAL.remove(job, Ledger(run.ledger)).removed == ["local job r/job-0"]
     assert LOCAL.status(job).state is not JobState.RUNNING
+
+
+@pytest.mark.heavy
+def test_a_job_whose_number_was_never_written_down_is_ended_and_not_started_twice(
+    run: RunDir,
+) -> None:
+    folder = run.path / "logs" / "job-0"
+    folder.mkdir(parents=True)
+    ledger = Ledger(run.ledger)
+    ledger.intend("local job", "r/job-0", launcher="local", folder=str(folder))
+    interrupted = Submission(
+        launcher="local", run_id="r", id="", name="r/job-0", details={"folder": str(folder)}
+    )
+    with idle_supervisor(folder) as process:
+        with pytest.raises(RequestError, match="is being trained already"):
+            LOCAL.submit(LOCAL.render(request_for(run.path)), ledger)
+        assert LOCAL.remove(interrupted, ledger) == Removal(removed=["local job r/job-0"])
+        assert process.wait() == -signal.SIGTERM
+    assert ledger.live() == []
+    assert LOCAL.remove(interrupted, ledger) == Removal(), "no process supervises it"

@@ -26,7 +26,7 @@ from click.shell_completion import (
 )
 
 from shardyard.errors import RequestError, ShardyardError
-from shardyard.rundir.layout import RUNS_DIR, RunDir
+from shardyard.rundir.layout import RUNS_DIR, RunDir, is_run
 from shardyard.terminal import tell_exactly
 
 VARIABLE = "_SHARDYARD_COMPLETE"
@@ -71,7 +71,7 @@ def runs(word: str, options: Mapping[str, Any]) -> Iterator[Item]:
         return
     folder = Path(options.get("runs_dir") or RUNS_DIR)
     found = [each for each in _entries(folder) if each.name.startswith(word)]
-    found = [each for each in found if (each / "recipe.yaml").is_file()]
+    found = [each for each in found if is_run(each)]
     found.sort(key=_changed_at, reverse=True)
     for number, each in enumerate(found):
         yield Item(each.name, help=_state(each) if number < _DESCRIBED_RUNS else None)

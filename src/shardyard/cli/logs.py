@@ -48,8 +48,7 @@ def command(
         raise click.UsageError("--node and --all exclude each other.")
     which: Which = "side" if is_side else "any"
     launched = find_launched(run, runs_dir, launchers_in(context), which=which)
-    nodes = launched.most_nodes()
-    if node is not None and node >= nodes:
+    if node is not None and node >= (nodes := launched.most_nodes()):
         raise RequestError(
             f"--node {node}: run {launched.run_dir.run_id} has at most {nodes} nodes, numbered "
             f"from 0. Give at most {nodes - 1}, or --all."

@@ -16,11 +16,13 @@ from shardyard.cli.options import (
 from shardyard.cli.tables import print_table
 from shardyard.control.follow import describe_stall
 from shardyard.control.job import Job, Which, describe_job, fetch_progress, find_launched
+from shardyard.errors import ShardyardError
 from shardyard.launchers.base import JobState, JobStatus
 from shardyard.launchers.ledger import SIDE_DETAIL
 from shardyard.rundir.network import read_network
 from shardyard.rundir.spending import Spending, read_spending
 from shardyard.rundir.state import RunState, read_state
+from shardyard.talk import warn
 from shardyard.terminal import tell
 from shardyard.units import format_usd
 
@@ -55,7 +57,7 @@ def command(
             "run": asdict(state),
             "spent": None if spending is None else asdict(spending),
             "network": None if network is None else asdict(network),
-            "max_usd": launched.recipe().launch.max_usd,
+            "max_usd": _most_usd(launched),
         }
         tell(json.dumps(content, indent=1))
         return
@@ -113,7 +115,16 @@ def _run_words(state: RunState) -> str:
     return f"{state.state}: {state.stop_reason}"
 
 
+def _most_usd(launched: Job) -> float | None:
+    """launch.max_usd; None: not set, or what was asked is lost."""
+    try:
+        return launched.recipe().launch.max_usd
+    except ShardyardError as error:
+        warn(f"launch.max_usd is not known: {error}")
+        return None
+
+
 def _price_words(launched: Job, spending: Spending) -> str:
-    limit = launched.recipe().launch.max_usd
+    limit = _most_usd(launched)
     most = "" if limit is None else f"of launch.max_usd={limit:g}, "
     return f"{most}{format_usd(spending.usd_per_hour)} an hour"

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from shardyard.config.load import load_recipe
 from shardyard.config.schema import Recipe
 from shardyard.control.submission import Launchers, launcher_named
-from shardyard.errors import EXIT_DRAINED, AccessError, RequestError, ShardyardError
+from shardyard.errors import EXIT_DRAINED, AccessError, RequestError, ShardyardError, StorageError
 from shardyard.launchers.base import JobState, JobStatus, Launcher, Submission
 from shardyard.launchers.ledger import BENCH_DETAIL, SIDE_DETAIL, Entry, Ledger
 from shardyard.launchers.marked import NONCE_DETAIL, parse, rebuild
@@ -218,9 +218,36 @@ def launched_of(
             jobs = ledger.jobs() or ledger.side_jobs()
     if not jobs:
         raise RequestError(_no_job(run_dir, ledger, which))
+    if which != "side":
+        warn_unfinished(run_dir, ledger)
     job = job_of(run_dir, jobs[-1])
     launcher = launcher_named(job.launcher, launchers)
     return Job(run_dir=run_dir, submission=job, launcher=launcher, ledger=ledger)
+
+
+def warn_unfinished(run_dir: RunDir, ledger: Ledger) -> None:
+    """Say what a submission that was cut off may have created: it may run and cost money."""
+    if unfinished := ledger.unfinished():
+        warn(_interrupted(run_dir, unfinished))
+
+
+def refuse_unfinished(run_dir: RunDir) -> None:
+    """Raise if a submission was cut off: what it created may train the run.
+
+    Raises:
+        RequestError: It was.
+    """
+    if unfinished := Ledger(run_dir.ledger).unfinished():
+        raise RequestError(_interrupted(run_dir, unfinished))
+
+
+def _interrupted(run_dir: RunDir, entries: Sequence[Entry]) -> str:
+    names = ", ".join(f"{entry.kind} {entry.name}" for entry in entries)
+    return (
+        f"a submission of run {run_dir.run_id} was interrupted before it became a job. What may "
+        f"have been created, and may run: {names}. Remove it with `shardyard teardown "
+        f"{run_dir.handle}`, then submit again."
+    )
 
 
 def refuse_bench(run_dir: RunDir) -> None:
@@ -256,9 +283,41 @@ def job_of(run_dir: RunDir, entry: Entry) -> Submission:
 
 
 def newest_asked(run_dir: RunDir) -> Path:
-    """The recipe of the newest job of a launched run."""
-    asked = run_dir.submission(len(Ledger(run_dir.ledger).jobs()))
-    return asked if asked.is_file() else run_dir.recipe
+    """The recipe of the newest job of a launched run.
+
+    Of the first job there are two copies, and what a power cut left of one is passed over.
+
+    Raises:
+        StorageError: It is lost.
+    """
+    number = len(Ledger(run_dir.ledger).jobs())
+    asked = run_dir.submission(number)
+    if number > 1:
+        return _sound(asked)
+    if not asked.is_file():
+        return _sound(run_dir.recipe)
+    damage, text = _damage(asked), asked.read_bytes()
+    is_torn = _damage(run_dir.recipe) is None and run_dir.recipe.read_bytes().startswith(text)
+    return run_dir.recipe if is_torn else asked if damage is None else _sound(run_dir.recipe)
+
+
+def _sound(recipe: Path) -> Path:
+    damage = _damage(recipe)
+    if damage is None:
+        return recipe
+    raise StorageError(
+        f"{recipe} {damage}, as a power cut leaves a file. It holds what this run was asked. The "
+        "job itself has its own copy. Bring the file back: `shardyard cancel`, `shardyard "
+        "teardown` and `shardyard logs` work without it."
+    )
+
+
+def _damage(recipe: Path) -> str | None:
+    try:
+        text = recipe.read_bytes()
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    return "is empty" if not text.strip() else "holds NUL bytes" if b"\0" in text else None
 
 
 def exit_code_of(status: JobStatus) -> int:
@@ -295,12 +354,7 @@ def _no_job(run_dir: RunDir, ledger: Ledger, which: Which) -> str:
         )
     live = ledger.live()
     if live:
-        names = ", ".join(f"{entry.kind} {entry.name}" for entry in live)
-        return (
-            f"the submission of run {run_dir.run_id} was interrupted before it became a job. "
-            f"What may have been created: {names}. Remove it with `shardyard teardown "
-            f"{run_dir.handle}`, and launch again."
-        )
+        return _interrupted(run_dir, live)
     return (
         f"run {run_dir.run_id} has no job: it was started by `shardyard train`, not launched. "
         "`shardyard runs` says how it stands, `shardyard report` shows it, and Ctrl-C where it "

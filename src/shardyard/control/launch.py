@@ -7,7 +7,7 @@ from typing import Any, overload
 
 from shardyard.config.load import Source
 from shardyard.control.hub_access import access_problems
-from shardyard.control.job import Job, fetch_progress, launched_of, refuse_bench
+from shardyard.control.job import Job, fetch_progress, launched_of, refuse_bench, refuse_unfinished
 from shardyard.control.model_check import refuse_other_weights
 from shardyard.control.prepared import data_line, find_prepared
 from shardyard.control.request import Request
@@ -176,6 +176,7 @@ def proposal_again(
         RequestError: Its last job is not over, or this cannot be changed.
     """
     refuse_bench(run_dir)
+    refuse_unfinished(run_dir)
     jobs = Ledger(run_dir.ledger).jobs()
     if jobs:
         refuse_live(run_dir, jobs[-1], launchers)

@@ -11,7 +11,7 @@ from shardyard.errors import ShardyardError
 from shardyard.launchers.base import Launcher
 from shardyard.launchers.ledger import SIDE_DETAIL, Ledger
 from shardyard.rundir.answers import read_answer
-from shardyard.rundir.layout import RunDir
+from shardyard.rundir.layout import RunDir, is_run
 from shardyard.units import format_usd
 
 MARK = "-prepare-"
@@ -39,7 +39,7 @@ def prepare_folders(parent: Path, name: str = "*") -> Iterator[tuple[RunDir, Led
         parent: Of the runs' folders, here.
         name: Of the run.
     """
-    folders = [each for each in parent.glob(f"{name}{MARK}*") if (each / "recipe.yaml").is_file()]
+    folders = [each for each in parent.glob(f"{name}{MARK}*") if is_run(each)]
     for folder in sorted(folders, key=lambda each: each.name.rpartition(MARK)[2], reverse=True):
         run_dir = RunDir(folder)
         yield run_dir, Ledger(run_dir.ledger)

@@ -50,7 +50,7 @@ def _begun(parent: Path, name: str, launcher: Launcher, side: SideJob) -> RunDir
     """The folder of a probe whose command was killed."""
     for folder in sorted(parent.glob(f"{name}{_MARK}*"), reverse=True):
         run_dir = RunDir(folder)
-        if run_dir.recipe.is_file() and find_side_job(run_dir, launcher, side) is not None:
+        if run_dir.is_there and find_side_job(run_dir, launcher, side) is not None:
             return run_dir
     return None
 

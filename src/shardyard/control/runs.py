@@ -5,12 +5,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from shardyard.control.job import Job, job_of
+from shardyard.control.job import Job, job_of, warn_unfinished
 from shardyard.control.states import ask_all
 from shardyard.control.submission import Launchers, launcher_named
 from shardyard.errors import StorageError
 from shardyard.launchers.ledger import SIDE_DETAIL, Entry, Ledger
-from shardyard.rundir.layout import RunDir
+from shardyard.rundir.layout import RunDir, is_run
 from shardyard.rundir.state import RunState, read_state
 from shardyard.talk import warn
 
@@ -92,7 +92,7 @@ def runs(
 def _read_all(folder: Path) -> list[RunState]:
     if not folder.is_dir():
         return []
-    found = [each for each in folder.iterdir() if (each / "recipe.yaml").is_file()]
+    found = [each for each in folder.iterdir() if is_run(each)]
     return [read_state(RunDir(each)) for each in found]
 
 
@@ -103,6 +103,7 @@ def _jobs(folders: Sequence[RunDir]) -> dict[str, Entry]:
         try:
             ledger = Ledger(run_dir.ledger)
             jobs = ledger.jobs() or ledger.side_jobs()
+            warn_unfinished(run_dir, ledger)
         except StorageError as error:  # does not keep the others from being shown
             warn(str(error))
             continue

@@ -67,7 +67,7 @@ def side_request(
         RequestError: The launcher cannot do it.
     """
     refuse_unlaunchable(recipe, launcher)
-    text, is_there = dump_recipe(recipe), run_dir.recipe.is_file()
+    text, is_there = dump_recipe(recipe), run_dir.is_there
     return LaunchRequest(
         run_id=run_dir.run_id,
         recipe=recipe,

@@ -150,7 +150,7 @@ def runs_of(study: Study) -> list[RunDir]:
         return []
     named = re.compile(rf"{re.escape(study.id)}-n\d+(-try\d+)?")
     found = [RunDir(path) for path in sorted(parent.iterdir()) if named.fullmatch(path.name)]
-    return [run_dir for run_dir in found if run_dir.recipe.is_file()]
+    return [run_dir for run_dir in found if run_dir.is_there]
 
 
 def stand_of(
@@ -217,7 +217,7 @@ def _tries(study: Study, nodes: int) -> list[RunDir]:
     found: list[RunDir] = []
     while True:
         run_dir = RunDir(study.folder.parent / study.run_id(nodes, len(found) + 1))
-        if not run_dir.recipe.is_file():
+        if not run_dir.is_there:
             return found
         found.append(run_dir)
 

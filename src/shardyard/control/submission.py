@@ -3,7 +3,6 @@
 `launch` and `resume --on` do the same here; what a scheduler needs is the launcher's own affair.
 """
 
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +22,7 @@ from shardyard.config.schema import Recipe
 from shardyard.control.request import Request, refuse_misfits
 from shardyard.control.sent_code import packed_code, send_code
 from shardyard.errors import RequestError, StorageError
-from shardyard.files import FILE_MODE, make_folder, write_text
+from shardyard.files import create_text, write_text
 from shardyard.hardware.machine import Machine
 from shardyard.hardware.probe import probe
 from shardyard.image.dockerfile import without_code
@@ -247,9 +246,9 @@ def submit(proposal: Proposal) -> Submission:
     ledger = Ledger(proposal.run_dir.ledger)
     with _claimed(proposal, ledger):
         send_code(proposal.request, proposal.run_dir)
-        if proposal.request.is_resume and proposal.request.side is None:
-            asked = proposal.run_dir.submission(proposal.request.submission)
-            write_text(asked, proposal.request.recipe_text)
+        side = proposal.request.side
+        number = proposal.request.submission if side is None else side.label
+        write_text(proposal.run_dir.submission(number), proposal.request.recipe_text)
         job = proposal.launcher.submit(proposal.rendered, ledger)
         added = {NONCE_DETAIL: proposal.request.nonce, **proposal.request.side_details}
         added |= {} if proposal.request.bench is None else {BENCH_DETAIL: "network"}
@@ -260,7 +259,7 @@ def submit(proposal: Proposal) -> Submission:
 
 def refuse_existing(run_dir: RunDir) -> None:
     """Raise if there is a run in this folder already."""
-    if not run_dir.recipe.exists():
+    if not run_dir.is_there:
         return
     jobs = Ledger(run_dir.ledger).jobs()
     job = f" as {jobs[-1].launcher} job {jobs[-1].id}" if jobs else ""
@@ -298,7 +297,9 @@ def _claimed(proposal: Proposal, ledger: Ledger) -> Iterator[None]:
             with suppress(OSError):
                 shutil.rmtree(run_dir.path)
         elif not is_resume and not _has_jobs(ledger):
-            run_dir.recipe.unlink(missing_ok=True)
+            for made in (run_dir.recipe, run_dir.ledger, *run_dir.submissions()):
+                made.unlink(missing_ok=True)
+        ledger.remove_empty()
         raise
 
 
@@ -337,10 +338,7 @@ def _submitted_by_another(proposal: Proposal) -> str:
 def _make(run_dir: RunDir, recipe_text: str) -> None:
     """The folder with its recipe; of two who launch the same id, one is refused."""
     try:
-        make_folder(run_dir.path)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        with os.fdopen(os.open(run_dir.recipe, flags, FILE_MODE), "w", encoding="utf-8") as file:
-            file.write(recipe_text)
+        create_text(run_dir.recipe, recipe_text)
     except FileExistsError:
         refuse_existing(run_dir)
         raise

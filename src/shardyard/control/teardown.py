@@ -1,11 +1,12 @@
 """What launching created elsewhere, removed again; the ledger names it, nothing is guessed."""
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from shardyard.config.load import load_recipe
-from shardyard.control.job import job_of
+from shardyard.control.job import job_of, newest_asked
 from shardyard.control.submission import Launchers, launcher_named
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.launchers.base import Removal
@@ -42,7 +43,7 @@ def remains_of(
     live, ended = ledger.live(), _ended_jobs(run_dir, ledger, launchers)
     return Remains(
         removed=[],
-        left=_names_of([entry for entry in live if entry.id not in ended]),
+        left=_names_of([entry for entry in live if entry.id not in ended]) + _torn(ledger),
         untouched=_foreign_storage(run_dir),
         over=_names_of([entry for entry in live if entry.id in ended]),
     )
@@ -80,7 +81,7 @@ def tear_down(
     return Remains(
         removed=removal.removed,
         foreign=removal.foreign,
-        left=_names_of(ledger.live()),
+        left=_names_of(ledger.live()) + _torn(ledger),
         untouched=untouched,
     )
 
@@ -142,10 +143,25 @@ def _names_of(entries: Sequence[Entry]) -> list[str]:
     ]
 
 
+def _torn(ledger: Ledger) -> list[str]:
+    """What a line that breaks off at the end of the ledger may have named."""
+    return [
+        f"(perhaps) what line {number} of {ledger.path} named. It breaks off, as a power cut "
+        "leaves a file: look for the run's jobs with the scheduler's own tools, end them, then "
+        f"remove it with `sed -i {number}d {shlex.quote(str(ledger.path))}`"
+        for number in ledger.torn_lines()
+    ]
+
+
 def _foreign_storage(run_dir: RunDir) -> list[str]:
     """Storage that the run used and somebody else made."""
     found = []
-    for volume in load_recipe([run_dir.recipe], of_run=True).launch.volumes:
+    try:
+        recipe = load_recipe([newest_asked(run_dir)], of_run=True)
+    except ShardyardError as error:  # a lost recipe keeps no job running
+        warn(f"which volumes and file systems the run used is not known: {error}")
+        return []
+    for volume in recipe.launch.volumes:
         if volume.claim is not None:
             found.append(f"persistent volume claim {volume.claim}")
         if volume.efs is not None:

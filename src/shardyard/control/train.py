@@ -23,6 +23,7 @@ from shardyard.control.attempt import (
 )
 from shardyard.control.follow import Shown, said
 from shardyard.control.go_back import refuse_missing_step
+from shardyard.control.job import refuse_unfinished
 from shardyard.control.last_report import write_last_report
 from shardyard.control.request import Request, take_environment
 from shardyard.control.resume import data_as_before, is_finished, newest_attempt, refuse_other_run
@@ -107,6 +108,7 @@ def next_attempt(
         AccessError: The run is another user's.
     """
     refuse_unwritable(run_dir)
+    refuse_unfinished(run_dir)
     Lease(run_dir.lease).close()  # refuse at once, not after a minute of preparation
     number, previous, asked = newest_attempt(run_dir)
     if back_to is not None:

@@ -5,6 +5,11 @@
 or submitted: the line of a job, with which every verb finds it again. Tear-down reads it, so
 nothing is forgotten: an object whose creation was interrupted stands as intended and is looked for.
 
+Each line is on disk before what it tells of is created. So a writer that was killed in a line had
+created nothing by it, and the beginning of a line is passed over. Anything else that cannot be read
+(a complete line with a wrong character, NUL bytes, an empty file, a ledger that is gone) may have
+named a job that runs and costs: every verb names the file and the line, and guesses nothing.
+
 What it names is asked about, ended and removed, so each line is checked before anything is done
 with it, whatever the verb: by the rules of ``_why_not``, and by the form that its launcher declares
 (``EntryForm``).
@@ -13,20 +18,31 @@ with it, whatever the verb: by the rules of ``_why_not``, and by the form that i
 import json
 import os
 import re
+import shlex
 import stat
 import time
 import unicodedata
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from shardyard.errors import RequestError, StorageError
-from shardyard.files import FILE_MODE, make_folder
+from shardyard.files import FILE_MODE, flush_folder, make_folder
+from shardyard.locks import drop_lock, take_lock
 
 if TYPE_CHECKING:
     from shardyard.launchers.base import Submission
 
+_TRACE = "submissions"
+"""Folder that a submission makes in a run's folder before the ledger names anything."""
+_NEW_LEDGER = """echo '{"action": "noted", "kind": "lost", "name": "all", "launcher": "local"}'"""
+"""Command that writes a ledger of no job."""
+_BROKEN_OFF = re.compile(r"(n(ul?)?|t(ru?)?|f(a(ls?)?)?|-|\.|[eE][-+]?|\\?u?[0-9a-fA-F]{0,4})?")
+"""What is left of a value where a line of JSON breaks off, from where it cannot be parsed."""
+_ENDS = re.compile(r'"action": "(submitted|failed|removed)"')
+"""In a line that names nothing that an earlier one does not name."""
 _WITH_ID = ("created", "submitted")
 _NO_OBJECT = ("submitted", "noted")
 _ACTIONS = frozenset({"intended", "failed", "removed", "noted", *_WITH_ID})
@@ -133,12 +149,27 @@ class Ledger:
         """What may exist, oldest first: intended or created, and not failed or removed."""
         found: dict[tuple[str, str, str], Entry] = {}
         for line in self._lines():
-            key = (line["launcher"], line["kind"], line["name"])
+            key = _key(line)
             if line["action"] in ("failed", "removed"):
                 found.pop(key, None)
             elif line["action"] not in _NO_OBJECT:
                 found[key] = _entry(line)
         return list(found.values())
+
+    def unfinished(self) -> list[Entry]:
+        """What may exist of a training's submission that was cut off before it became a job."""
+        since: list[tuple[str, str, str]] = []
+        for line in self._lines():
+            if line["action"] == "submitted":
+                since.clear()
+            elif line["action"] in ("intended", "created"):
+                since.append(_key(line))
+        return [
+            entry
+            for entry in self.live()
+            if (entry.launcher, entry.kind, entry.name) in since
+            and SIDE_DETAIL not in entry.details
+        ]
 
     def history(self) -> list[tuple[float, str, Entry]]:
         """When (unix seconds), which action and on what, oldest first; jobs are left out.
@@ -165,21 +196,40 @@ class Ledger:
         """Everything that was ever confirmed, oldest first."""
         return [_entry(line) for line in self._lines() if line["action"] == "created"]
 
+    def remove_empty(self) -> None:
+        """Remove the file if nothing was written: an empty one reads as damaged."""
+        with suppress(OSError):
+            if self.path.stat().st_size == 0:
+                self.path.unlink()
+
     def open(self) -> BinaryIO:
         """The file, to append to or to lock; made if it is not there."""
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
         return os.fdopen(os.open(self.path, flags, FILE_MODE), "a+b")
 
+    def torn_lines(self) -> list[int]:
+        """Numbers of lines that break off and may have begun to name another object.
+
+        A writer that was killed had created nothing by it; after a power cut, lines behind it may
+        be lost.
+        """
+        parts = enumerate((self._read() or "").split("\n"), start=1)
+        torn = [(number, part) for number, part in parts if part.strip() and _breaks(part)]
+        return [number for number, part in torn if not _ENDS.search(part)]
+
     def _lines(self) -> list[dict[str, Any]]:
-        lines = []
-        for number, text in enumerate(self._read().splitlines(), start=1):
-            try:
-                line = json.loads(text)
-            except (ValueError, RecursionError):
-                if text.startswith("{") or not text.strip():
-                    continue  # the line of a killed writer, who had created nothing by it yet
-                line = None
-            why_not = _why_not(line, self.path.parent)
+        text = self._read()
+        if text is None or (not text and self._is_held()):
+            return []
+        lines, is_torn = [], False
+        for number, part in enumerate(text.split("\n"), start=1):
+            if not part.strip():
+                continue
+            line, why_not = _parse(part)
+            if line is None and not why_not:
+                is_torn = True  # the line of a killed writer, who had created nothing by it yet
+                continue
+            why_not = why_not or _why_not(line, self.path.parent)
             if why_not:
                 raise StorageError(
                     f"{self.path} line {number} is no line of a ledger: {why_not}. No launcher "
@@ -189,16 +239,27 @@ class Ledger:
                     "what it may have named."
                 )
             lines.append(line)
+        if not lines or (is_torn and all(line["action"] == "noted" for line in lines)):
+            raise StorageError(_lost(self.path, "torn" if is_torn else "empty"))
         return lines
 
-    def _read(self) -> str:
-        """All that is written; nothing where there is no ledger.
+    def _is_held(self) -> bool:
+        """Whether a command submits the run at this moment."""
+        with self.path.open("rb") as file:
+            is_free = take_lock(file.fileno(), is_shared=True)
+            drop_lock(file.fileno())
+        return not is_free
+
+    def _read(self) -> str | None:
+        """All that is written; None where there is no ledger and nothing was submitted.
 
         Raises:
-            StorageError: Something is there that cannot be read, so nobody knows what it named.
+            StorageError: The ledger is gone or cannot be read, so it is not known what it named.
         """
         if not os.path.lexists(self.path):
-            return ""
+            if (self.path.parent / _TRACE).exists():
+                raise StorageError(_lost(self.path, "missing"))
+            return None
         try:
             if not stat.S_ISREG(self.path.stat().st_mode):
                 raise OSError(0, "it is no file")
@@ -218,17 +279,61 @@ class Ledger:
         }  # fmt: skip
         try:
             make_folder(self.path.parent)
+            is_new = not self.path.exists()
             with self.open() as file:
                 file.seek(max(0, file.tell() - 1))
                 torn = file.read() not in (b"", b"\n")  # a writer was killed in its line
                 file.write((("\n" if torn else "") + json.dumps(line) + "\n").encode())
                 file.flush()
                 os.fsync(file.fileno())
+            if is_new:
+                flush_folder(self.path.parent)
         except OSError as error:
             raise StorageError(
                 f"{self.path} cannot be written: {error.strerror}. Nothing is created outside that "
                 "is not written down first. Check that the run folder is yours and has room."
             ) from error
+
+
+def _lost(path: Path, how: str) -> str:
+    """Message about a ledger that names nothing any more, though something was submitted."""
+    return (
+        f"{path} is {how}, as a power cut leaves a file. It named what was created for this run, "
+        "which may still run and cost money. Bring the file back from a copy. Without a copy, look "
+        "for the run's jobs with the scheduler's own tools (or `shardyard runs --strays --on "
+        f"LAUNCHER`), end them, then write it anew: {_NEW_LEDGER} > {shlex.quote(str(path))}"
+    )
+
+
+def _key(line: dict[str, Any]) -> tuple[str, str, str]:
+    return line["launcher"], line["kind"], line["name"]
+
+
+def _parse(text: str) -> tuple[Any, str]:
+    """The content of a line and why it is none; neither for a line that breaks off."""
+    if "\0" in text:
+        return None, "it holds NUL bytes, as a power cut leaves them"
+    try:
+        return json.loads(text), ""
+    except RecursionError:
+        return None, "it is nested too deeply"
+    except ValueError as error:
+        if isinstance(error, json.JSONDecodeError) and _breaks_off(text, error):
+            return None, ""
+        return None, f"it is no JSON object ({error})"
+
+
+def _breaks(line: str) -> bool:
+    return _parse(line) == (None, "")
+
+
+def _breaks_off(text: str, error: json.JSONDecodeError) -> bool:
+    """Whether a text is the beginning of a JSON object, sound as far as it goes."""
+    if not text.startswith("{"):
+        return False
+    if error.msg.startswith("Unterminated string"):
+        return not text.endswith("}")  # else a quotation mark is missing in a complete line
+    return _BROKEN_OFF.fullmatch(text, error.pos) is not None
 
 
 def _entry(line: dict[str, Any]) -> Entry:
@@ -247,6 +352,8 @@ def _why_not(line: Any, folder: Path) -> str:
         return wrong
     if line["action"] in _WITH_ID and line.get("id") is None:
         return f"it is {line['action']} and has no id"
+    if line["action"] == "noted":
+        return ""  # nothing is asked about it or ended
     forms = _forms(line["launcher"])
     if forms is None:
         return ""  # whoever looks for the launcher says that there is none

@@ -36,8 +36,22 @@ from shardyard.launchers.base import (
     Rendered,
     Submission,
 )
-from shardyard.launchers.ledger import RUN_ID, SIDE_DETAIL, SUBMITTED, EntryForm, Ledger, form
-from shardyard.launchers.local_job import MODULE, Identity, JobFile, supervises
+from shardyard.launchers.ledger import (
+    RUN_ID,
+    SIDE_DETAIL,
+    SUBMITTED,
+    Entry,
+    EntryForm,
+    Ledger,
+    form,
+)
+from shardyard.launchers.local_job import (
+    MODULE,
+    Identity,
+    JobFile,
+    supervises,
+    supervisor_of,
+)
 from shardyard.launchers.log_files import read_logs
 from shardyard.launchers.shell_words import word
 from shardyard.rundir.layout import RunDir
@@ -128,7 +142,7 @@ class LocalLauncher:
         (content,) = rendered.objects
         run = RunDir(Path(content["run_dir"]))
         if not rendered.side:
-            _refuse_running(run)
+            _refuse_running(run, ledger)
         folder = _new_folder(run)
         entry = ledger.intend(
             _KIND,
@@ -197,15 +211,17 @@ class LocalLauncher:
 
     def cancel(self, job: Submission) -> None:
         """Ask the supervisor to drain the nodes; it asks them once."""
-        if _is_alive(job):
+        who = _identity(job)
+        if who is not None and _is_alive(job):
             with suppress(ProcessLookupError):
-                os.kill(_pid(job), signal.SIGTERM)
+                os.kill(who.pid, signal.SIGTERM)
 
     def remove(self, job: Submission, ledger: Ledger) -> Removal:
         """Drain the job if it runs, and wait for its end; its logs stay in the run's folder."""
         removed, foreign = [], []
-        if _identity(job).is_alive and not _is_alive(job):
-            foreign.append(f"process {_pid(job)}")
+        who = _identity(job)
+        if who is not None and who.is_alive and not _is_alive(job):
+            foreign.append(f"process {who.pid}")
         elif _is_alive(job):
             self.cancel(job)
             # the supervisor kills what does not drain in time
@@ -249,12 +265,22 @@ def _script(job: JobFile, recipe_text: str) -> str:
     return "\n".join([*lines, "", "# JOB/recipe.yaml", recipe_text])
 
 
-def _refuse_running(run: RunDir) -> None:
-    if is_held(run.lease):
+def _refuse_running(run: RunDir, ledger: Ledger) -> None:
+    """Raise if the run is trained, or a supervisor of it is about to start nodes."""
+    kinds = [entry for entry in ledger.live() if (entry.launcher, entry.kind) == ("local", _KIND)]
+    jobs = [_job(run, entry) for entry in kinds if SIDE_DETAIL not in entry.details]
+    if is_held(run.lease) or any(map(_is_alive, jobs)):
         raise RequestError(
             f"run {run.run_id} is being trained already. Two at once would overwrite each other's "
             f"checkpoints. Wait for it, or stop it with `shardyard cancel {run.handle}`."
         )
+
+
+def _job(run: RunDir, entry: Entry) -> Submission:
+    return Submission(
+        launcher=entry.launcher, run_id=run.run_id, id=entry.id or "", name=entry.name,
+        details=entry.details,
+    )  # fmt: skip
 
 
 def _new_folder(run: RunDir) -> Path:
@@ -292,6 +318,8 @@ def start_supervisor(folder: Path, program: Sequence[str] = _SUPERVISOR) -> Iden
         pid, started, boot = json.loads(answer.stdout)
         return Identity(pid, started, boot)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
+        if (who := supervisor_of(str(folder))) is not None:
+            return who  # it runs, but could not say so in time
         words = (getattr(error, "stderr", None) or str(error)).strip()
         raise ShardyardError(
             f"the supervisor of {folder} did not start ({words.splitlines()[-1]}). It "
@@ -299,19 +327,22 @@ def start_supervisor(folder: Path, program: Sequence[str] = _SUPERVISOR) -> Iden
         ) from error
 
 
-def _identity(job: Submission) -> Identity:
+def _identity(job: Submission) -> Identity | None:
+    """Its supervisor; None: the submission was interrupted, and no process supervises its folder.
+
+    A submission that was interrupted before the number of its supervisor was written down is found
+    by the supervisor's command line.
+    """
+    if not job.id:
+        return supervisor_of(job.details["folder"])
     pid, _, started = job.id.partition("-")
     return Identity(int(pid), started, job.details.get("boot", ""))
-
-
-def _pid(job: Submission) -> int:
-    return _identity(job).pid
 
 
 def _is_alive(job: Submission) -> bool:
     """Whether its supervisor runs; any other process that the ledger may name is none of ours."""
     who = _identity(job)
-    return who.is_alive and supervises(who.pid, job.details["folder"])
+    return who is not None and who.is_alive and supervises(who.pid, job.details["folder"])
 
 
 def _read_status(folder: Path) -> dict[str, Any]:

@@ -108,6 +108,18 @@ def supervises(pid: int, folder: str) -> bool:
     return said_owner == str(os.geteuid()) and command.endswith(f" {' '.join(_words(folder))}")
 
 
+def supervisor_of(folder: str) -> Identity | None:
+    """Find the supervisor of the job in a folder by its command line; None: no process is."""
+    processes = Path("/proc")
+    if processes.joinpath("self").exists():
+        numbers = [entry.name for entry in processes.iterdir() if entry.name.isdecimal()]
+    else:
+        answer = subprocess.run(["ps", "-axo", "pid="], capture_output=True, text=True, check=False)
+        numbers = answer.stdout.split()
+    found = (Identity.of(int(pid)) for pid in numbers if supervises(int(pid), folder))
+    return next((who for who in found if who is not None), None)
+
+
 def _words(folder: str) -> tuple[str, ...]:
     """With which a supervisor is started."""
     return ("-m", MODULE, folder)

@@ -16,6 +16,7 @@ VERSION = 1
 RUNS_DIR = "runs"
 """Where runs are unless run.dir or --runs-dir says otherwise."""
 
+_OF_A_RUN = ("ledger.jsonl", "submissions", "events.jsonl", "attempts")
 _STEP = re.compile(r"step-(\d{8})", re.ASCII)
 
 
@@ -60,9 +61,25 @@ class RunDir:
         """One JSON object a line: what was created outside this folder, and the jobs."""
         return self.path / "ledger.jsonl"
 
-    def submission(self, number: int) -> Path:
-        """What was asked of one job, from the second on: the recipe with a resume's overrides."""
-        return self.path / "submissions" / f"{number}.yaml"
+    @property
+    def is_there(self) -> bool:
+        """Whether the folder is that of a run, by any file that one has from its beginning.
+
+        A power cut can take any of them, and a run that is lost from sight may cost money.
+        """
+        return is_run(self.path)
+
+    def submission(self, name: int | str) -> Path:
+        """What was asked of one job: the recipe with a resume's overrides.
+
+        Args:
+            name: Number of the job, from 1; of a side job its label.
+        """
+        return self.path / "submissions" / f"{name}.yaml"
+
+    def submissions(self) -> list[Path]:
+        """What was asked of all jobs."""
+        return sorted((self.path / "submissions").glob("*.yaml"))
 
     def answer(self, side_label: str) -> Path:
         """What a side job answered, once that was handed on."""
@@ -190,6 +207,14 @@ REPLACED = ".replaced"
 """Ending of a checkpoint from whose steps a run went back (``resume --step``)."""
 
 
+def is_run(folder: Path) -> bool:
+    """Whether a folder is that of a run; see ``RunDir.is_there``."""
+    if (folder / "recipe.yaml").is_file():
+        return True
+    has_any = any((folder / name).exists() for name in _OF_A_RUN)
+    return has_any and not (folder / "cluster.json").exists()  # a cluster has a ledger, too
+
+
 def step_of_name(name: str) -> int | None:
     """The step of a complete checkpoint's folder; None for any other name."""
     match = _STEP.fullmatch(name)
@@ -222,10 +247,10 @@ def find_run(run: str, runs_dir: Path) -> RunDir:
         RequestError: There is no such run, or the prefix fits several.
     """
     as_path = Path(run)
-    if (as_path / "recipe.yaml").is_file():
+    if is_run(as_path):
         return RunDir(as_path.resolve())
     known = (
-        sorted(entry.name for entry in runs_dir.iterdir() if (entry / "recipe.yaml").is_file())
+        sorted(entry.name for entry in runs_dir.iterdir() if is_run(entry))
         if runs_dir.is_dir()
         else []
     )

@@ -16,7 +16,7 @@ from typing import Any
 
 from shardyard.errors import StorageError
 from shardyard.files import write_text
-from shardyard.rundir.layout import RunDir
+from shardyard.rundir.layout import RunDir, is_run
 from shardyard.rundir.lease import is_held
 from shardyard.rundir.lines import newest_evaluation
 from shardyard.rundir.state import read_state
@@ -94,7 +94,7 @@ class Index:
             stamp = _stamp(entry.path)
             known = self._known.get(entry.name)
             if known is None or known[0] != stamp:
-                if not os.path.isfile(f"{entry.path}/recipe.yaml"):  # noqa: PTH113  as above
+                if not is_run(Path(entry.path)):
                     continue
                 known = (stamp, _read(RunDir(Path(entry.path))))
                 self._is_changed = True
