@@ -22,6 +22,7 @@ BASE_ROWS = [
     {
         "yaml_text",
         "files",
+        "git",
         "aws",
         "plug_ins",
         "safetensors_header",

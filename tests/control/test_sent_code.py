@@ -13,7 +13,7 @@ from shardyard.config.load import dump_recipe, load_recipe
 from shardyard.control.sent_code import packed_code, take_code
 from shardyard.errors import DataError, RequestError
 from shardyard.launchers.base import JobState
-from shardyard.launchers.bundle import bundle
+from shardyard.launchers.bundle import bundle, write_bundle
 from shardyard.launchers.kubernetes import pod
 from shardyard.launchers.kubernetes.objects import render_objects
 from shardyard.rundir.layout import RunDir
@@ -134,3 +134,43 @@ def test_a_resume_sends_the_code_that_was_launched(run: RunDir, tmp_path: Path) 
     (request,) = fake.submitted
     (kept,) = (run.path / "launch").glob("bundle-*.tar.gz")
     assert request.code is not None and request.code.archive == kept.read_bytes()
+
+
+@pytest.mark.heavy
+def test_unpacked_code_that_was_changed_is_rejected_before_it_is_used(run: RunDir) -> None:
+    recipe = load_recipe([run.recipe])
+    take_code(recipe, run)
+    (module,) = run.path.glob("launch/code-*/code/mine/__init__.py")
+    for damage in ("", "ANSWER = 41\n"):
+        module.write_text(damage)
+        with pytest.raises(DataError, match=r"code/mine/__init__\.py changed\. Remove .*: rm -r "):
+            take_code(recipe, run)
+        with pytest.raises(DataError, match="is not the code that was launched"):
+            packed_code(recipe, "", run, is_resume=True)
+    module.unlink()
+    with pytest.raises(DataError, match=r"code/mine/__init__\.py changed"):
+        take_code(recipe, run)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("damage", ["empty", "missing", "cut"])
+def test_a_resume_packs_the_same_code_again_where_the_archive_is_lost(
+    damage: str, run: RunDir, tmp_path: Path
+) -> None:
+    (archive,) = (run.path / "launch").glob("bundle-*")
+    content = archive.read_bytes()
+    recipe = load_recipe([run.recipe])
+    if damage == "missing":
+        archive.unlink()
+    else:
+        archive.write_bytes(b"" if damage == "empty" else content[: len(content) // 2])
+    code = packed_code(recipe, "changed: since\n", run, is_resume=True)
+    assert code is not None and archive.name == code.name
+    write_bundle(code, run.path / "launch")
+    take_code(recipe, run)
+    archive.write_bytes(b"")
+    (tmp_path / "mine" / "__init__.py").write_text("ANSWER = 44\n")
+    with pytest.raises(
+        DataError, match=r"not the code that was launched either.*: rm .*code\.json"
+    ):
+        packed_code(recipe, "", run, is_resume=True)

@@ -165,7 +165,7 @@ def test_a_bundle_that_was_changed_on_its_way_is_refused(project: Path, tmp_path
     made = pack("mine", into=tmp_path, start=project)
     other = gzip.compress(gzip.decompress(made.path.read_bytes()).replace(b"(1)", b"(2)"))
     made.path.write_bytes(other)
-    with pytest.raises(DataError, match=r"changed or damaged on its way. Launch again"):
+    with pytest.raises(DataError, match=r"changed or damaged\. Launch again"):
         unpack(made.path, tmp_path / "node", digest=made.digest)
     made.path.write_bytes(other[:20])
     with pytest.raises(DataError, match=r"cannot be read: .* Launch again"):

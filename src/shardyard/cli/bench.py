@@ -123,7 +123,8 @@ def network(
         )
     proposal = bench_proposal(recipe, launcher, asked, is_dry_run=dry_run)
     assert proposal.request.bench is not None
-    for line in [*describe(proposal), f"measured: {describe_bench(proposal.request.bench)}"]:
+    lines = describe(proposal, in_full=dry_run)
+    for line in [*lines, f"measured: {describe_bench(proposal.request.bench)}"]:
         say(line)
     if dry_run:
         print_request(proposal, as_json=as_json)
@@ -156,7 +157,7 @@ def _side_by_side(
     found = words_of(variants_in(transports), recipe, launcher, asked)
     proposals = proposals_of(found, launcher, asked, is_dry_run=dry_run)
     for proposal in proposals:
-        say("\n".join(describe(proposal)))
+        say("\n".join(describe(proposal, in_full=dry_run)))
     if dry_run:
         print_requests(proposals, as_json=as_json)
         return 0

@@ -89,7 +89,7 @@ def agree(proposal: Proposal, terms: Terms, *, question: str) -> bool:
     """
     if terms.is_followed and terms.as_json:
         raise click.UsageError("--follow prints the output; it and --json exclude each other.")
-    for line in describe(proposal):
+    for line in describe(proposal, in_full=terms.dry_run):
         say(line)
     against = refusals(proposal)
     if not terms.dry_run:  # which asks no service

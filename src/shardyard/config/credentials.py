@@ -1,9 +1,9 @@
 """Recognise credentials that somebody wrote into a recipe, so that nobody prints or stores them.
 
-By the forms that issuers document, whatever the setting is called. Two forms have no mark of their
-own: 40 characters of an AWS secret key, told by how random they are, and the 40 hexadecimal digits
-of a W&B key, which are a git commit's too and so count only where no commit belongs
-(``is_hex_key``).
+By the shapes that issuers document (``token_shapes``), by what an address or an assignment holds,
+and by the name of a variable (``is_called_a_secret``). Two forms have no mark of their own: 40
+characters of an AWS secret key, known by how random they are, and the 40 hexadecimal digits of a
+W&B key, which are a git commit's too and so count only where no commit belongs (``is_hex_key``).
 """
 
 import json
@@ -12,29 +12,26 @@ import re
 from collections import Counter
 from typing import Any
 
-_KINDS = {
-    "a Hugging Face token": r"\b(?:hf_[A-Za-z0-9]{10,}|api_org_[A-Za-z0-9]{20,})",
-    "an AWS access key": r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}",
-    "a GitHub token": r"\b(?:gh[pousr]_[A-Za-z0-9]{10,}|github_pat_[A-Za-z0-9_]{10,})",
-    "a GitLab token": r"\bgl(?:pat|oas|dt|rt|rtr|cbt|ptt|ft|imt|agent|soat|ffct)-[\w.=-]{16,}",
-    "an NVIDIA API key": r"\bnvapi-[\w-]{20,}",
-    "a W&B key": r"\b(?:wandb_v1_\w{16,}|local-[\w-]*?[0-9a-f]{40}\b)",
-    "a Google API key": r"\b(?:AIza[\w-]{35}|GOCSPX-[\w-]{20,}|ya29\.[\w-]{20,})",
-    "an Azure key": r"(?<![A-Za-z0-9+/])[A-Za-z0-9+/]{86}==|\b[\w~.]{3}\dQ~[\w~.-]{31,34}"
-    r"|[?&]sig=[A-Za-z0-9%+/=]{30,}",
-    "a signed token (JWT)": r"\beyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{10,}",
-    "an API key": r"\bsk-(?:"
-    r"(?:proj|svcacct|admin|None)-(?=[\w-]*[0-9])(?=[\w-]*[A-Z])[\w-]{20,}"  # OpenAI
-    r"|ant-[a-z]+[0-9]{2}-[\w-]{20,}"  # Anthropic
-    r"|or-v1-[0-9a-f]{32,}"  # OpenRouter
-    r"|(?=[A-Za-z]*[0-9])[A-Za-z0-9]{20,})",  # OpenAI's older keys, DeepSeek and others
-    "a PyPI or npm token": r"\b(?:pypi-[\w-]{40,}|npm_[A-Za-z0-9]{30,})",
-    "a Slack token": r"\bxox[abeprs]-[A-Za-z0-9-]{10,}"
-    r"|\bhooks\.slack\.com/services/\w+/\w+/\w{10,}",
-    "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----",
-    "an address with a password": r"\b[a-z][a-z0-9+.-]*://[^/\s:@]+:[^/\s@]+@",
-}
-_PATTERNS = {kind: re.compile(pattern, re.ASCII) for kind, pattern in _KINDS.items()}
+from shardyard.config.token_shapes import find_token
+
+_ADDRESS = re.compile(r"(?<=[A-Za-z0-9+.-])://(?:[^/\s:@?#]*:[^/\s@]+|(?P<user>[^/\s:@?#]+))@")
+"""A URL with user info: a password, or a user's name that may be a token."""
+
+_PARAMETER = re.compile(
+    r"[?&](?:[a-z]{1,12}[-_])?(?:token|api_?key|key|password|passwd|pwd|secret|sig|signature"
+    r"|x-amz-signature|x-goog-signature|accountkey|sharedaccesskey)=(?![$<{%])[^&;\s]{8}",
+    re.IGNORECASE,
+)
+_ASSIGNED = re.compile(
+    r"(?:password|passwd|passphrase|secret_?key|api_?key|account_?key|access_?key|auth_?token"
+    r"|access_?token|\bpwd)[\"']?[ \t]{0,3}[=:][ \t]{0,3}[\"']?(?![$<{%/~])[^\s;&,\"']{6}",
+    re.IGNORECASE,
+)
+_HEADER = re.compile(
+    r"\bauthorization[\"']?[ \t]{0,3}[:=][ \t]{0,3}[\"']?[a-z]{3,10}[ \t]+[\w.~+/=-]{8}"
+    r"|\bbearer[ \t]+(?=[a-z._~+/=-]{0,200}[0-9])[\w.~+/=-]{16}",
+    re.IGNORECASE,
+)
 
 _FORTY = re.compile(r"(?<![A-Za-z0-9/+._-])[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=._-])")
 _LEAST_BITS = 4.4
@@ -47,10 +44,25 @@ HIDDEN = "(not shown)"
 
 def find_credential(text: str) -> str | None:
     """What kind of credential a text holds, in words, or None."""
-    found = next((kind for kind, pattern in _PATTERNS.items() if pattern.search(text)), None)
-    if found is None and any(map(_is_random, _FORTY.findall(text))):
-        return "an AWS secret key"
-    return found
+    found = find_token(text)
+    if found is not None:
+        return found
+    if any(_is_secret_address(url) for url in _ADDRESS.finditer(text)):
+        return "an address with a password"
+    if _PARAMETER.search(text):
+        return "an address with a password"
+    if _ASSIGNED.search(text) or _HEADER.search(text):
+        return "a password or key"
+    return "an AWS secret key" if any(map(_is_random, _FORTY.findall(text))) else None
+
+
+def _is_secret_address(url: re.Match[str]) -> bool:
+    """Whether the user info of a URL has a password, or is a token in place of a name."""
+    user = url["user"]
+    if user is None:
+        return True
+    has_digit = any(sign.isdigit() for sign in user)
+    return len(user) >= 20 or (len(user) >= 10 and has_digit and user.isalnum())
 
 
 def is_hex_key(text: str) -> bool:

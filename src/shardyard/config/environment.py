@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from shardyard.config.credentials import HIDDEN, find_credential, is_hex_key, show
 from shardyard.config.schema import Recipe
+from shardyard.config.secret_names import is_called_a_secret
 from shardyard.config.secret_reference import is_variable
 from shardyard.errors import Problem
 
@@ -20,13 +21,6 @@ _TAKEN = re.compile(
     r"|JOB_COMPLETION_INDEX|RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT"
 )
 """Variables with which schedulers, torch and we say where a process stands among the others."""
-
-_NAMES_A_SECRET = re.compile(
-    r"(?:^|_)(?:TOKEN|PASSWORD|PASSWD|SECRET|CREDENTIALS?|(?:API|ACCESS|SECRET|PRIVATE)_KEY"
-    r"|ACCESS_KEY_ID)$",
-    re.IGNORECASE,
-)
-
 
 _NAMES_A_COMMIT = re.compile(
     r"(?:^|_)(?:GIT|COMMIT|SHA1?|REV|REVISION|REF|HASH|DIGEST|CHECKSUM|VERSION|BUILD|TAG|ETAG)(?:_|$)",
@@ -45,10 +39,11 @@ def environment_problems(recipe: Recipe) -> Iterable[Problem]:
                 f"{LONGEST_BYTES:,}. Put the content into a file, and its path here."
             )
             yield Problem(f"launch.env.{name}" if is_variable(name) else "launch.env", text)
-        if value and _is_called_a_secret(name) and not find_credential(value):
+        is_called_so = is_variable(name) and is_called_a_secret(name, value)
+        if is_called_so and not find_credential(value):
             text = (
-                f"is called as a secret is, and this section is copied into run folders and jobs. "
-                f"Say where it is kept instead: `secrets: {{{name}: env}}`."
+                f"has the name of a secret {HIDDEN}, and this section is copied into run folders "
+                f"and jobs. Say where the secret is kept instead: `secrets: {{{name}: env}}`."
             )
             yield Problem(f"launch.env.{name}", text)
         if is_hex_key(value) and is_variable(name) and not _NAMES_A_COMMIT.search(name):
@@ -61,10 +56,6 @@ def environment_problems(recipe: Recipe) -> Iterable[Problem]:
             yield Problem(f"launch.env.{name}", text)
     for name in recipe.secrets:
         yield from _name_problems("secrets", name)
-
-
-def _is_called_a_secret(name: str) -> bool:
-    return is_variable(name) and _NAMES_A_SECRET.search(name) is not None
 
 
 def _name_problems(section: str, name: str) -> Iterable[Problem]:

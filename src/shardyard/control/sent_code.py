@@ -4,15 +4,29 @@ It is kept in the run's folder, where a resume finds it, and nodes too if they s
 whose nodes do not carry it themselves.
 """
 
+import gzip
 import json
 import os
+import re
+import shlex
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from shardyard.config.schema import Recipe
-from shardyard.errors import DataError
+from shardyard.errors import DataError, RequestError
 from shardyard.files import write_json
 from shardyard.launchers.base import LaunchRequest
-from shardyard.launchers.bundle import Bundle, bundle, unpack, write_bundle
+from shardyard.launchers.bundle import (
+    Bundle,
+    bundle,
+    damaged_files,
+    names_in,
+    read_archive,
+    unpack,
+    write_bundle,
+)
 from shardyard.rundir.layout import RunDir
 
 
@@ -22,18 +36,69 @@ def packed_code(
     """What launch.code lists, or None. A resume runs the code that was launched.
 
     Raises:
-        RequestError: launch.code names nothing, or too much.
+        RequestError: launch.code names nothing, or too much, or what holds credentials.
+        DataError: Of a resume, the code that was launched is missing or damaged.
     """
     listed = list(recipe.launch.code)
     if not listed:
         return None
     note = _note(run_dir) if is_resume else {}
-    kept = run_dir.path / "launch" / str(note.get("file"))
-    if note.get("code") == listed and kept.is_file():
-        files = note["files"]
-        assert isinstance(files, int)
-        return Bundle(digest=str(note["digest"]), archive=kept.read_bytes(), files=files)
-    return bundle(listed, recipe_text)
+    if note.get("code") != listed:
+        return bundle(listed, recipe_text)
+    return _kept(run_dir, note, listed)
+
+
+def _kept(run_dir: RunDir, note: Mapping[str, Any], listed: list[str]) -> Bundle:
+    """The code that was launched: from the run's folder, or packed again if it is the same.
+
+    Raises:
+        DataError: It is neither in the run's folder nor here.
+    """
+    path, digest = _archive_of(run_dir, note)
+    try:
+        content = read_archive(path, digest=digest)
+    except DataError as error:
+        return _packed_again(run_dir, listed, digest, str(error))
+    folder = _unpacked(run_dir, digest)
+    if (folder / "recipe.yaml").is_file():
+        _refuse_changed(path, folder, digest)
+    names = names_in(content)
+    return Bundle(
+        digest=digest,
+        archive=gzip.compress(content, mtime=0),
+        files=len(names) + 1,
+        names=names,
+    )
+
+
+def _packed_again(run_dir: RunDir, listed: list[str], digest: str, problem: str) -> Bundle:
+    """The launched code out of this folder, where the archive is lost."""
+    with suppress(OSError, RequestError, UnicodeDecodeError):
+        made = bundle(listed, run_dir.recipe.read_text(encoding="utf-8"))
+        if made.digest == digest:
+            return made
+    note = _note_file(run_dir)
+    raise DataError(
+        f"{problem.partition('. Launch again')[0]}. The code in {Path.cwd()} is not the code that "
+        "was launched either. Resume in a folder with that code; or remove "
+        f"{note}, and the resume takes the code that is here: rm {shlex.quote(str(note))}"
+    )
+
+
+def describe_code(code: Bundle | None, *, in_full: bool) -> list[str]:
+    """Lines that say what launch.code sends and what it leaves out.
+
+    Args:
+        in_full: Name every file that is sent, and not only the first.
+    """
+    if code is None:
+        return []
+    shown = code.names if in_full else code.names[:5]
+    more = len(code.names) - len(shown)
+    count = f"{len(code.names):,} file{'s' * (len(code.names) != 1)}"
+    names = ", ".join(shown) + (f" and {more:,} more" if more else "")
+    lines = [f"code: {count} sent: {names}"]
+    return lines + [f"code: not sent: {name}: {why}" for name, why in code.left_out.items()]
 
 
 def send_code(request: LaunchRequest, run_dir: RunDir) -> None:
@@ -62,30 +127,61 @@ def take_code(recipe: Recipe, run_dir: RunDir, sent: Path | None = None) -> None
     """
     if not recipe.launch.code:
         return
-    digest, sent = _sent(run_dir) if sent is None else (sent.name.partition(".")[0], sent)
-    folder = run_dir.path / "launch" / f"code-{digest[:16]}"
+    if sent is None:
+        sent, digest = _sent(run_dir)
+    else:
+        digest = sent.name.partition(".")[0]
+    folder = _unpacked(run_dir, digest)
     if not (folder / "recipe.yaml").is_file():  # unpacked last
         unpack(sent, folder, digest=digest)
+    _refuse_changed(sent, folder, digest)
     known = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(folder / "code"), *([known] if known else [])])
 
 
-def _sent(run_dir: RunDir) -> tuple[str, Path]:
-    """Digest and archive in the run's folder."""
+def _unpacked(run_dir: RunDir, digest: str) -> Path:
+    """Folder into which nodes unpack the archive."""
+    return run_dir.path / "launch" / f"code-{digest[:16]}"
+
+
+def _refuse_changed(sent: Path, folder: Path, digest: str) -> None:
+    """Compare unpacked code with what was packed: another process may have changed it since."""
+    wrong = damaged_files(sent, folder, digest=digest)
+    if not wrong:
+        return
+    shown = ", ".join(wrong[:5]) + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else "")
+    raise DataError(
+        f"the code in {folder} is not the code that was launched: {shown} changed. Remove "
+        f"the folder, and it is unpacked again: rm -r {shlex.quote(str(folder))}"
+    )
+
+
+def _sent(run_dir: RunDir) -> tuple[Path, str]:
+    """Archive in the run's folder, and digest."""
     note = _note(run_dir)
     if not note:
         raise DataError(
-            f"{_note_file(run_dir)} is missing, which says what launch.code was packed into. "
-            "Launch again with `shardyard launch` or `shardyard resume`, which write it."
+            f"{_note_file(run_dir)} is missing or damaged, which says what launch.code was packed "
+            "into. Launch again with `shardyard launch` or `shardyard resume`, which write it."
         )
-    return str(note["digest"]), run_dir.path / "launch" / str(note["file"])
+    return _archive_of(run_dir, note)
+
+
+def _archive_of(run_dir: RunDir, note: Mapping[str, Any]) -> tuple[Path, str]:
+    """Archive and digest that a note names."""
+    file, digest = str(note.get("file")), str(note.get("digest"))
+    if not re.fullmatch(r"bundle-[0-9a-f]{16}\.tar\.gz", file) or not file.startswith(
+        f"bundle-{digest[:16]}."
+    ):
+        raise DataError(f"{_note_file(run_dir)} is damaged: it names no archive of launch.code.")
+    return run_dir.path / "launch" / file, digest
 
 
 def _note_file(run_dir: RunDir) -> Path:
     return run_dir.path / "launch" / "code.json"
 
 
-def _note(run_dir: RunDir) -> dict[str, object]:
+def _note(run_dir: RunDir) -> dict[str, Any]:
     try:
         content = json.loads(_note_file(run_dir).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -14,7 +14,7 @@ from shardyard.config.load import dump_recipe
 from shardyard.config.schema import Recipe
 from shardyard.control.job import Job, job_of, wait_until
 from shardyard.control.programs import error_of
-from shardyard.control.sent_code import packed_code
+from shardyard.control.sent_code import describe_code, packed_code
 from shardyard.control.submission import Proposal, refuse_unlaunchable, submit
 from shardyard.errors import EXIT_DRAINED, AccessError, RequestError, ShardyardError
 from shardyard.launchers.base import JobState, JobStatus, Launcher, LaunchRequest, LogLine, SideJob
@@ -144,7 +144,7 @@ def start_side_job(
         plan=None,
         why_no_plan="a side job trains nothing",
     )
-    for line in _describe(proposal):
+    for line in _describe(proposal, in_full=terms.show is not None):
         say(line)
     if terms.show is not None:
         terms.show(proposal)
@@ -254,13 +254,14 @@ def _name(launched: Job) -> str:
     return f"side job {launched.id} ({launched.name}) on {launched.on}"
 
 
-def _describe(proposal: Proposal) -> list[str]:
+def _describe(proposal: Proposal, *, in_full: bool) -> list[str]:
     request, side = proposal.request, proposal.request.recipe.launch.side
     assert request.side is not None
     where = f"{proposal.rendered.name} on {proposal.launcher.name}"
     is_here = proposal.launcher.capabilities.is_this_machine
     size = "this machine" if is_here else f"{side.cpus} cores, {side.memory_gib} GiB"
     lines = [f"{request.side.kind}: {where}: one node without accelerators, {size}"]
+    lines += describe_code(request.code, in_full=in_full)
     return lines + [f"warning: {warning}" for warning in proposal.rendered.warnings]
 
 

@@ -20,7 +20,7 @@ from shardyard.config.resolve import Preview, check_resume
 from shardyard.config.resolved import Resolved
 from shardyard.config.schema import Recipe
 from shardyard.control.request import Request, refuse_misfits
-from shardyard.control.sent_code import packed_code, send_code
+from shardyard.control.sent_code import describe_code, packed_code, send_code
 from shardyard.errors import RequestError, StorageError
 from shardyard.files import create_text, write_text
 from shardyard.hardware.machine import Machine
@@ -193,8 +193,12 @@ def refusals(proposal: Proposal) -> list[str]:
     return found
 
 
-def describe(proposal: Proposal) -> list[str]:
-    """The plan's line, the memory's verdict, the price: what is shown before it is asked."""
+def describe(proposal: Proposal, *, in_full: bool = False) -> list[str]:
+    """The code, the plan's line, the memory's verdict, the price: what is shown before it is asked.
+
+    Args:
+        in_full: Name every file that is sent.
+    """
     request, plan = proposal.request, proposal.plan
     where = f"{proposal.rendered.name} on {proposal.launcher.name}"
     nodes = f"{request.nodes} node{'s' * (request.nodes > 1)}"
@@ -202,6 +206,7 @@ def describe(proposal: Proposal) -> list[str]:
     verb = "launch" if request.bench is None else "bench network"
     lines = [f"{verb}: run {request.run_id} as {where}: {nodes}, {each}"]
     lines += [f"warning: {warning}" for warning in _warnings(proposal)]
+    lines += describe_code(request.code, in_full=in_full)
     if request.bench is not None:
         rate = None if plan is None else plan.price.usd_per_hour
         return lines if rate is None else [*lines, f"price: {format_usd(rate)} an hour"]

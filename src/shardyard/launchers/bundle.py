@@ -9,22 +9,19 @@ import hashlib
 import io
 import os
 import secrets
-import subprocess
+import stat
 import tarfile
-from collections.abc import Iterable, Iterator, Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from shardyard.config.globs import matches_of
-from shardyard.config.reach import why_not_reached
-from shardyard.errors import DataError, RequestError, StorageError
-from shardyard.files import make_folder
+from shardyard.errors import DataError, StorageError
+from shardyard.files import flush_folder, make_folder
+from shardyard.launchers.code_files import LIMIT_BYTES, code_files, read_code
 from shardyard.units import format_bytes
 
-LIMIT_BYTES = 64 * 2**20
-"""Code is small; what is larger is data or weights that were listed by mistake."""
-
-_NEVER = {".git", "__pycache__", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
+_AGAIN = "Launch again, which writes a new one."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +32,10 @@ class Bundle:
     """SHA-256 of its uncompressed content, in hexadecimal."""
     archive: bytes = field(repr=False)
     files: int
+    names: tuple[str, ...] = ()
+    """Files of launch.code in it, by their paths below `code/`."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Files of the listed folders that are not sent, and why."""
 
     @property
     def name(self) -> str:
@@ -57,30 +58,33 @@ def bundle(
         limit_bytes: Most that the files may have together.
 
     Raises:
-        RequestError: A path matches nothing or leads outside, or all together are too large.
+        RequestError: A path matches nothing or leads outside, a file holds a credential, or all
+            together are too large.
     """
-    start = (start or Path.cwd()).resolve()
-    listed = _code_files(code, start)
-    _refuse_large(listed, limit_bytes)
-    content = {"recipe.yaml": (recipe_text.encode(), False)}
-    for name, file in listed.items():
-        content[f"code/{name}"] = (file.read_bytes(), os.access(file, os.X_OK))
+    listed = code_files(code, (start or Path.cwd()).resolve(), limit_bytes=limit_bytes)
+    content = {"recipe.yaml": (recipe_text.encode(), 0o644)}
+    for name, data in read_code(listed.sent).items():
+        content[f"code/{name}"] = (data, _mode(listed.sent[name]))
     archive = _tar(content)
     return Bundle(
         digest=hashlib.sha256(archive).hexdigest(),
         archive=gzip.compress(archive, mtime=0),
         files=len(content),
+        names=tuple(sorted(listed.sent)),
+        left_out=listed.left_out,
     )
 
 
 def write_bundle(made: Bundle, folder: Path) -> Path:
-    """Write it as ``bundle-<digest>.tar.gz``; one that is there already is kept.
+    """Write it durably as ``bundle-<digest>.tar.gz``; a sound one that is there already is kept.
 
     Raises:
         StorageError: The folder cannot be written.
     """
     path = folder / made.name
-    if not path.is_file():
+    try:
+        read_archive(path, digest=made.digest)
+    except DataError:
         _write(path, made.archive)
     return path
 
@@ -93,124 +97,92 @@ def unpack(path: Path, into: Path, *, digest: str, limit_bytes: int = 2 * LIMIT_
     Raises:
         DataError: It is damaged, another one, or holds what ``bundle`` never writes.
     """
-    again = "Launch again, which writes a new one."
+    members = _members(path, digest=digest, limit_bytes=limit_bytes)
+    for name, (content, mode) in members.items():
+        _write(into / name, content, mode=mode & 0o755)
+
+
+def damaged_files(path: Path, folder: Path, *, digest: str) -> list[str]:
+    """Files of an unpacked archive that are missing or changed, by their names.
+
+    Raises:
+        DataError: The archive itself is damaged or another one.
+    """
+    members = _members(path, digest=digest, limit_bytes=2 * LIMIT_BYTES)
+    return [
+        name for name, (content, _) in sorted(members.items()) if not _holds(folder / name, content)
+    ]
+
+
+def read_archive(path: Path, *, digest: str, limit_bytes: int = 2 * LIMIT_BYTES) -> bytes:
+    """The uncompressed content of a bundle, once its digest is known to be the one meant.
+
+    Raises:
+        DataError: It cannot be read, is too large, or has another digest.
+    """
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise OSError("it is no plain file")
         with gzip.open(path) as file:
             archive = file.read(limit_bytes + 1)
-    except (OSError, EOFError) as error:
-        raise DataError(f"bundle {path} cannot be read: {error}. {again}") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"bundle {path} cannot be read: {error}. {_AGAIN}") from error
     if len(archive) > limit_bytes:
-        raise DataError(f"bundle {path} unpacks to more than {format_bytes(limit_bytes)}. {again}")
+        raise DataError(f"bundle {path} unpacks to more than {format_bytes(limit_bytes)}. {_AGAIN}")
     found = hashlib.sha256(archive).hexdigest()
     if found != digest:
         raise DataError(
-            f"bundle {path} has SHA-256 {found[:16]}..., not {digest[:16]}... as asked. It was "
-            f"changed or damaged on its way. {again}"
+            f"bundle {path} has SHA-256 {found[:16]}..., not {digest[:16]}... as launched. It was "
+            f"changed or damaged. {_AGAIN}"
         )
+    return archive
+
+
+def names_in(archive: bytes) -> tuple[str, ...]:
+    """Files of launch.code in an uncompressed archive, by their paths below `code/`."""
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        members = tar.getmembers()
-        for member in members:
+        names = [name.removeprefix("code/") for name in tar.getnames() if name != "recipe.yaml"]
+    return tuple(sorted(names))
+
+
+def _members(path: Path, *, digest: str, limit_bytes: int) -> dict[str, tuple[bytes, int]]:
+    """Content and mode of each file in a bundle."""
+    archive = read_archive(path, digest=digest, limit_bytes=limit_bytes)
+    found: dict[str, tuple[bytes, int]] = {}
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        for member in tar.getmembers():
             if not member.isfile() or not _is_inside(member.name):
                 raise DataError(
                     f"bundle {path} holds {member.name!r}, which is no plain file inside the "
-                    f"folder. It was not made by shardyard; do not use it. {again}"
+                    f"folder. It was not made by shardyard; do not use it. {_AGAIN}"
                 )
-        for member in members:
             content = tar.extractfile(member)
             assert content is not None  # a plain file
-            _write(into / member.name, content.read(), mode=member.mode & 0o755)
-
-
-def _code_files(entries: Iterable[str], start: Path) -> dict[str, Path]:
-    """Name in the archive -> file."""
-    found: dict[str, Path] = {}
-    for entry in entries:
-        given = start / Path(entry).expanduser()
-        why_not = why_not_reached(str(given))
-        if why_not is not None:
-            raise RequestError(f"launch.code={entry} {why_not}")
-        places = [given] if given.exists() else _matches(given)
-        if not places:
-            raise RequestError(
-                f"launch.code: {entry!r} matches nothing in {start}. Give folders, files or globs "
-                "of the code that the run needs."
-            )
-        for place in (place.resolve() for place in places):
-            base = start if place.is_relative_to(start) else place.parent
-            for file in _files_of(place):
-                name = file.relative_to(base)
-                if not _NEVER & set(name.parts):
-                    _refuse_link(file, base, entry)
-                    found[name.as_posix()] = file
+            found[member.name] = (content.read(), member.mode)
     return found
 
 
-def _matches(pattern: Path) -> list[Path]:
-    """What a glob matches; unlike a file that is named, one that git ignores is not meant."""
-    places = [Path(name) for name in matches_of(str(pattern))]
-    return [place for place in sorted(places) if place.is_dir() or place in _around(place.parent)]
-
-
-def _around(folder: Path) -> list[Path]:
-    listed = _tracked(folder)
-    return list(folder.iterdir()) if listed is None else listed
-
-
-def _files_of(place: Path) -> Iterator[Path]:
-    if place.is_file():
-        yield place
-        return
-    listed = _tracked(place)
-    for path in place.rglob("*") if listed is None else listed:
-        if path.is_file() or path.is_symlink():
-            yield path
-
-
-def _tracked(folder: Path) -> list[Path] | None:
-    """What git knows of a folder or would take, .gitignore respected; None: no repository."""
-    command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others"]
+def _holds(path: Path, content: bytes) -> bool:
+    """Whether a path is a plain file of exactly this content."""
     try:
-        answer = subprocess.run(
-            [*command, "--exclude-standard", "--deduplicate"],
-            capture_output=True, text=True, check=False, timeout=60,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    if answer.returncode != 0:
-        return None
-    return [folder / name for name in answer.stdout.split("\0") if name]
+        return not path.is_symlink() and path.is_file() and path.read_bytes() == content
+    except OSError:
+        return False
 
 
-def _refuse_link(file: Path, base: Path, entry: str) -> None:
-    target = file.resolve()
-    if not target.is_file() or not target.is_relative_to(base):
-        raise RequestError(
-            f"launch.code: {entry!r} has the link {file}, which leads to {target}, no file in "
-            f"{base}. Only what is listed is sent. List that place too, or remove the link."
-        )
+def _mode(file: Path) -> int:
+    """Rights of a file in the archive: as of any file of code, and never more than it has here."""
+    mode = file.stat().st_mode
+    return (0o755 if os.access(file, os.X_OK) else 0o644) & (mode | 0o700)
 
 
-def _refuse_large(code: dict[str, Path], limit_bytes: int) -> None:
-    sizes = {name: file.stat().st_size for name, file in code.items()}
-    total = sum(sizes.values())
-    if total <= limit_bytes:
-        return
-    largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
-    shown = ", ".join(f"{name} ({format_bytes(sizes[name])})" for name in largest)
-    raise RequestError(
-        f"launch.code lists {len(code):,} files of {format_bytes(total)}, more than "
-        f"{format_bytes(limit_bytes)}. It is for code; data and weights belong on storage that the "
-        f"nodes see. The largest are {shown}. Leave them out, by .gitignore or a narrower list."
-    )
-
-
-def _tar(content: dict[str, tuple[bytes, bool]]) -> bytes:
+def _tar(content: dict[str, tuple[bytes, int]]) -> bytes:
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for name, (data, is_program) in sorted(content.items()):
+        for name, (data, mode) in sorted(content.items()):
             member = tarfile.TarInfo(name)  # its owner is 0 without a name, its time 0
             member.size = len(data)
-            member.mode = 0o755 if is_program else 0o644
+            member.mode = mode
             tar.addfile(member, io.BytesIO(data))
     return stream.getvalue()
 
@@ -229,7 +201,10 @@ def _write(path: Path, content: bytes, *, mode: int = 0o644) -> None:
         handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(handle, "wb") as file:
             file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         draft.replace(path)
+        flush_folder(path.parent)
     except OSError as error:
         raise StorageError(
             f"{path} cannot be written: {error.strerror}. Check that the folder is yours and has "

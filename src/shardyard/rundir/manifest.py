@@ -2,7 +2,6 @@
 
 import platform
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from shardyard import __version__
 from shardyard.config.compatibility import package_versions
 from shardyard.config.credentials import redact
 from shardyard.files import write_json
+from shardyard.git import git
 from shardyard.hardware.machine import Machine
 from shardyard.rundir.layout import VERSION, RunDir
 
@@ -59,23 +59,10 @@ def write_manifest(
 
 def git_state(folder: Path) -> dict[str, Any] | None:
     """Commit of the work tree that holds a folder, and whether files differ from it; else None."""
-    commit = _git(folder, "rev-parse", "HEAD")
-    changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    commit = git(folder, "rev-parse", "HEAD")
+    changes = git(
+        folder, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all"
+    )
     if commit is None or changes is None:
         return None
-    return {"commit": commit, "is_dirty": bool(changes)}
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    """Output of a git command; None where there is no git, no repository or no answer."""
-    try:
-        answer = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return answer.stdout.strip() if answer.returncode == 0 else None
+    return {"commit": commit.strip(), "is_dirty": bool(changes.strip())}

@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 from shardyard.config.credentials import find_credential
+from shardyard.config.secret_names import is_called_a_secret
 from shardyard.config.section import NAME
 from shardyard.config.slurm_options import ALLOWED, gpus_in
 from shardyard.importers.configs import accelerate, trainer
@@ -56,7 +57,7 @@ def environment(entry: Entry, _: Facts) -> Verdict:
         return none("nodes, ranks and where they meet are said by the launch")
     if name == "CUDA_VISIBLE_DEVICES":
         return none("a run takes the first cluster.devices of a node")
-    if find_credential(value) or re.search(r"(TOKEN|SECRET|PASSWORD|API_KEY|ACCESS_KEY)$", name):
+    if find_credential(value) or is_called_a_secret(name, value):
         return refused(
             "may be a secret, which a recipe never holds. Give secrets."
             f"{name}=env (or file:/path; docs/secrets.md).",

@@ -1,0 +1,158 @@
+"""Files that launch.code sends: what is listed, less what git ignores and what is private."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardyard.config.globs import matches_of
+from shardyard.config.reach import why_not_reached
+from shardyard.errors import RequestError
+from shardyard.git import git
+from shardyard.launchers.private_files import tokens_in, why_private
+from shardyard.units import format_bytes
+
+LIMIT_BYTES = 64 * 2**20
+"""Code is small; what is larger is data or weights that were listed by mistake."""
+
+_NEVER = {".git", "__pycache__", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeFiles:
+    """What is sent of launch.code, by its name in the archive."""
+
+    sent: Mapping[str, Path]
+    left_out: Mapping[str, str]
+    """Files of a listed folder or glob that are not sent, and why."""
+
+
+def code_files(entries: Iterable[str], start: Path, *, limit_bytes: int = LIMIT_BYTES) -> CodeFiles:
+    """Find the files that launch.code lists.
+
+    Args:
+        start: Folder where relative entries begin, resolved.
+
+    Raises:
+        RequestError: An entry matches nothing, leads outside or lists private files only; or all
+            files together are too large.
+    """
+    sent: dict[str, Path] = {}
+    left_out: dict[str, str] = {}
+    for entry in entries:
+        found = _files_of_entry(entry, start)
+        private = {name: why for name, file in found.items() if (why := why_private(name, file))}
+        if private and len(private) == len(found):
+            raise RequestError(_only_private(entry, private))
+        left_out |= private
+        sent |= {name: file for name, file in found.items() if name not in private}
+    _refuse_large(sent, limit_bytes)
+    return CodeFiles(sent=sent, left_out=dict(sorted(left_out.items())))
+
+
+def read_code(files: Mapping[str, Path]) -> dict[str, bytes]:
+    """Read what is sent.
+
+    Raises:
+        RequestError: Files hold tokens or keys; all are named, and none is shown.
+    """
+    found = {name: file.read_bytes() for name, file in files.items()}
+    places = [
+        f"{name}:{line} ({kind})"
+        for name, content in sorted(found.items())
+        for line, kind in tokens_in(content)
+    ]
+    if not places:
+        return found
+    more = "" if len(places) <= 20 else f" and {len(places) - 20} more"
+    raise RequestError(
+        f"launch.code would send credentials in clear: {', '.join(places[:20])}{more}. Remove them "
+        "and name where each is kept with `secrets` (such as secrets.HF_TOKEN=env); or leave the "
+        "file out by .gitignore. Mark a line that holds none with the comment `gitleaks:allow`."
+    )
+
+
+def _files_of_entry(entry: str, start: Path) -> dict[str, Path]:
+    """Name in the archive -> file."""
+    given = start / Path(entry).expanduser()
+    why_not = why_not_reached(str(given))
+    if why_not is not None:
+        raise RequestError(f"launch.code={entry} {why_not}")
+    places = [given] if given.exists() else _matches(given)
+    found: dict[str, Path] = {}
+    for place in (place.resolve() for place in places):
+        base = start if place.is_relative_to(start) else place.parent
+        if not place.is_dir() and not place.is_file():
+            raise RequestError(f"launch.code: {entry!r} lists {place}, which is no file or folder.")
+        for file in _files_of(place):
+            name = file.relative_to(base)
+            if not _NEVER & set(name.parts):
+                _refuse_link(file, base, entry)
+                found[name.as_posix()] = file
+    if not places:
+        raise RequestError(
+            f"launch.code: {entry!r} matches nothing in {start}. Give folders, files or globs "
+            "of the code that the run needs."
+        )
+    return found
+
+
+def _only_private(entry: str, private: Mapping[str, str]) -> str:
+    shown = "; ".join(f"{name}: {why}" for name, why in sorted(private.items())[:5])
+    more = "" if len(private) <= 5 else f"; and {len(private) - 5} more"
+    return (
+        f"launch.code: {entry!r} lists private files only, which are never sent ({shown}{more}). "
+        "Keep credentials in `secrets`. Let others read what is code: chmod go+r FILE."
+    )
+
+
+def _matches(pattern: Path) -> list[Path]:
+    """What a glob matches; unlike a file that is named, one that git ignores is not meant."""
+    places = [Path(name) for name in matches_of(str(pattern))]
+    return [place for place in sorted(places) if place.is_dir() or place in _around(place.parent)]
+
+
+def _around(folder: Path) -> list[Path]:
+    listed = _tracked(folder)
+    return list(folder.iterdir()) if listed is None else listed
+
+
+def _files_of(place: Path) -> Iterator[Path]:
+    if place.is_file():
+        yield place
+        return
+    listed = _tracked(place)
+    for path in place.rglob("*") if listed is None else listed:
+        if path.is_file() or path.is_symlink():
+            yield path
+
+
+def _tracked(folder: Path) -> list[Path] | None:
+    """What git knows of a folder or would take, .gitignore respected; None: no repository."""
+    answer = git(
+        folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate",
+        timeout_s=60,
+    )  # fmt: skip
+    return None if answer is None else [folder / name for name in answer.split("\0") if name]
+
+
+def _refuse_link(file: Path, base: Path, entry: str) -> None:
+    target = file.resolve()
+    if not target.is_file() or not target.is_relative_to(base):
+        raise RequestError(
+            f"launch.code: {entry!r} has the link {file}, which leads to {target}, no file in "
+            f"{base}. Only what is listed is sent. List that place too, or remove the link."
+        )
+
+
+def _refuse_large(code: dict[str, Path], limit_bytes: int) -> None:
+    sizes = {name: file.stat().st_size for name, file in code.items()}
+    total = sum(sizes.values())
+    if total <= limit_bytes:
+        return
+    largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
+    shown = ", ".join(f"{name} ({format_bytes(sizes[name])})" for name in largest)
+    raise RequestError(
+        f"launch.code lists {len(code):,} files of {format_bytes(total)}, more than "
+        f"{format_bytes(limit_bytes)}. It is for code; data and weights belong on storage that the "
+        f"nodes see. The largest are {shown}. Leave them out, by .gitignore or a narrower list."
+    )
