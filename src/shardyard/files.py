@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,61 @@ FOLDER_MODE, FILE_MODE = 0o755, 0o644
 neither group nor others may, whatever the umask; it can only take rights away."""
 
 _NO_FLUSH = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
+
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def open_plain(path: Path) -> int:
+    """Open a plain file to read it, without waiting for whoever writes to a pipe.
+
+    Returns:
+        A file descriptor, which the caller closes.
+
+    Raises:
+        FileNotFoundError: Nothing has this name.
+        StorageError: It cannot be opened, or is a folder, a pipe, a socket or a device.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror}.") from error
+    kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
+    if kind != stat.S_IFREG:
+        os.close(descriptor)
+        raise StorageError(f"{path} is {_KINDS.get(kind, 'no plain file')}, not a file.")
+    return descriptor
+
+
+def read_plain(path: Path, *, limit_bytes: int | None = None) -> bytes:
+    """The content of a plain file.
+
+    Args:
+        limit_bytes: Most that it may have.
+
+    Raises:
+        FileNotFoundError: Nothing has this name.
+        StorageError: It cannot be read, is no plain file, or is larger than that.
+    """
+    with os.fdopen(open_plain(path), "rb") as file:
+        try:
+            size = os.fstat(file.fileno()).st_size
+            if limit_bytes is not None and size > limit_bytes:
+                raise StorageError(
+                    f"{path} has {size:,} bytes, more than the {limit_bytes:,} that are read of "
+                    "such a file."
+                )
+            return file.read()
+        except OSError as error:
+            raise StorageError(f"{path} cannot be read: {error.strerror}.") from error
 
 
 def make_folder(folder: Path) -> None:

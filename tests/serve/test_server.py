@@ -3,14 +3,20 @@
 import gzip
 import http.client
 import json
+import os
+import socket
 import threading
+import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shardyard.control.runs import runs
 from shardyard.errors import RequestError
+from shardyard.serve.index import Index
 from shardyard.serve.server import Server
 from tests.serve.runs import make_run
 
@@ -105,3 +111,61 @@ def test_long_answers_are_packed(server: Server) -> None:
 def test_a_port_that_is_taken_is_named(server: Server, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"cannot be listened at.*--port 0"):
         Server(tmp_path, host="127.0.0.1", port=server.server_port)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("odd", ["fifo", "folder", "device", "loop", "not a number", "private"])
+def test_one_odd_run_hides_no_other(server: Server, odd: str) -> None:
+    metrics = server.pages.index.folder / "b" / "metrics.jsonl"
+    metrics.unlink()
+    match odd:
+        case "fifo":
+            os.mkfifo(metrics)
+        case "folder":
+            metrics.mkdir()
+        case "device":
+            metrics.symlink_to("/dev/zero")
+        case "loop":
+            metrics.symlink_to(metrics)
+        case "not a number":
+            metrics.write_text('{"step": 2, "loss": NaN}\n{"step": 3, "loss": 1e999}\n')
+        case "private":  # root may read it all the same
+            metrics.write_text("")
+            metrics.chmod(0)
+    (server.pages.index.folder / "link").symlink_to("link")
+    server.pages.index = Index(server.pages.index.folder)
+    rows = {row["id"]: row for row in content(server, "/api/runs")}
+    assert rows["a"]["state"] == "finished"
+    is_odd = odd in ("fifo", "folder", "device", "loop")
+    assert rows["b"]["state"] == ("unreadable" if is_odd else "failed")
+    assert len(content(server, "/api/curves?run=a&run=b")["a"]["x"]) == 300
+    listed = {run.state.id: run.to_json() for run in runs(server.pages.index.folder)}
+    assert listed["a"]["state"] == "finished" and listed["b"]["loss"] is None
+    assert (listed["b"]["problem"] is not None) == is_odd
+
+
+def test_an_ipv6_address_is_listened_at_and_written_in_brackets(tmp_path: Path) -> None:
+    if not socket.has_ipv6 or "1".rjust(32, "0") not in Path("/proc/net/if_inet6").read_text():
+        pytest.skip("this machine has no ::1")
+    for host in ("::1", "[::1]"):
+        server = Server(tmp_path, host=host, port=0)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            assert server.url == f"http://[::1]:{server.server_port}/" and server.is_on_loopback
+            with urllib.request.urlopen(f"{server.url}api/runs", timeout=10) as answer:
+                assert json.load(answer) == []
+        finally:
+            server.shutdown()
+            thread.join()
+            server.server_close()
+
+
+@pytest.mark.heavy
+def test_a_thread_that_waits_for_a_file_system_does_not_keep_the_end_waiting(
+    server: Server,
+) -> None:
+    with server.pages.index._lock:
+        begun = time.monotonic()
+        server.pages.index.write()
+    assert time.monotonic() - begun < 5

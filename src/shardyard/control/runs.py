@@ -11,7 +11,8 @@ from shardyard.control.submission import Launchers, launcher_named
 from shardyard.errors import StorageError
 from shardyard.launchers.ledger import SIDE_DETAIL, Entry, Ledger
 from shardyard.rundir.layout import RunDir, is_run
-from shardyard.rundir.state import RunState, read_state
+from shardyard.rundir.lines import json_value
+from shardyard.rundir.state import RunState, read_state_in_list
 from shardyard.talk import warn
 
 
@@ -47,7 +48,8 @@ class Run:
 
     def to_json(self) -> dict[str, Any]:
         """What `shardyard runs --json` prints of it."""
-        return {**asdict(self.state), "job": self._job_json()}
+        content: dict[str, Any] = json_value(asdict(self.state))
+        return {**content, "job": self._job_json()}
 
     def _job_json(self) -> dict[str, str | None] | None:
         entry = self.entry
@@ -93,7 +95,11 @@ def _read_all(folder: Path) -> list[RunState]:
     if not folder.is_dir():
         return []
     found = [each for each in folder.iterdir() if is_run(each)]
-    return [read_state(RunDir(each)) for each in found]
+    states = [read_state_in_list(RunDir(each)) for each in found]
+    for state in states:
+        if state.problem is not None:
+            warn(f"run {state.id} cannot be read: {state.problem}")
+    return states
 
 
 def _jobs(folders: Sequence[RunDir]) -> dict[str, Entry]:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from shardyard.errors import RequestError, StorageError
-from shardyard.files import FILE_MODE, make_folder
+from shardyard.files import FILE_MODE, make_folder, open_plain
 from shardyard.locks import close_locked, take_lock
 
 
@@ -48,9 +48,13 @@ class Lease:
 
 
 def is_held(path: Path) -> bool:
-    """Whether some process holds the lease now; asks without taking it."""
+    """Whether some process holds the lease now; asks without taking it.
+
+    Raises:
+        StorageError: The lease is no plain file, or cannot be read.
+    """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_plain(path)
     except FileNotFoundError:
         return False
     try:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.errors import StorageError
-from shardyard.files import FILE_MODE, make_folder
+from shardyard.files import FILE_MODE, make_folder, open_plain
 from shardyard.rundir.counted_lines import (
     BEGINS,
     CountedLines,
@@ -119,7 +119,7 @@ class LineWriter:
 
 def write_line(content: dict[str, Any]) -> str:
     """One object as one line of JSON; numbers that JSON lacks (nan, inf) become null."""
-    return json.dumps(_json_value(content), allow_nan=False)
+    return json.dumps(json_value(content), allow_nan=False)
 
 
 class EventWriter:
@@ -142,12 +142,16 @@ class EventWriter:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a line file; a missing file has none, a torn line is passed over."""
+    """Yield the objects of a line file; a missing file has none, a torn line is passed over.
+
+    Raises:
+        StorageError: It is no plain file, or cannot be read.
+    """
     try:
-        file = path.open("rb")
+        descriptor = open_plain(path)
     except FileNotFoundError:
         return
-    with file:
+    with os.fdopen(descriptor, "rb") as file:
         for line in file:  # one at a time: a long run has a gigabyte of them
             if content := _object(line):
                 yield content
@@ -161,11 +165,14 @@ def read_lines_backwards(
     Args:
         with_any: Pass over lines that hold none of these texts, without parsing them.
         most_bytes: Look no further back than so far; None: to the beginning.
+
+    Raises:
+        StorageError: It is no plain file, or cannot be read.
     """
     wanted = [text.encode() for text in with_any]
     try:
         # no file object: it costs more than what is read, and a list of runs opens thousands
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        file = open_plain(path)
     except FileNotFoundError:
         return
     try:
@@ -193,11 +200,14 @@ def read_lines_backwards(
 
 def _object(line: bytes) -> dict[str, Any] | None:
     try:
-        content = json.loads(line.decode(errors="replace"))
+        content = _DECODER.decode(line.decode(errors="replace"))
     except (ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) and _is_formed(content) else None
 
+
+_DECODER = json.JSONDecoder(parse_constant=lambda _: None)
+"""Reads NaN and Infinity, which other writers leave, as null, as ours write them."""
 
 _NUMBERS = frozenset({int, float, type(None)})
 """Types of a number, and of null for one that has no meaning; a bool is none."""
@@ -258,9 +268,10 @@ def read_begins(path: Path) -> Iterator[tuple[Start, int]]:
     return begins(read_lines_backwards(path.with_name(_EVENTS), with_any=kinds))
 
 
-def _json_value(value: Any) -> Any:
+def json_value(value: Any) -> Any:
+    """A value in which numbers that JSON lacks are null."""
     if isinstance(value, dict):
-        return {key: _json_value(inner) for key, inner in value.items()}
+        return {key: json_value(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_json_value(inner) for inner in value]
+        return [json_value(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -10,6 +10,7 @@ finished all steps are done
 drained  stopped by SIGTERM or Ctrl-C with its last step durable; can be resumed without loss
 failed   the last attempt ended with an error, or was stopped before its last step was durable
 lost     the last attempt ended without a word (killed, machine gone); can be resumed
+unreadable a file of its folder cannot be read, or is a pipe or a folder (in lists of runs only)
 ======== =========================================================================
 """
 
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED
+from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED, StorageError
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import is_held
 from shardyard.rundir.lines import newest_steps, read_lines_backwards
@@ -56,6 +57,8 @@ class RunState:
     tokens_per_s: float | None = None
     """Of that step, all ranks."""
     left_out: tuple[LeftOutNode, ...] = ()
+    problem: str | None = None
+    """Why the folder cannot be read, in the state `unreadable`."""
 
 
 _TELLING = (
@@ -89,6 +92,21 @@ def read_state(run_dir: RunDir, *, is_training_elsewhere: bool = False) -> RunSt
         tokens_per_s=step.get("tokens_per_s") if step else None,
         left_out=tuple(_left_out(events)),
     )
+
+
+def read_state_in_list(run_dir: RunDir) -> RunState:
+    """The same for one of many runs: a folder that cannot be read does not hide the others."""
+    try:
+        return read_state(run_dir)
+    except (OSError, StorageError, ValueError) as error:
+        return RunState(
+            id=run_dir.run_id,
+            state="unreadable",
+            step=None,
+            loss=None,
+            updated_at=None,
+            problem=str(error),
+        )
 
 
 def _changed_t(path: Path) -> float:

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from shardyard.errors import StorageError
+from shardyard.files import open_plain
 from shardyard.rundir.counted_lines import counted_backwards
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_begins, read_lines
@@ -62,8 +64,11 @@ class Curves:
             kept = self._kept.get((path, most))
             if kept is not None and kept[0] == stamp:
                 return kept[1]
-        thinned = _thinned(path, stat.st_size, most)
-        lines = list(counted_backwards(reversed(thinned), read_begins(path)))[::-1]
+        try:
+            thinned = _thinned(path, stat.st_size, most)
+            lines = list(counted_backwards(reversed(thinned), read_begins(path)))[::-1]
+        except (OSError, StorageError):  # of a run that the list calls unreadable
+            return []
         with self._lock:
             self._kept.pop((path, most), None)
             self._kept[path, most] = (stamp, lines)
@@ -85,7 +90,7 @@ def _thinned(path: Path, size: int, most: int) -> list[dict[str, Any]]:
     if size <= most * _LINE_BYTES:
         return list(read_lines(path))
     found: list[dict[str, Any]] = []
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    file = open_plain(path)
     try:
         for number in range(most):
             found += _step_after(file, size * number // most)

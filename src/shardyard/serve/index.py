@@ -19,7 +19,7 @@ from shardyard.files import write_text
 from shardyard.rundir.layout import RunDir, is_run
 from shardyard.rundir.lease import is_held
 from shardyard.rundir.lines import newest_evaluation
-from shardyard.rundir.state import read_state
+from shardyard.rundir.state import read_state_in_list
 
 FILE = ".shardyard-runs.json"
 _VERSION = 1
@@ -31,6 +31,7 @@ _NEWEST_BYTES = 2**18
 """An evaluation that is further back than some hundred steps is not looked for."""
 _MOVING = ("running", "draining", "lost")
 """States that change without a file: a process ends without a word, or one takes up the run."""
+_UNREADABLE = "unreadable"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +80,11 @@ class Index:
 
     def write(self) -> None:
         """Keep what is known for the next start."""
-        with self._lock:
-            self._write()
+        if self._lock.acquire(timeout=1):  # a thread may wait for a file system that hangs
+            try:
+                self._write()
+            finally:
+                self._lock.release()
 
     def _look(self) -> list[Row]:
         found: dict[str, tuple[Stamp, Row]] = {}
@@ -89,11 +93,11 @@ class Index:
         except OSError:
             entries = []
         for entry in entries:
-            if entry.name.startswith(".") or not entry.is_dir():
+            if entry.name.startswith(".") or not _is_folder(entry):
                 continue
             stamp = _stamp(entry.path)
             known = self._known.get(entry.name)
-            if known is None or known[0] != stamp:
+            if known is None or known[0] != stamp or known[1].state == _UNREADABLE:
                 if not is_run(Path(entry.path)):
                     continue
                 known = (stamp, _read(RunDir(Path(entry.path))))
@@ -132,6 +136,13 @@ class Index:
         self._written_s, self._is_changed = time.monotonic(), False
 
 
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
 def _stamp(folder: str) -> Stamp:
     sizes: list[int] = []
     for name in ("events.jsonl", "metrics.jsonl"):
@@ -149,8 +160,10 @@ def _as_stamp(numbers: Any) -> Stamp:
 
 
 def _read(run: RunDir) -> Row:
-    state = read_state(run)
-    newest = newest_evaluation(run.metrics, most_bytes=_NEWEST_BYTES)
+    state = read_state_in_list(run)
+    newest = None
+    if state.problem is None:
+        newest = newest_evaluation(run.metrics, most_bytes=_NEWEST_BYTES)
     evaluation = {} if newest is None else newest["eval"]
     return Row(
         id=run.run_id,
@@ -166,4 +179,7 @@ def _read(run: RunDir) -> Row:
 def _as_it_goes_on(run: RunDir, row: Row) -> Row:
     """The same row if a process holds the run as before, else read anew."""
     is_going = row.state in ("running", "draining")
-    return row if is_held(run.lease) == is_going else replace(row, state=read_state(run).state)
+    with suppress(StorageError):
+        if is_held(run.lease) == is_going:
+            return row
+    return replace(row, state=read_state_in_list(run).state)

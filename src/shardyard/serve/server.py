@@ -7,20 +7,23 @@ refused, and no script but the page's own runs.
 
 import gzip
 import json
+import socket
 from collections.abc import Mapping
 from functools import cache
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
+from ipaddress import ip_address
 from pathlib import Path
+from socketserver import TCPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from shardyard.control.follow import describe_event
-from shardyard.errors import RequestError
+from shardyard.errors import RequestError, StorageError
 from shardyard.printable import printable
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_lines_backwards
+from shardyard.rundir.lines import json_value, read_lines_backwards
 from shardyard.serve.curves import EVALUATION, KEYS, X_KEYS, Curves
 from shardyard.serve.index import Index
 
@@ -69,7 +72,7 @@ class Pages:
                 content = self._events(asked)
             case _:
                 raise Refused(404, "there is no such page")
-        return json.dumps(content, allow_nan=False).encode(), "application/json"
+        return json.dumps(json_value(content), allow_nan=False).encode(), "application/json"
 
     def _read_curves(self, asked: Mapping[str, list[str]]) -> dict[str, Any]:
         y, x = asked.get("y", ["loss"])[0], asked.get("x", ["step"])[0]
@@ -124,6 +127,10 @@ class _Handler(BaseHTTPRequestHandler):
         except Refused as refused:
             self._send(refused.code, str(refused).encode(), "text/plain; charset=utf-8")
             return
+        except (OSError, StorageError) as error:
+            text = printable(str(error)).encode(errors="replace")
+            self._send(500, text, "text/plain; charset=utf-8")
+            return
         self._send(200, body, kind)
 
     def _is_for_us(self) -> bool:
@@ -131,8 +138,8 @@ class _Handler(BaseHTTPRequestHandler):
         if not self.server.is_on_loopback:
             return True
         host = self.headers.get("Host", "").lower()
-        port = self.server.server_port
-        return host in {f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")}
+        names = ("127.0.0.1", "localhost", "[::1]", self.server.name)
+        return host in {f"{name}:{self.server.server_port}" for name in names}
 
     def _send(self, code: int, body: bytes, kind: str) -> None:
         tag = f'"{sha256(body).hexdigest()[:20]}"'
@@ -172,20 +179,29 @@ class Server(ThreadingHTTPServer):
             RequestError: The address cannot be listened at.
         """
         self.pages = Pages(folder)
-        self.is_on_loopback = host in LOOPBACK
+        host = host.removeprefix("[").removesuffix("]")
         try:
+            family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            self.address_family = family
+            self.is_on_loopback = ip_address(str(address[0]).partition("%")[0]).is_loopback
             super().__init__((host, port), _Handler)
-        except (OSError, OverflowError) as error:
+        except (OSError, OverflowError, UnicodeError) as error:
             raise RequestError(
                 f"{host}:{port} cannot be listened at: {error}. Another process has the port, or "
                 "the address is not this machine's. Give --port 0 for any free one."
             ) from error
+        self.name = f"[{host}]" if ":" in host else host
+        """As a browser writes the host."""
+
+    def server_bind(self) -> None:
+        """Bind without HTTPServer's search for this machine's name, which can take seconds."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
     @property
     def url(self) -> str:
         """To be opened in a browser."""
-        host = self.server_address[0]
-        return f"http://{host!s}:{self.server_port}/"
+        return f"http://{self.name}:{self.server_port}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that goes away in the middle is nothing to say."""
