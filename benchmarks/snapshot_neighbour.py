@@ -41,6 +41,7 @@ from shardyard.elastic.agent_memory import AgentMemory, attach
 from shardyard.elastic.neighbour import Neighbour, Place
 from shardyard.elastic.notices import Notices
 from shardyard.elastic.rendezvous import connect_store, serve_store
+from shardyard.elastic.seal import Seal
 from shardyard.network_interface import loopback_interface
 
 SHARE = 0.05
@@ -179,7 +180,7 @@ def _be_host(told: Told) -> None:
     store = serve_store(told.address, told.port) if told.host == 0 else _connected(told)
     neighbour = Neighbour.of(owned, RECIPE)
     assert neighbour is not None, "snapshots need Linux"
-    place = Place(0, told.host, 2, (told.address, told.port))
+    place = Place(0, told.host, 2, (told.address, told.port), Seal(b"of this benchmark"))
     neighbour.begin(place, Notices(store, group_rank=told.host, num_nodes=2), _fail)
     store.set(f"begun-{told.host}", "")
     _, status = os.waitpid(worker, 0)

@@ -35,6 +35,7 @@ _PLACES = {
         "docs/sharding.md",
         "docs/hardware.md",
         "docs/secrets.md",
+        "docs/network.md",
         "docs/images.md",
         "docs/numerics.md",
         "docs/phases.md",

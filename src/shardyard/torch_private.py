@@ -253,8 +253,7 @@ def forget_nodes(handler: Any, ranks: Collection[int], *, meeting: int, tries: i
 
 
 def stop_signs_of_life(handler: Any) -> None:
-    """Have a DynamicRendezvousHandler tell the others no more that its node lives. Of its public
-    functions only ``shutdown`` does, which closes the rendezvous for all. In all versions."""
+    """Have it tell no more that its node lives; ``shutdown`` closes it for all. In all versions."""
     handler._stop_heartbeats()
 
 
@@ -267,23 +266,26 @@ def others_of_meeting(handler: Any) -> int:
     return len(there - {handler._this_node})
 
 
+def send_objects_as(pickler: Any, unpickler: Any) -> None:
+    """What collectives of objects write and read with, torch's own too. In all versions."""
+    module: Any = distributed_c10d
+    module._pickler, module._unpickler = pickler, unpickler
+
+
 def import_compiler() -> None:
-    """Import what torch.compile itself imports at its first use; it starts no thread and no
-    process. In all versions."""
+    """Import what torch.compile imports at its first use; starts no process. In all versions."""
     import_module("torch._dynamo")
     import_module("torch._inductor.compile_fx")
 
 
 def allow_graphs(most: int) -> None:
-    """Let torch.compile make so many graphs of one function, where it stops after 8 and runs what
-    comes then operator by operator; for this process. In all versions."""
+    """Graphs of one function in this process; torch.compile stops after 8. In all versions."""
     config: Any = import_module("torch._dynamo.config")
     config.recompile_limit = max(most, config.recompile_limit)
 
 
 def compile_seconds() -> float:
-    """What torch.compile has taken in this process so far, forward and backward passes. In all
-    versions."""
+    """What torch.compile has taken in this process so far, both passes. In all versions."""
     utils = sys.modules.get("torch._dynamo.utils")
     return 0.0 if utils is None else float(utils.calculate_time_spent()["total_wall_time"])
 
@@ -299,14 +301,12 @@ def ranks_by_name(handler: Any) -> dict[str, int]:
 
 
 def give_each_meeting(handler: Any, make_store: Callable[[], Any]) -> None:
-    """Have a DynamicRendezvousHandler ask for the store of each meeting once that is complete; of
-    itself it has one for all of them. In all versions."""
+    """Have it ask for the store of a meeting once that is complete. In all versions."""
     handler._get_store = make_store
 
 
 def look_at_meeting_every(handler: Any, look_s: float) -> None:
-    """How often a DynamicRendezvousHandler that meets looks who has come; of itself it does once a
-    second, several times a meeting. In all versions."""
+    """How often a handler that meets looks who has come; else each second. In all versions."""
     meetings: Any = import_module("torch.distributed.elastic.rendezvous.dynamic_rendezvous")
     delay = import_module("torch.distributed.elastic.rendezvous.utils")._delay
     meetings._delay = lambda seconds: delay(look_s if seconds == 1 else seconds)

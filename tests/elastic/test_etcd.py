@@ -15,6 +15,7 @@ from shardyard.config.meeting_place import EtcdPlace
 from shardyard.elastic.etcd import EtcdRendezvous, etcd_rendezvous
 from shardyard.elastic.etcd_client import Etcd, EtcdSilentError, get, is_at, put
 from shardyard.elastic.rendezvous import Meeting
+from shardyard.elastic.seal import Seal
 from shardyard.errors import AccessError, LostNodeError, RequestError
 from shardyard.waiting import wait_for
 from tests.debian_packages import need
@@ -42,7 +43,7 @@ def enter(
 ) -> EtcdRendezvous:
     """A node that comes to a meeting; what dead nodes leave is believed for an hour."""
     meeting = Meeting(
-        id=name, min_nodes=fewest, max_nodes=most, endpoint=None, node_rank=0,
+        id=name, seal=Seal(b"s" * 32), min_nodes=fewest, max_nodes=most, endpoint=None, node_rank=0,
         keep_alive_s=keep_alive_s, restart_timeout_s=120.0,
     )  # fmt: skip
     return etcd_rendezvous(meeting, server.place)
@@ -68,7 +69,9 @@ def test_two_nodes_meet_and_share_the_store_that_the_first_serves(shared: EtcdSe
     assert met[0].bootstrap_store_info == met[1].bootstrap_store_info
     met[0].store.set("word", "here")
     assert met[1].store.get("word") == b"here"
-    state = json.loads(shared.etcdctl("get", "--print-value-only", "/shardyard/two/meeting/state"))
+    key = "/shardyard/two/meeting/state"
+    found = shared.etcdctl("get", "--print-value-only", key).rstrip("\n").encode()
+    state = json.loads(Seal(b"s" * 32).opened(key, found))
     assert state["complete"] and len(state["participants"]) == 2
     for node in nodes:
         node.shutdown()
@@ -223,8 +226,8 @@ def test_an_etcd_that_comes_back_empty_is_told_all_again(own: EtcdServer) -> Non
 def test_no_etcd_is_told_with_where_and_what_to_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardyard.elastic.etcd._FIRST_ANSWER_S", 0.0)
     meeting = Meeting(
-        id="m", min_nodes=1, max_nodes=1, endpoint=None, node_rank=0, keep_alive_s=3,
-        restart_timeout_s=60.0,
+        id="m", seal=Seal(b"s" * 32), min_nodes=1, max_nodes=1, endpoint=None, node_rank=0,
+        keep_alive_s=3, restart_timeout_s=60.0,
     )  # fmt: skip
     words = r"etcd at 127\.0\.0\.1:1 does not answer .*Check that it runs, that its address"
     with pytest.raises(LostNodeError, match=words):

@@ -20,6 +20,7 @@ from shardyard.config.snapshots import ELSEWHERE, SENT, slot_labels, snapshot_la
 from shardyard.elastic.agent_memory import AgentMemory
 from shardyard.elastic.neighbour import Neighbour, Place
 from shardyard.elastic.notices import Notices
+from shardyard.elastic.seal import Seal
 from tests.checkpoint.slots import room_for, rows, seal, slot_of
 from tests.elastic.agents import wait_until
 
@@ -86,7 +87,7 @@ def meet(
     store = HashStore()
 
     def begin(rank: int) -> None:
-        place = Place(generation, rank, len(nodes), ("127.0.0.1", 29400))
+        place = Place(generation, rank, len(nodes), ("127.0.0.1", 29400), Seal(b"s" * 32))
         notices = Notices(store, group_rank=rank, num_nodes=len(nodes))
         nodes[rank].neighbour.begin(place, notices, report)
 
@@ -185,7 +186,9 @@ def test_an_agent_that_says_nothing_is_told_and_nothing_is_copied(
     told: list[str] = []
     node = come()
     notices = Notices(HashStore(), group_rank=1, num_nodes=2)
-    node.neighbour.begin(Place(0, 1, 2, ("127.0.0.1", 29400)), notices, told.append)
+    node.neighbour.begin(
+        Place(0, 1, 2, ("127.0.0.1", 29400), Seal(b"s" * 32)), notices, told.append
+    )
     assert told == ["the agent of node 0 has not said where it is"]
     assert not node.sent.is_awaited(0, 1)
 

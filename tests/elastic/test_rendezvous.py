@@ -1,22 +1,26 @@
 """Where the agents of several nodes meet, and for whom they wait."""
 
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
-from torch.distributed import DistError
+from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]  # built in C++
 
 from shardyard.elastic.rendezvous import (
     Meeting,
     Rendezvous,
+    _listener,
     build_rendezvous,
     connect_store,
     serve_store,
     sever,
     wait_for_all,
 )
+from shardyard.elastic.seal import Seal
 from shardyard.waiting import wait_for
 
 
@@ -25,6 +29,41 @@ def test_node_0_listens_where_the_others_look_for_it(host: str) -> None:
     store = serve_store(host, 0)
     connect_store(host, store.port).set("word", "here")
     assert store.get("word") == b"here"
+
+
+def listens_at(store: TCPStore) -> set[str]:
+    """Local addresses at which a port is open, in the kernel's hexadecimal form."""
+    text = Path("/proc/net/tcp").read_text() + Path("/proc/net/tcp6").read_text()
+    fields = [line.split() for line in text.splitlines()]
+    ends = [each[1].split(":") for each in fields if each[3] == "0A"]
+    return {address for address, port in ends if int(port, 16) == store.port}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux who listens where")
+def test_node_0_listens_at_the_address_of_its_name_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[str] = []
+
+    def getaddrinfo(_host: str, *_: object, **__: object) -> list[object]:
+        if not found:
+            raise socket.gaierror
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, 0)) for each in found]
+
+    monkeypatch.setattr(
+        "shardyard.elastic.rendezvous.is_loopback", lambda host: host == "127.0.1.1"
+    )
+    monkeypatch.setattr("socket.getaddrinfo", getaddrinfo)
+    for found[:], where in [
+        (["127.0.0.1"], {"0100007F"}),  # the stand-in for an address of one interface
+        (["127.0.1.1"], {"0" * 32}),  # Debian's
+        (["127.0.0.1", "127.0.0.3"], {"0" * 32}),
+        (["192.0.2.1"], {"0" * 32}),  # of no interface here
+        ([], {"0" * 32}),
+    ]:
+        listener = _listener("node-0", 0)
+        assert listens_at(TCPStore(
+            "127.0.0.1", listener.getsockname()[1], is_master=True, wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )) == where, found  # fmt: skip
 
 
 def never() -> bool:
@@ -60,8 +99,8 @@ def pair() -> Iterator[list[Rendezvous]]:
 
     def meeting(node_rank: int, endpoint: str | None) -> Meeting:
         return Meeting(
-            id="m", min_nodes=1, max_nodes=2, endpoint=endpoint, node_rank=node_rank,
-            join_interval_s=0.0, keep_alive_s=3600, restart_timeout_s=600.0,
+            id="m", seal=Seal(b"s" * 32), min_nodes=1, max_nodes=2, endpoint=endpoint,
+            node_rank=node_rank, join_interval_s=0.0, keep_alive_s=3600, restart_timeout_s=600.0,
         )  # fmt: skip
 
     port = serve_store("127.0.0.1", 0).port  # free again at once

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +47,12 @@ from shardyard.elastic.rendezvous import (
     sever,
     wait_for_all,
 )
+from shardyard.elastic.seal import Seal
 from shardyard.elastic.succession import Succession
 from shardyard.elastic.worker import failure_path
 from shardyard.errors import LostNodeError, ShardyardError, StorageError
 from shardyard.rundir.layout import RunDir
+from shardyard.rundir.run_secret import run_secret
 from shardyard.rundir.state import end_of_attempt
 from shardyard.rundir.store_place import StorePlace, read_store_place
 
@@ -98,6 +99,8 @@ class Attempt:
     """Whether the others go on where the node that serves the store is lost."""
     findings: Findings = tuple
     """What telemetry has found wrong with this node's devices."""
+    seal: Seal = field(init=False)
+    """Marks what the nodes of this attempt tell each other."""
     _succession: Succession = field(init=False)
     _agent: GroupAgent | None = field(default=None, init=False)
     _answer: Answer | None = field(default=None, init=False)
@@ -130,6 +133,7 @@ class Attempt:
 
     def _run_agent(self) -> None:
         try:
+            self.seal = Seal(run_secret(self.run, self.number))
             self._answer = self._run_group()
         except StoppedBeforeStart:
             self._answer = Answer("drained", self.drain.exit_code, self._resume_hint("stopped"))
@@ -268,7 +272,7 @@ class Attempt:
             handler, store = build_rendezvous(meeting)
             return handler, store, partial(wait_for_all, store)
         # Another run may have been given the same id, and meet in the same etcd.
-        digest = sha256(self.run.resolved(self.number).read_bytes()).hexdigest()[:8]
+        digest = self.seal.derived("etcd").hex()[:8]
         in_etcd = etcd_rendezvous(replace(meeting, id=f"{meeting.id}-{digest}"), place)
         return in_etcd, None, in_etcd.wait_for_all
 
@@ -336,6 +340,7 @@ class Attempt:
         elastic, nodes = self.resolved.recipe.elastic, self.resolved.recipe.cluster.nodes
         return Meeting(
             id=f"{self.run.run_id}-{self.number}",
+            seal=self.seal,
             min_nodes=nodes if elastic.min_nodes == "auto" else elastic.min_nodes,
             max_nodes=nodes if elastic.max_nodes == "auto" else elastic.max_nodes,
             endpoint=self._succession.place.endpoint or None,

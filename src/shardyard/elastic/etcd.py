@@ -1,9 +1,9 @@
 """Agents that meet in etcd (`elastic.rendezvous: etcd://HOST:2379`), so that no node is special.
 
     /shardyard/<meeting>/nodes/<name>        a node that lives: its key vanishes with its lease
-    /shardyard/<meeting>/meeting/state       who meets in which round, as JSON (torch's own is a
-                                             pickle, and would let any client of etcd run code here)
-    /shardyard/<meeting>/meeting/store/<n>   HOST:PORT of the store of round n
+    /shardyard/<meeting>/meeting/state       who meets in which round, as sealed JSON (torch's own
+                                             is a pickle: any client of etcd could run code here)
+    /shardyard/<meeting>/meeting/store/<n>   HOST:PORT of the store of round n, sealed
     /shardyard/<meeting>/meeting/begun       the first meeting waits for nobody any more
 
 The state is that of torch's dynamic rendezvous, changed by compare-and-swap on the revision of its
@@ -23,7 +23,6 @@ from typing import Any
 
 from torch.distributed import (  # type: ignore[attr-defined]  # built in C++
     HashStore,
-    PrefixStore,
     TCPStore,
 )
 from torch.distributed.elastic.rendezvous.api import RendezvousInfo, RendezvousStoreInfo
@@ -57,6 +56,7 @@ from shardyard.elastic.rendezvous import (
     parse_endpoint,
     serve_store,
 )
+from shardyard.elastic.seal import Seal, SealedStore
 from shardyard.elastic.signs_of_life import OwnClock
 from shardyard.errors import LostNodeError, ShardyardError
 from shardyard.network_interface import address_towards, is_loopback
@@ -147,8 +147,9 @@ class Presence:
 class EtcdBackend(RendezvousBackend):
     """The state of torch's rendezvous in one key of etcd."""
 
-    def __init__(self, etcd: Etcd, root: str, presence: Presence) -> None:
+    def __init__(self, etcd: Etcd, root: str, presence: Presence, seal: Seal) -> None:
         self._etcd = etcd
+        self.seal = seal
         self.presence = presence
         self._nodes = f"{root}/nodes/"
         self._key = f"{root}/meeting/state"
@@ -174,7 +175,7 @@ class EtcdBackend(RendezvousBackend):
 
     def set_state(self, state: bytes, token: int | None = None) -> tuple[bytes, int, bool] | None:
         """Write the state if nobody else has since; what is there then, and whether we wrote it."""
-        written = to_json(state)
+        written = self.seal.sealed(self._key, to_json(state))
 
         def swap() -> tuple[bool, list[list[Entry]]]:
             return self._etcd.transact(
@@ -198,7 +199,7 @@ class EtcdBackend(RendezvousBackend):
     def is_closed(self) -> bool:
         """Whether the agents that are there are ending."""
         _, (states, _nodes) = self._etcd.transact(self._read())
-        return bool(states) and is_closed(states[0].value)
+        return bool(states) and is_closed(self.seal.opened(self._key, states[0].value))
 
     def patiently(self, ask: Callable[[], Any]) -> Any:
         """Ask, and again as long as there is patience."""
@@ -218,7 +219,8 @@ class EtcdBackend(RendezvousBackend):
         if not states:
             return None
         alive = {node.key.removeprefix(self._nodes) for node in nodes}
-        return from_json(states[0].value, alive=alive), states[0].revision
+        state = self.seal.opened(self._key, states[0].value)
+        return from_json(state, alive=alive), states[0].revision
 
 
 class StoreGoneError(Exception):
@@ -324,19 +326,20 @@ class EtcdRendezvous(Rendezvous):
             except StoreGoneError as error:
                 log.warning("%s", error)
 
-    def _store_of_meeting(self) -> PrefixStore:
+    def _store_of_meeting(self) -> SealedStore:
         """What torch hands to the agents of a meeting that is complete."""
         self._ranks = torch_private.ranks_by_name(self)
         rank = self._ranks[torch_private.name_of_node(self)]
         key = f"{self._root}/meeting/store/{self.round}"
         store = self._serve(key) if rank == 0 else self._connect(key)
-        return PrefixStore("shardyard/round", store)
+        return SealedStore(store, "shardyard/round", self._shared.seal)
 
     def _serve(self, key: str) -> TCPStore:
         # The one before is let go of here: all that live have left its meeting.
         self._served = serve_store(self._address, 0)
         self._place = (self._address, self._served.port)
-        where, lease = json.dumps(self._place).encode(), self._shared.presence.meeting_lease
+        where = self._shared.seal.sealed(key, json.dumps(self._place).encode())
+        lease = self._shared.presence.meeting_lease
         self._shared.patiently(lambda: self._etcd.transact([put(key, where, lease=lease)]))
         return self._served
 
@@ -346,7 +349,7 @@ class EtcdRendezvous(Rendezvous):
         while True:
             places, alive = self._shared.patiently(lambda: self._etcd.transact(look))[1]
             if places:
-                host, port = json.loads(places[0].value)
+                host, port = json.loads(self._shared.seal.opened(key, places[0].value))
                 with suppress(LostNodeError):  # of a node that may have died since
                     store = connect_store(host, port, within=_CONNECT)
                     self._served, self._place = None, (host, port)
@@ -368,7 +371,7 @@ def etcd_rendezvous(meeting: Meeting, place: EtcdPlace) -> EtcdRendezvous:
     have_a_store_each()
     etcd, root = Etcd(place), f"{_ROOT}/{meeting.id}"
     presence = Presence(etcd, root, ttl_s=meeting.keep_alive_s)
-    backend = EtcdBackend(etcd, root, presence)
+    backend = EtcdBackend(etcd, root, presence, meeting.seal)
     clock = OwnClock(backend, last_call=LAST_CALL_TIMEOUT)
     handler: EtcdRendezvous = EtcdRendezvous.from_backend(
         meeting.id,
@@ -383,7 +386,7 @@ def etcd_rendezvous(meeting: Meeting, place: EtcdPlace) -> EtcdRendezvous:
         ),
         keep_alive_interval=_KEPT_S,  # leases say who lives
     )
-    handler.own_clock = clock
+    handler.own_clock, handler.seal = clock, meeting.seal
     handler.enter(etcd, root, backend, address)
     try:
         with backend.patience(_FIRST_ANSWER_S):

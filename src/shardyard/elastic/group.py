@@ -236,7 +236,7 @@ class GroupAgent(ProcessesAgent):
         self._drain_sent = False
         forget_notes(self._notes)
         if self._neighbour is not None:
-            place = Place.of(worker_group, self.generation)
+            place = Place.of(worker_group, self.generation, self._rendezvous_handler.seal)
             self._neighbour.begin(place, self._notices, self._report_not_copied)
         run_dir = str(self._run.path).replace("$", "$$")  # torch treats arguments as templates
         worker_group.spec.args = (run_dir, self._attempt, self.generation)

@@ -10,8 +10,17 @@ from typing import Any
 from shardyard.torch_private import LONG_AGO, empty_meeting, node_of_meeting
 
 
-def to_json(pickled: bytes) -> bytes:
-    """Of what a handler of this process gives to its backend; its signs of life are left out."""
+def empty_state() -> bytes:
+    """As a handler expects it before any node has come."""
+    return pickle.dumps(empty_meeting())
+
+
+def to_json(pickled: bytes, *, signs: bool = False) -> bytes:
+    """Of what a handler of this process gives to its backend.
+
+    Args:
+        signs: Whether its signs of life are part of it.
+    """
     state = pickle.loads(pickled)
     last_call = None if state.deadline is None else state.deadline.isoformat()
     content = {
@@ -24,14 +33,18 @@ def to_json(pickled: bytes) -> bytes:
         "waiting": [_plain(node) for node in sorted(state.wait_list)],
         "spare": [_plain(node) for node in sorted(state.redundancy_list)],
     }  # fmt: skip
+    if signs:
+        heartbeats = sorted(state.last_heartbeats.items())
+        content["signs"] = [[*_plain(node), time.isoformat()] for node, time in heartbeats]
     return json.dumps(content).encode()
 
 
-def from_json(written: bytes, *, alive: Collection[str]) -> bytes:
+def from_json(written: bytes, *, alive: Collection[str] | None = None) -> bytes:
     """As a handler expects it; the end of the last call is what its writer's clock said.
 
     Args:
-        alive: Names of the nodes that live; the others are gone for the handler.
+        alive: Names of the nodes that live; the others are gone for the handler. None: the state
+            has their signs of life.
     """
     content = json.loads(written)
     state = empty_meeting()
@@ -43,6 +56,11 @@ def from_json(written: bytes, *, alive: Collection[str]) -> bytes:
     state.participants = {_node(each[:3]): int(each[3]) for each in content["participants"]}
     state.wait_list = {_node(each) for each in content["waiting"]}
     state.redundancy_list = {_node(each) for each in content["spare"]}
+    if alive is None:
+        state.last_heartbeats = {
+            _node(each[:3]): datetime.fromisoformat(each[3]) for each in content["signs"]
+        }
+        return pickle.dumps(state)
     now = datetime.now(UTC)
     state.last_heartbeats = {
         node: now if repr(node) in alive else LONG_AGO

@@ -5,13 +5,13 @@ the agent's own memory and sends each slot that a worker has sealed; workers lea
 the neighbour has it (`checkpoint/snapshot_sent.py`). At each start of a generation all agents tell
 each other through the store
 
-    shardyard/snapshot-hosts/<g>   its address, and a secret: that of the first node counts
+    shardyard/snapshot-hosts/<g>   its address
     shardyard/snapshots/<g>        where it answers, and which snapshots it holds
 
-so that workers find what a lost node has left with its neighbour.
+so that workers find what a lost node has left with its neighbour. Whoever comes for a snapshot
+shows that it knows a secret of the generation, which is made of that of the attempt.
 """
 
-import secrets
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -31,6 +31,7 @@ from shardyard.config.snapshots import ELSEWHERE, SENT
 from shardyard.elastic.agent_memory import AgentMemory
 from shardyard.elastic.held_snapshots import HeldSnapshots
 from shardyard.elastic.notices import Notices
+from shardyard.elastic.seal import Seal
 from shardyard.elastic.snapshot_server import Expected, SnapshotServer
 from shardyard.network_interface import address_towards, reachable
 
@@ -56,15 +57,18 @@ class Place:
     num_nodes: int
     store: tuple[str, int]
     """Where the store of the meeting answers."""
+    seal: Seal
+    """Of the attempt."""
 
     @classmethod
-    def of(cls, group: WorkerGroup, generation: int) -> "Place":
+    def of(cls, group: WorkerGroup, generation: int, seal: Seal) -> "Place":
         """After a rendezvous, which sets all of it."""
         return cls(
             generation=generation,
             group_rank=int(group.group_rank or 0),
             num_nodes=int(group.group_world_size or 1),
             store=(str(group.master_addr), int(group.master_port or 0)),
+            seal=seal,
         )
 
 
@@ -122,10 +126,10 @@ class Neighbour:
         """
         ranks, me = self.held.local_ranks, place.group_rank
         before, after = ((me + way) % place.num_nodes for way in (-1, 1))
-        mine = {"host": address_towards(*place.store), "secret": secrets.token_hex(32)}
+        mine = {"host": address_towards(*place.store)}
         hosts = _exchange(notices, "snapshot-hosts", me, mine)
         host = reachable(mine["host"], [each["host"] for each in hosts.values()])
-        secret = bytes.fromhex(hosts[0]["secret"])
+        secret = place.seal.derived(f"snapshots of generation {place.generation}")
         self._server = SnapshotServer(
             host,
             secret,

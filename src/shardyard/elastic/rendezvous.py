@@ -7,6 +7,7 @@ import errno
 import os
 import socket
 import stat
+import weakref
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,14 +20,15 @@ from torch.distributed import (  # type: ignore[attr-defined]  # built in C++
     TCPStore,
 )
 from torch.distributed.elastic.rendezvous.api import RendezvousInfo
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     DynamicRendezvousHandler,
     RendezvousTimeout,
 )
 
 from shardyard import torch_private
+from shardyard.elastic.seal import Seal, SealedStore
 from shardyard.elastic.signs_of_life import OwnClock
+from shardyard.elastic.store_backend import StoreBackend
 from shardyard.errors import LostNodeError, RequestError
 from shardyard.network_interface import OWN_STORE, address_towards, is_loopback
 from shardyard.waiting import wait_for
@@ -54,6 +56,8 @@ class Meeting:
 
     id: str
     """Fresh for every attempt: a closed rendezvous cannot be entered again."""
+    seal: Seal
+    """Marks what the nodes of the attempt write."""
     min_nodes: int
     max_nodes: int
     endpoint: str | None
@@ -89,6 +93,8 @@ class Rendezvous(DynamicRendezvousHandler):
     """Whether the others meet without this node."""
     own_clock: OwnClock
     """By which it tells times."""
+    seal: Seal
+    """Marks what the nodes of the attempt write."""
 
     def num_nodes_waiting(self) -> int:
         """Nodes that came since the last meeting, as torch asks for them."""
@@ -164,7 +170,7 @@ def build_rendezvous(
     have_a_store_each()
     if store is None:
         store = serve_store(host, port) if meeting.serves else connect_store(host, port)
-    clock = OwnClock(C10dRendezvousBackend(store, meeting.id), last_call=LAST_CALL_TIMEOUT)
+    clock = OwnClock(StoreBackend(store, meeting.id, meeting.seal), last_call=LAST_CALL_TIMEOUT)
     handler = Rendezvous.from_backend(
         meeting.id,
         store,
@@ -179,7 +185,11 @@ def build_rendezvous(
         keep_alive_interval=max(1, meeting.keep_alive_s // _BEATS),
         keep_alive_max_attempt=_BEATS,
     )
-    handler.own_clock = clock
+    handler.own_clock, handler.seal = clock, meeting.seal
+    me = weakref.proxy(handler)  # it and its store end when nobody holds it any more
+    torch_private.give_each_meeting(
+        handler, lambda: SealedStore(store, f"shardyard/round/{me.round}", meeting.seal)
+    )
     return handler, store
 
 
@@ -214,9 +224,9 @@ def worker_store(host: str, port: int, generation: int) -> PrefixStore:
 def serve_store(host: str, port: int) -> TCPStore:
     """A TCP store in this process; port 0 takes a free one.
 
-    Listens on the loopback interface if ``host`` is there, else on all: a node's name may resolve
-    to an address that others do not use. For the same reason this process and its workers reach it
-    by the loopback interface.
+    Listens at the address of ``host`` alone, by which this process and its workers reach it too. On
+    all interfaces where that name has several addresses here or none of this machine; then they
+    reach it by the loopback interface.
     """
     try:
         listener = _listener(host, port)
@@ -226,8 +236,8 @@ def serve_store(host: str, port: int) -> TCPStore:
             f"port {port} on {host} {why}. The agents of all nodes meet there. Choose a free one "
             f"with --rendezvous HOST:PORT, or find its holder with `ss -ltnp 'sport = :{port}'`."
         ) from error
-    port = listener.getsockname()[1]
-    own = host if is_loopback(host) else _LOOPBACK
+    address, port = listener.getsockname()[:2]
+    own = _LOOPBACK if address in ("::", "0.0.0.0") else address
     return TCPStore(
         own, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
     )
@@ -274,13 +284,31 @@ def _shut(descriptor: int, port: int) -> None:
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    if is_loopback(host):  # 127.0.0.2 is another place than 127.0.0.1
-        address = _LOOPBACK if host == "localhost" else host
+    address = _only_address(host)
+    if address is not None:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        return socket.create_server((address, port), family=family)
+        try:
+            return socket.create_server((address, port), family=family)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL or is_loopback(host):
+                raise
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", port))
+
+
+def _only_address(host: str) -> str | None:
+    """The address of this machine under a name; None: it has several, or Debian's 127.0.1.1."""
+    if host == "localhost":
+        return _LOOPBACK
+    if is_loopback(host):  # 127.0.0.2 is another place than 127.0.0.1
+        return host
+    try:
+        found = {str(each[4][0]) for each in socket.getaddrinfo(host, None)}
+    except OSError:
+        return None
+    address = found.pop()
+    return None if found or is_loopback(address) else address
 
 
 def _endpoint(meeting: Meeting) -> tuple[str, int]:

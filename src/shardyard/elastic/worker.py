@@ -29,6 +29,8 @@ from shardyard.elastic.agent_memory import attach
 from shardyard.elastic.drain import signal_at_parent_death
 from shardyard.elastic.notes import own_notes
 from shardyard.elastic.rendezvous import worker_store
+from shardyard.elastic.seal import Seal
+from shardyard.elastic.sealed_objects import seal_objects
 from shardyard.elastic.shared_memory import semaphores_told
 from shardyard.elastic.stacks import dump_on_signal
 from shardyard.errors import LostNodeError, LostRankError, ShardyardError, StorageError
@@ -37,6 +39,7 @@ from shardyard.parallel.device import process_group_backend, select_device
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import EventWriter
 from shardyard.rundir.resolved import read_resolved
+from shardyard.rundir.run_secret import run_secret
 from shardyard.set_up import set_up_errors_named
 
 Body = Callable[[RunDir, int, int, Callable[[], bool]], str]
@@ -213,6 +216,7 @@ def take_device(recipe: Recipe) -> torch.device:
 def _join_process_group(run: RunDir, attempt: int, generation: int) -> None:
     recipe = read_resolved(run.resolved(attempt)).recipe
     device = take_device(recipe)
+    seal_objects(Seal(run_secret(run, attempt)))
     store = worker_store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), generation)
     with set_up_errors_named(os.environ):
         dist.init_process_group(

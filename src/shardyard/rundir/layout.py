@@ -161,6 +161,10 @@ class RunDir:
     def manifest(self, attempt: int) -> Path:
         return self.attempt(attempt) / "manifest.json"
 
+    def secret(self, attempt: int) -> Path:
+        """What the nodes of this attempt know each other by; its owner alone may read it."""
+        return self.attempt(attempt) / "secret"
+
     def session(self, name: str) -> Path:
         """What node 0, or who stands in for it, tells the other nodes of one start of a job."""
         return self.path / "sessions" / f"{name}.json"

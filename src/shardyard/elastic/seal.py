@@ -1,0 +1,110 @@
+"""Values that only the nodes of an attempt can write, kept where others may write too.
+
+torch's store has no password, and an etcd is shared by many. So each value carries an HMAC-SHA256
+of its name and content under the secret of the attempt. A value without it is never used.
+"""
+
+import hmac
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # built in C++
+
+from shardyard.errors import AccessError
+
+
+class ForeignValueError(AccessError):
+    """A value that no node of this attempt wrote."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"the value {name} was not written by a node of this run, and was not used. Another "
+            "program can reach the port at which the agents meet. Let only the nodes of the run "
+            "reach it (docs/network.md), then run `shardyard resume`."
+        )
+
+
+@dataclass(frozen=True)
+class Seal:
+    """Marks values as written by a holder of the secret."""
+
+    secret: bytes = field(repr=False)
+
+    def derived(self, purpose: str) -> bytes:
+        """Another secret for one purpose, from which nobody learns this one."""
+        return self._mac("purpose", purpose.encode())
+
+    def sealed(self, name: str, content: bytes) -> bytes:
+        """A value to be kept under this name alone."""
+        return self._mac(name, content).hex().encode() + b" " + content
+
+    def opened(self, name: str, value: bytes) -> bytes:
+        """The content of a value.
+
+        Raises:
+            ForeignValueError: It was not sealed under this name with this secret.
+        """
+        mark, _, content = value.partition(b" ")
+        if not hmac.compare_digest(mark, self._mac(name, content).hex().encode()):
+            raise ForeignValueError(name)
+        return content
+
+    def _mac(self, name: str, content: bytes) -> bytes:
+        written = name.encode()
+        return hmac.digest(self.secret, len(written).to_bytes(8) + written + content, "sha256")
+
+
+class SealedStore:
+    """A store of torch whose values are sealed; its counters (``add``) are not.
+
+    Has what torch's agent and ours call of a store.
+    """
+
+    def __init__(self, store: Any, prefix: str, seal: Seal) -> None:
+        """Args:
+        prefix: Begins the name of each key; a value is of no use under another.
+        """
+        self._store: Any = PrefixStore(prefix, store)
+        self._prefix, self._seal = prefix, seal
+
+    @property
+    def timeout(self) -> Any:
+        return self._store.timeout
+
+    def set_timeout(self, timeout: Any) -> None:
+        self._store.set_timeout(timeout)
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._store.set(key, self._sealed(key, value))
+
+    def multi_set(self, keys: list[str], values: list[Any]) -> None:
+        pairs = zip(keys, values, strict=True)
+        self._store.multi_set(keys, [self._sealed(key, value) for key, value in pairs])
+
+    def get(self, key: str) -> bytes:
+        """Wait for a value.
+
+        Raises:
+            ForeignValueError: Another than this run wrote it.
+        """
+        return self._seal.opened(self._name(key), self._store.get(key))
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        found = zip(keys, self._store.multi_get(keys), strict=True)
+        return [self._seal.opened(self._name(key), value) for key, value in found]
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self._store.add(key, amount))
+
+    def check(self, keys: list[str]) -> bool:
+        return bool(self._store.check(keys))
+
+    def wait(self, keys: list[str], *timeout: Any) -> None:
+        self._store.wait(keys, *timeout)
+
+    def _name(self, key: str) -> str:
+        return f"{self._prefix}/{key}"
+
+    def _sealed(self, key: str, value: str | bytes) -> str:
+        content = value.encode() if isinstance(value, str) else value
+        return self._seal.sealed(self._name(key), content).decode()
