@@ -25,6 +25,7 @@ BASE_ROWS = [
         "git",
         "aws",
         "plug_ins",
+        "python_program",
         "safetensors_header",
         "file_faults",
         "control_groups",

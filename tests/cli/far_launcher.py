@@ -78,8 +78,8 @@ class FarLauncher(FakeLauncher):
             raise LostConnectionError("no running pod any more")
         words = list(command)
         self.commands.append(words)
-        if words[:2] == ["python", "-m"] and words[2] in self.programs:
-            yield self.programs[words[2]](words[3:])
+        if words[:3] == ["python", "-P", "-m"] and words[3] in self.programs:
+            yield self.programs[words[3]](words[4:])
             return
         if words[0] == "python":
             words[0] = sys.executable

@@ -87,7 +87,7 @@ def nodes_of(run_dir: RunDir) -> list[int]:
     for entry in Path("/proc").iterdir():
         with suppress(OSError):
             words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
-            is_node = words[1:3] == [b"-m", b"shardyard.node.side_job"]
+            is_node = words[2:4] == [b"-m", b"shardyard.node.side_job"]
             if is_node and os.fsencode(run_dir.path) in words:
                 found.append(int(entry.name))
     return found

@@ -119,7 +119,7 @@ def side_jobs(endpoint: str) -> list[int]:
     for entry in Path("/proc").iterdir():
         with suppress(OSError):
             words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
-            is_node = words[1:3] == [b"-m", b"shardyard.node.side_job"]
+            is_node = words[2:4] == [b"-m", b"shardyard.node.side_job"]
             if is_node and mark in (entry / "environ").read_bytes().split(b"\0"):
                 found.append(int(entry.name))
     return found

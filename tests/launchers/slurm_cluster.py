@@ -131,7 +131,7 @@ class SlurmCluster:
         (program,) = (
             pid
             for pid in self.processes_of(node)
-            if Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1:3] == words
+            if Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[2:4] == words
         )
         os.kill(program, signal.SIGKILL)
 

@@ -180,7 +180,7 @@ def test_the_recipe_travels_whole_and_the_command_is_a_list() -> None:
     definition = job_definition(request)
     assert environment(definition)[RECIPE_VARIABLE] == request.recipe_text
     assert container(definition)["command"] == [
-        "python", "-m", "shardyard.node.from_environment",
+        "python", "-P", "-m", "shardyard.node.from_environment",
         "--place", "aws-batch", "--run-dir", "/runs/a-b-1",
     ]  # fmt: skip
 

@@ -64,7 +64,7 @@ def test_nodes_have_the_python_that_submits_unless_told_otherwise(
 ) -> None:
     request = slurm_request(*overrides)
     assert SlurmLauncher().shares_python(request.recipe) is is_shared
-    assert (f"{sys.executable} -m" in render_script(request)) is is_shared
+    assert (f"{sys.executable} -P -m" in render_script(request)) is is_shared
 
 
 OPTIONS = (
@@ -247,7 +247,7 @@ def test_a_folder_with_a_quote_and_a_percent_is_one_word_for_bash() -> None:
     script = render_script(slurm_request(run_dir="/shared/it's 100 %j/run"))
     words = _printed(script, 'printf "%s\\n" "${node[@]}"').splitlines()
     assert words == [
-        sys.executable, "-m", "shardyard.node", "/shared/it's 100 %j/run/launch/recipe.yaml",
+        sys.executable, "-P", "-m", "shardyard.node", "/shared/it's 100 %j/run/launch/recipe.yaml",
         "--run-dir", "/shared/it's 100 %j/run", "--place", "slurm",
     ]  # fmt: skip
     assert "%%j/run/logs/slurm-%j-node-%t.log" in _printed(script, 'echo "${srun[@]}"')

@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections import deque
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from types import FrameType
 from typing import IO, Any
 
 from shardyard.control.follow import Shown, follow, said
+from shardyard.python_program import python_program
 from shardyard.rundir.layout import RunDir
 from shardyard.waiting import wait_for
 
@@ -43,7 +43,7 @@ def run_agent_process(run_dir: RunDir, attempt: int, *, shown: Shown = said) -> 
         The agent's answer: ``outcome`` (finished, drained, failed), ``exit_code``, ``message``.
     """
     return run_agent_command(
-        [sys.executable, "-m", "shardyard.elastic"],
+        python_program("shardyard.elastic"),
         run_dir,
         attempt,
         shown=shown,
@@ -65,7 +65,7 @@ def run_node_process(
     a second one would cut the drain short. After it this process, which ends, ignores them too.
     """
     return run_agent_command(
-        [sys.executable, "-m", "shardyard.elastic"],
+        python_program("shardyard.elastic"),
         run_dir,
         attempt,
         shown=said if node_rank == 0 else None,

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from dataclasses import asdict
 
 from shardyard.aws import s3_client
@@ -13,6 +12,7 @@ from shardyard.control.run_home import RunHome, nodes_folder
 from shardyard.control.side_jobs import SideTerms, run_side_job, side_request
 from shardyard.errors import RequestError
 from shardyard.launchers.base import SideJob
+from shardyard.python_program import python_program
 from shardyard.rundir.layout import RunDir
 from shardyard.talk import say
 from shardyard.transfer.listing import Listing, read_listing
@@ -69,7 +69,7 @@ def list_here(folder: RunDir, step: str) -> Listing:
     Raises:
         ShardyardError: What the listing answered.
     """
-    program = [sys.executable, "-m", "shardyard.checkpoint.listing", str(folder.path)]
+    program = python_program("shardyard.checkpoint.listing", str(folder.path))
     with subprocess.Popen(
         [*program, "--step", step], stdout=subprocess.PIPE, text=True, encoding="utf-8"
     ) as process:

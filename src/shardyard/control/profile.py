@@ -13,6 +13,7 @@ from shardyard.control.run_home import RunHome, nodes_folder
 from shardyard.errors import CapacityError, RequestError, ShardyardError
 from shardyard.launchers.base import Executor, JobState
 from shardyard.launchers.trust import refuse_untrusted
+from shardyard.python_program import ISOLATED
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_lines_backwards
 from shardyard.rundir.profiles import StepProfile, leave_request, new_request, take_request
@@ -91,7 +92,7 @@ def ask(home: RunHome, wish: Wish, *, trusts_folder: bool = False) -> str:
         )
     folder = nodes_folder(recipe, home.run_dir)
     command = [
-        "python", "-m", "shardyard.node.ask_profile", folder, "--steps", str(wish.steps),
+        "python", *ISOLATED, "shardyard.node.ask_profile", folder, "--steps", str(wish.steps),
         "--ranks", wish.ranks,
     ]  # fmt: skip
     try:

@@ -6,7 +6,6 @@ A program that fails answers ``{"error": message, "exit_code": n}``; its talk go
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from types import FrameType
 from typing import Any
@@ -21,6 +20,7 @@ from shardyard.errors import (
     ShardyardError,
 )
 from shardyard.memory_limit import memory_limit
+from shardyard.python_program import python_program
 
 _ERRORS: dict[int, type[ShardyardError]] = {
     error.exit_code: error
@@ -39,7 +39,7 @@ def run_program(module: str, arguments: Sequence[str]) -> dict[str, Any]:
             died without an answer.
         KeyboardInterrupt: It was interrupted.
     """
-    command = [sys.executable, "-m", module, *arguments]
+    command = python_program(module, *arguments)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         is_terminated = False
 

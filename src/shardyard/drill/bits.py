@@ -2,11 +2,11 @@
 
 import json
 import subprocess
-import sys
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from shardyard.errors import ShardyardError
+from shardyard.python_program import python_program
 from shardyard.rundir.layout import RunDir
 
 Outcome = Literal["equal", "different", "not proven"]
@@ -35,7 +35,7 @@ def compare_bits(twin: RunDir, run: RunDir) -> Bits:
     Raises:
         ShardyardError: A checkpoint cannot be read.
     """
-    program = [sys.executable, "-m", _MODULE, str(twin.path), str(run.path)]
+    program = python_program(_MODULE, str(twin.path), str(run.path))
     answer = subprocess.run(
         program, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )

@@ -8,7 +8,6 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from shardyard.drill.recipe import Drilled
 from shardyard.drill.scene import Missed, Scene
 from shardyard.drill.surroundings import clock_of, network_of
 from shardyard.errors import RequestError
+from shardyard.python_program import python_program
 from shardyard.rundir.drilled import FAULTS_VARIABLE
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_lines, read_lines_backwards
@@ -101,7 +101,7 @@ class Commands:
         self._at_start = self._progress()
         with log.open("wb") as talk:
             process = subprocess.Popen(
-                [sys.executable, "-m", "shardyard", *words],
+                python_program("shardyard", *words),
                 stdin=subprocess.DEVNULL, stdout=talk, stderr=talk, env=environment,
                 start_new_session=True,  # Ctrl-C reaches the drill alone, which ends this
             )  # fmt: skip

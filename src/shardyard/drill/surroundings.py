@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from shardyard.drill.apart import why_not_apart
 from shardyard.drill.moved_clock import MovedClock
 from shardyard.drill.network import Weather, address_of
 from shardyard.errors import ShardyardError
+from shardyard.python_program import python_program
 from shardyard.rundir.drilled import HOSTS_VARIABLE, Hosts
 
 _TUN = Path("/dev/net/tun")
@@ -59,7 +59,7 @@ def network_of(nodes: int) -> Iterator[Network]:
         ShardyardError: The machine does not allow it, although it looked as if it did.
     """
     with subprocess.Popen(
-        [sys.executable, "-m", "shardyard.drill.network", str(nodes)],
+        python_program("shardyard.drill.network", str(nodes)),
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
     ) as switch:  # fmt: skip

@@ -70,6 +70,8 @@ def start(preload: Sequence[str]) -> None:
     os.environ[_AGENT_PID] = str(os.getpid())
     os.environ[_SCRATCH_DIR] = scratch
     os.environ[_PRELOAD] = ",".join(preload)
+    # Python 3.11.0 would take a socket without a file, which every local user can reach.
+    vars(util)["abstract_sockets_supported"] = False
     mp_forkserver.set_forkserver_preload([__name__])
     mp_forkserver.ensure_running()
 

@@ -7,7 +7,6 @@ and what was not sent stays in the run's folder, from where it can be sent later
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -21,6 +20,7 @@ from shardyard.config.schema import Recipe
 from shardyard.errors import StorageError
 from shardyard.exporters.service import PREFIXES, WORDS, without_user
 from shardyard.files import FILE_MODE, make_folder
+from shardyard.python_program import python_program
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import EventWriter
 from shardyard.talk import say, warn
@@ -210,7 +210,7 @@ class _Process:
         return str(self._run.exporters / f"{self._service}.log")
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        command = [sys.executable, "-m", "shardyard.exporters", str(self._run.path), self._service]
+        command = python_program("shardyard.exporters", str(self._run.path), self._service)
         with _log_file(self._run, self._service) as log:
             return subprocess.Popen(
                 [*command, f"--attempt={self._attempt}"],

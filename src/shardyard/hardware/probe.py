@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from shardyard.errors import RequestError
 from shardyard.hardware.machine import Machine
+from shardyard.python_program import python_program
 
-_PROGRAM = (sys.executable, "-m", "shardyard.parallel.device")
+_PROGRAM = python_program("shardyard.parallel.device")
 _TIMEOUT_S = 180.0
 """A cold file system can take a minute to import torch."""
 

@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -54,6 +53,7 @@ from shardyard.launchers.local_job import (
 )
 from shardyard.launchers.log_files import read_logs
 from shardyard.launchers.shell_words import word
+from shardyard.python_program import python_program
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import is_held
 from shardyard.rundir.lines import read_lines
@@ -64,7 +64,7 @@ _FOLDER = "{folder}"
 """Stands in a rendered request for the job's folder, which is known once it is made."""
 _START_TIMEOUT_S = 60.0
 _POLL_S = 0.3
-_SUPERVISOR = (sys.executable, "-m", MODULE)
+_SUPERVISOR = python_program(MODULE)
 _FORM = EntryForm(
     name=form(rf"{RUN_ID}/job-\d{{1,9}}"),
     id=form(r"[1-9]\d{0,9}-[A-Za-z0-9:-]{1,40}"),  # of a process: its number, when it started
@@ -237,7 +237,7 @@ def _program(request: LaunchRequest) -> list[str]:
     module = "shardyard.node" if request.side is None else "shardyard.node.side_job"
     last = ["--place", "given"] if request.side is None else ["--side", request.side.to_text()]
     recipe = f"{_FOLDER}/recipe.yaml"
-    return [sys.executable, "-m", module, recipe, "--run-dir", request.run_dir, *last]
+    return python_program(module, recipe, "--run-dir", request.run_dir, *last)
 
 
 def _warnings(request: LaunchRequest) -> tuple[str, ...]:

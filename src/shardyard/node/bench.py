@@ -8,7 +8,6 @@ folder, as of a training.
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -29,6 +28,7 @@ from shardyard.node.network_check import (
     network_in,
     tell_network,
 )
+from shardyard.python_program import python_program
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.network import Network, Transport
 from shardyard.rundir.network_bench import NetworkBench, answer_in, answer_line
@@ -108,7 +108,7 @@ class _Ranks:
 
 def _start(words: list[str], env: dict[str, str], *, is_read: bool) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-m", _MODULE, *words],
+        python_program(_MODULE, *words),
         env=env,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE if is_read else None,

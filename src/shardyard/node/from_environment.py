@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from shardyard.launchers.aws_batch.objects import RECIPE_VARIABLE
+from shardyard.python_program import ISOLATED
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -26,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     with os.fdopen(os.dup(recipe), "w", encoding="utf-8") as file:
         file.write(text)
     module = "shardyard.node.side_job" if "--side" in arguments else "shardyard.node"
-    command = ["-m", module, f"/proc/self/fd/{recipe}", *arguments]
+    command = [*ISOLATED, module, f"/proc/self/fd/{recipe}", *arguments]
     return os.execv(sys.executable, [sys.executable, *command])
 
 

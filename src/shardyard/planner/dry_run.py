@@ -19,8 +19,9 @@ from shardyard.config.schema import Recipe
 from shardyard.config.trainable import trainable_problems
 from shardyard.errors import Problem, RecipeError, RequestError, ShardyardError
 from shardyard.families.shape import ModelShape
+from shardyard.python_program import python_program
 
-_PROGRAM = (sys.executable, "-m", "shardyard.train.dry_run")
+_PROGRAM = python_program("shardyard.train.dry_run")
 _TIMEOUT_S = 900.0
 """A block takes about 0.1 s: the deepest models need a minute, on a busy machine several."""
 

@@ -3,13 +3,13 @@
 import json
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from shardyard.python_program import python_program
 from shardyard.waiting import meanwhile
 
 _END_S = 2.0
@@ -38,10 +38,10 @@ class TelemetryBeside:
         devices: int,
         ranks: Callable[[], Ranks],
     ) -> None:
-        self._command = [
-            sys.executable, "-m", "shardyard.telemetry", str(file),
+        self._command = python_program(
+            "shardyard.telemetry", str(file),
             f"--attempt={attempt}", f"--every={every_s}", f"--devices={devices}",
-        ]  # fmt: skip
+        )  # fmt: skip
         self._every_s = every_s
         self._ranks = ranks
         self._findings: list[dict[str, Any]] = []

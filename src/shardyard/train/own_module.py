@@ -5,8 +5,6 @@ first sample. So a resume draws what the run would have drawn, and it does not m
 computes a micro-batch.
 """
 
-import os
-import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -30,6 +28,7 @@ from shardyard.parallel.own_module import (
     refuse_scalars,
 )
 from shardyard.parallel.precision import DTYPES
+from shardyard.python_program import look_in_current_folder
 from shardyard.tasks.own import Loss, OwnComputation
 from shardyard.train.generic_model import (
     blocks_of_causal_lm,
@@ -119,8 +118,7 @@ def _made(place: str, *, vocab_size: int, seq_len: int) -> tuple[nn.Module, Loss
 
 def _function(place: str) -> Callable[..., Any]:
     module, _, name = place.partition(":")
-    if os.getcwd() not in sys.path:  # noqa: PTH109 (a text)
-        sys.path.insert(0, os.getcwd())  # noqa: PTH109
+    look_in_current_folder()
     try:
         found: Callable[..., Any] = getattr(import_module(module), name)
     except ModuleNotFoundError as error:

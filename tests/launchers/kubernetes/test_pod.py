@@ -56,7 +56,7 @@ def test_pods_keep_to_the_restricted_standard_but_for_what_efa_needs(target: str
 
 def test_the_node_command_is_an_argument_list() -> None:
     assert container_for()["command"] == [
-        "python", "-m", "shardyard.node", "/shardyard/recipe/recipe.yaml",
+        "python", "-P", "-m", "shardyard.node", "/shardyard/recipe/recipe.yaml",
         "--run-dir", f"/runs/{RUN_ID}", "--place", "jobset",
     ]  # fmt: skip
 

@@ -18,6 +18,7 @@ from shardyard.hardware import nvidia
 from shardyard.hardware.catalogue import Instance, instance
 from shardyard.image.dockerfile import USER_ID
 from shardyard.launchers.base import LaunchRequest
+from shardyard.python_program import ISOLATED
 from shardyard.units import format_seconds
 
 LOG_GROUP = "/aws/batch/job"
@@ -253,7 +254,7 @@ def _machine(request: LaunchRequest) -> Instance | None:
 
 
 def _command(request: LaunchRequest) -> list[str]:
-    words = ["python", "-m", "shardyard.node.from_environment"]
+    words = ["python", *ISOLATED, "shardyard.node.from_environment"]
     if request.side is not None:
         return [*words, "--side", request.side.to_text(), "--run-dir", request.run_dir]
     return [*words, "--place", "aws-batch", "--run-dir", request.run_dir]

@@ -19,6 +19,7 @@ from shardyard.launchers.kubernetes.capacity import node_affinity
 from shardyard.launchers.kubernetes.names import container_of, job_kind
 from shardyard.launchers.kubernetes.ownership import RUN_ID, origin_notes
 from shardyard.launchers.kubernetes.resources import Demand, chosen_instance, demand_of
+from shardyard.python_program import ISOLATED
 
 RECIPE_FOLDER = "/shardyard/recipe"
 GRACE_MARGIN_S = 30
@@ -205,7 +206,7 @@ def command(request: LaunchRequest) -> list[str]:
     if request.side is not None:
         module, last = "shardyard.node.side_job", ["--side", literal(request.side.to_text())]
     return [
-        "python", "-m", module, f"{RECIPE_FOLDER}/recipe.yaml",
+        "python", *ISOLATED, module, f"{RECIPE_FOLDER}/recipe.yaml",
         "--run-dir", literal(request.run_dir), *last,
         *(["--code", f"{RECIPE_FOLDER}/{_code_file(request.code)}"] if request.code else []),
     ]  # fmt: skip

@@ -21,9 +21,10 @@ from shardyard.errors import RecipeError, RequestError
 from shardyard.launchers.base import LaunchRequest
 from shardyard.launchers.ledger import SIDE_DETAIL
 from shardyard.launchers.shell_words import word
+from shardyard.python_program import ISOLATED
 
-NODE_PROGRAM = ("-m", "shardyard.node")
-SIDE_PROGRAM = ("-m", "shardyard.node.side_job")
+NODE_PROGRAM = (*ISOLATED, "shardyard.node")
+SIDE_PROGRAM = (*ISOLATED, "shardyard.node.side_job")
 
 SIGNAL_SLACK_S = 60
 """Slurm may send the warning this much earlier than asked (sbatch(1), --signal)."""

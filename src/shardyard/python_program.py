@@ -1,0 +1,29 @@
+"""How a program of ours is started: Python with what is installed, never with the current folder.
+
+``python -m`` looks for every module in the current folder first. A file there called
+``statistics.py`` would run in each of our processes in place of Python's own.
+"""
+
+import os
+import sys
+import sysconfig
+
+ISOLATED = ("-P", "-m")
+"""Options before the name of a module; processes that it starts by ``multiprocessing`` have them
+too."""
+
+
+def python_program(module: str, *arguments: str) -> list[str]:
+    """The command that runs a module on this machine."""
+    return [sys.executable, *ISOLATED, module, *arguments]
+
+
+def look_in_current_folder() -> None:
+    """Find modules of the current folder too: before installed packages, behind Python's own."""
+    folder = os.getcwd()  # noqa: PTH109 (a text)
+    if folder in sys.path:
+        return
+    own = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
+    own |= {f"{each}/lib-dynload" for each in own}
+    last = max((place for place, each in enumerate(sys.path) if each in own), default=-1)
+    sys.path.insert(last + 1, folder)
