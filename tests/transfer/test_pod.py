@@ -99,7 +99,7 @@ def test_the_listing_comes_through_exec_too(
     assert (list(found.files), found.warnings) == (["report.md"], ("so",))
     (command,) = state.execs.commands
     assert command[:4] == ["python", "-P", "-m", "shardyard.checkpoint.listing"]
-    assert command[3:] == [source.folder, "--step", "latest"]
+    assert command[4:] == [source.folder, "--step", "latest"]
     state.execs.start = lambda _pod, _container, _command: [
         "sh",
         "-c",
