@@ -123,6 +123,9 @@ def _ask(question: _Question, waiting: _Waiting, told: _Answers) -> None:
         for job in jobs:
             waiting.put(_Question(launcher=launcher, whose=whose, jobs=[job]))
         return
+    except Exception as error:  # noqa: BLE001 - in a thread, where it would be lost
+        words = f"launcher {launcher.name} raised {type(error).__name__}: {error}. This is a bug"
+        answers = [ShardyardError(f"{words} of the launcher: please report it.")] * len(jobs)
     for job, said in zip(jobs, answers, strict=True):
         told.put(_Told(run_id=job.run_id, whose=whose, answer=said))
 

@@ -56,6 +56,8 @@ class ApiServer:
         self.served = set(KINDS)
         self.other_versions: dict[str, str] = {}
         """API group -> the one version in which it is served instead of ours."""
+        self.reviews = ["selfsubjectreviews", "tokenreviews"]
+        """Resources of authentication.k8s.io/v1; the first came with 1.28."""
         self.version = {"major": "1", "minor": "33+"}
         self.trainjob_fields = ["runtimeRef", "trainer", "runtimePatches"]
         self.outputs: dict[str, Output] = {}
@@ -244,7 +246,10 @@ class _Handler(BaseHTTPRequestHandler):
         elif path in objects and method == "DELETE":
             self._json(200, objects.pop(path))
         elif method == "GET" and path.split("/")[-1] in {*KINDS, *BUILT_IN}:
-            self._json(200, {"items": self._matching(path, query.get("labelSelector", ""))})
+            found = self._matching(path, query.get("labelSelector", ""))
+            # An empty list of metadata is null in the answer of a real one, which is no list.
+            is_metadata = "PartialObjectMetadataList" in self.headers.get("Accept", "")
+            self._json(200, {"items": found or (None if is_metadata else [])})
         else:
             name = path.split("/")[-1]
             self._status(404, f'{path.split("/")[-2]} "{name}" not found', name=name)
@@ -287,6 +292,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(404, b"404 page not found\n", "text/plain")
 
     def _discovery(self, version: str) -> None:
+        if version == "authentication.k8s.io/v1":
+            self._json(200, {"resources": [{"name": name} for name in self.state.reviews]})
+            return
         names = [n for n, (v, _) in KINDS.items() if v == version and self._serves(n)]
         if not names:
             self._send(404, b"404 page not found\n", "text/plain")

@@ -1,4 +1,4 @@
-"""The API server through the official client: plain values in and out, its refusals in our words.
+"""The API server through the official client: plain values in and out.
 
 The context is always named, the kubeconfig is read and never written.
 """
@@ -7,10 +7,10 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import quote
 
-from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
+from shardyard.errors import AccessError, RequestError
 from shardyard.launchers.kubernetes.exec import (
     SILENCE_S,
     HandshakeError,
@@ -19,6 +19,15 @@ from shardyard.launchers.kubernetes.exec import (
     stdout_of,
 )
 from shardyard.launchers.kubernetes.prerequisites import install_hint
+from shardyard.launchers.kubernetes.refusals import (
+    ExistsError,
+    ForbiddenError,
+    NodeSilentError,
+    NoSuchObjectError,
+    UncertainError,
+    refusal,
+    size_refusal,
+)
 
 INSTALL_HINT = (
     "Kubernetes is reached through its Python client, which is not installed. "
@@ -57,14 +66,8 @@ PLURALS = {
     "PrometheusRule": ("monitoring.coreos.com/v1", "prometheusrules", True),
 }
 """Kind: API version, plural, whether it is in a namespace."""
-
-
-class ExistsError(RequestError):
-    """An object of this name is there already."""
-
-
-class UncertainError(CapacityError):
-    """The API server did not answer: what was asked for may have been done."""
+_ALWAYS_SERVED = ("v1", "batch/v1", "apps/v1", "storage.k8s.io/v1", "networking.k8s.io/v1")
+"""API versions of every cluster."""
 
 
 class Api:
@@ -84,37 +87,41 @@ class Api:
 
         Raises:
             ExistsError: There is one of this name.
+            RequestError: It is refused, such as for its size.
         """
         kind = item["kind"]
         query = {"fieldValidation": "Strict"}
-        made: Object = self._json("POST", self._path(kind), kind, body=item, query=query)
+        try:
+            made: Object = self._json("POST", self._path(kind), kind, body=item, query=query)
+        except (RequestError, UncertainError) as error:
+            if (too_large := size_refusal(error, item)) is not None:
+                raise too_large from error
+            raise
         return made
 
     def get(self, kind: str, name: str) -> Object | None:
         """One object; None: there is none."""
         try:
             found: Object = self._json("GET", self._path(kind, name), kind)
-        except _NoSuchObjectError:
+        except NoSuchObjectError:
             return None
         return found
 
     def in_namespace(self, kind: str, selector: str = "") -> list[Object]:
         """All objects of a kind in the namespace, or those with these labels."""
         query = {"labelSelector": selector} if selector else {}
-        found: list[Object] = self._json("GET", self._path(kind), kind, query=query)["items"]
-        return found
+        return self._items(self._path(kind), kind, query=query)
 
     def annotations(self, kind: str, selector: str) -> dict[str, dict[str, str]]:
         """Name -> annotations, of objects with these labels; what they hold is not sent."""
         query, accept = {"labelSelector": selector}, _METADATA.format("PartialObjectMetadataList")
-        response = self._call("GET", self._path(kind), query=query, accept=accept)
-        metas = [item["metadata"] for item in json.loads(response.data)["items"]]
+        found = self._items(self._path(kind), kind, query=query, accept=accept)
+        metas = [item["metadata"] for item in found]
         return {meta["name"]: meta.get("annotations") or {} for meta in metas}
 
     def everywhere(self, kind: str) -> list[Object]:
         """All objects of a kind, of all namespaces."""
-        found: list[Object] = self._json("GET", self._path(kind, namespace=None), kind)["items"]
-        return found
+        return self._items(self._path(kind, namespace=None), kind)
 
     def patch(self, kind: str, name: str, change: Object, *, uid: str) -> bool:
         """Merge a change into the object of a uid; False: there is none of the name.
@@ -125,7 +132,7 @@ class Api:
         body = {**change, "metadata": {**change.get("metadata", {}), "uid": uid}}
         try:
             self._json("PATCH", self._path(kind, name), kind, body=body)
-        except _NoSuchObjectError:
+        except NoSuchObjectError:
             return False
         return True
 
@@ -141,27 +148,31 @@ class Api:
         }  # fmt: skip
         try:
             self._json("DELETE", self._path(kind, name), kind, body=body)
-        except (_NoSuchObjectError, ExistsError):  # the latter: 409, the precondition failed
+        except (NoSuchObjectError, ExistsError):  # the latter: 409, the precondition failed
             return False
         return True
 
     def serves(self, kind: str) -> bool:
         """Whether the API server knows a kind in the version that is rendered."""
         version, plural, _ = PLURALS[kind]
+        return self._serves(version, plural)
+
+    def _serves(self, version: str, plural: str) -> bool:
+        """Whether discovery lists a resource; every user who is logged in may read discovery."""
         try:
-            resources = self._json("GET", f"/apis/{version}", kind)["resources"]
-        except RequestError:
+            found = self._get(f"/{'api' if version == 'v1' else 'apis'}/{version}")
+        except NoSuchObjectError:
             return False
-        return any(resource["name"] == plural for resource in resources)
+        return any(each["name"] == plural for each in found.get("resources", []))
 
     def versions_of(self, kind: str) -> list[str]:
         """API versions in which the cluster serves the group of a kind; none: not at all."""
         group = PLURALS[kind][0].partition("/")[0]
         try:
-            found = self._json("GET", f"/apis/{group}", kind)["versions"]
-        except RequestError:
+            found = self._get(f"/apis/{group}")
+        except NoSuchObjectError:
             return []
-        return [str(version["groupVersion"]) for version in found]
+        return [str(version["groupVersion"]) for version in found.get("versions", [])]
 
     def kubernetes_version(self) -> tuple[int, int]:
         """Major and minor version of the API server."""
@@ -173,19 +184,30 @@ class Api:
         """Whether the namespace is there."""
         try:
             self._call("GET", f"/api/v1/namespaces/{quote(self.namespace)}")
-        except _NoSuchObjectError:
+        except NoSuchObjectError:
             return False
         return True
 
     def user(self) -> str | None:
-        """Who these credentials are; None: the API server does not tell (before 1.28)."""
-        kind = "SelfSubjectReview"
-        body = {"apiVersion": "authentication.k8s.io/v1", "kind": kind}
-        path = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
-        try:
-            return str(self._json("POST", path, kind, body=body)["status"]["userInfo"]["username"])
-        except (RequestError, KeyError):
+        """Who these credentials are; None: the API server does not tell (before 1.28).
+
+        Raises:
+            AccessError: There are none: the API server takes the request as anonymous.
+        """
+        kind, version = "SelfSubjectReview", "authentication.k8s.io/v1"
+        if not self._serves(version, "selfsubjectreviews"):
             return None
+        body = {"apiVersion": version, "kind": kind}
+        try:
+            found = self._json("POST", f"/apis/{version}/selfsubjectreviews", kind, body=body)
+        except ForbiddenError as error:
+            if error.is_anonymous:
+                raise
+            return None  # narrowed rights do not keep anybody from training
+        except RequestError:
+            return None
+        name = found.get("status", {}).get("userInfo", {}).get("username")
+        return None if name is None else str(name)
 
     def fields_of_spec(self, kind: str) -> set[str]:
         """Fields of a kind's spec, as the API server documents them; empty where it does not."""
@@ -203,16 +225,12 @@ class Api:
     def pods(self, selector: str) -> list[Object]:
         """Pods of the namespace with these labels."""
         path = f"/api/v1/namespaces/{quote(self.namespace)}/pods"
-        found: list[Object] = self._json("GET", path, "Pod", query={"labelSelector": selector})[
-            "items"
-        ]
-        return found
+        return self._items(path, "Pod", query={"labelSelector": selector})
 
     def nodes(self, selector: str = "") -> list[Object]:
         """Nodes of the cluster with these labels."""
         query = {"labelSelector": selector} if selector else {}
-        found: list[Object] = self._json("GET", "/api/v1/nodes", "Node", query=query)["items"]
-        return found
+        return self._items("/api/v1/nodes", "Node", query=query)
 
     def has_secret(self, name: str) -> bool:
         """Whether there is a Secret; only its metadata is asked for, never its values."""
@@ -220,16 +238,16 @@ class Api:
         accept = _METADATA.format("PartialObjectMetadata")
         try:
             self._call("GET", path, accept=accept)
-        except _NoSuchObjectError:
+        except NoSuchObjectError:
             return False
         return True
 
-    def may(self, verb: str, resource: str, *, group: str = "") -> bool:
-        """Whether these credentials may do something in the namespace."""
+    def may(self, verb: str, resource: str, *, group: str = "", everywhere: bool = False) -> bool:
+        """Whether these credentials may do something in the namespace, or in the whole cluster."""
         name, _, subresource = resource.partition("/")
         attributes = {
-            "namespace": self.namespace, "verb": verb, "group": group,
-            "resource": name, "subresource": subresource,
+            "verb": verb, "group": group, "resource": name, "subresource": subresource,
+            **({} if everywhere else {"namespace": self.namespace}),
         }  # fmt: skip
         kind = "SelfSubjectAccessReview"
         body = {
@@ -241,13 +259,25 @@ class Api:
         return bool(self._json("POST", path, kind, body=body)["status"]["allowed"])
 
     def log(self, pod: str, *, container: str, follow: bool) -> Iterator[bytes]:
-        """What a container has printed, in pieces, and what it will print if ``follow``."""
+        """What a container has printed, in pieces, and what it will print if ``follow``.
+
+        Raises:
+            NodeSilentError: The API server does not reach the pod's node.
+        """
         path = f"/api/v1/namespaces/{quote(self.namespace)}/pods/{quote(pod)}/log"
         query = {"container": container, "follow": "true" if follow else "false"}
         try:
             response = self._call("GET", path, query=query, timeout_s=_LOG_TIMEOUT_S)
-        except _NoSuchObjectError:  # gone since it was listed
+        except NoSuchObjectError:  # gone since it was listed
             return
+        except UncertainError as error:
+            if error.status is None:
+                raise
+            raise NodeSilentError(
+                f"context {self.context!r}, namespace {self.namespace!r}: the log of pod {pod} "
+                f"cannot be read, as the API server does not reach the kubelet of its node "
+                f"({error.words}). Look at the node: kubectl --context {self.context} get nodes"
+            ) from error
         try:
             yield from response.stream(2**16)
         except _transport_errors():
@@ -300,17 +330,40 @@ class Api:
             parts += ["namespaces", quote(self.namespace)]
         return "/".join([*parts, plural, *([quote(name)] if name else [])])
 
+    def _get(self, path: str) -> Any:
+        """What discovery and its like answer."""
+        return _parsed(self._call("GET", path))
+
+    def _items(
+        self, path: str, kind: str, *, query: Object | None = None, accept: str = "application/json"
+    ) -> list[Object]:
+        """The objects of a list; an empty one comes without items from some servers."""
+        found: list[Object] = self._json("GET", path, kind, query=query, accept=accept).get(
+            "items", []
+        )
+        return found
+
     def _json(
-        self, method: str, path: str, kind: str, *, query: Object | None = None, body: Any = None
+        self,
+        method: str,
+        path: str,
+        kind: str,
+        *,
+        query: Object | None = None,
+        body: Any = None,
+        accept: str = "application/json",
     ) -> Any:
         try:
-            response = self._call(method, path, query=query, body=body)
-        except _NoSuchObjectError as error:
+            response = self._call(method, path, query=query, body=body, accept=accept)
+        except ForbiddenError as error:
+            # Rights are looked at before anything else: 403 also answers for what is not served.
+            version, _, _ = PLURALS.get(kind, ("v1", "", True))
+            if version not in _ALWAYS_SERVED and not self.serves(kind):
+                raise self._not_served(kind) from error
+            raise
+        except NoSuchObjectError as error:
             if error.is_kind_unknown:
-                raise RequestError(
-                    f"context {self.context!r}: the cluster does not serve {kind} "
-                    f"({PLURALS.get(kind, ('v1',))[0]}). {install_hint(kind, self.context)}"
-                ) from error
+                raise self._not_served(kind) from error
             if f'namespaces "{self.namespace}"' in str(error):
                 raise RequestError(
                     f"launch.kubernetes.namespace={self.namespace!r} is not in context "
@@ -318,7 +371,13 @@ class Api:
                     f"kubectl --context {self.context} create namespace {self.namespace}"
                 ) from error
             raise
-        return json.loads(response.data)
+        return _parsed(response)
+
+    def _not_served(self, kind: str) -> RequestError:
+        return RequestError(
+            f"context {self.context!r}: the cluster does not serve {kind} "
+            f"({PLURALS.get(kind, ('v1',))[0]}). {install_hint(kind, self.context)}"
+        )
 
     def _call(
         self,
@@ -346,7 +405,7 @@ class Api:
                 _request_timeout=timeout_s,
             )
         except ApiException as error:
-            self._refuse(error)
+            raise refusal(error, context=self.context, namespace=self.namespace) from error
         except _transport_errors() as error:
             raise UncertainError(
                 f"context {self.context!r}: the API server does not answer "
@@ -355,51 +414,18 @@ class Api:
                 "then try again."
             ) from error
 
-    def _refuse(self, error: Any) -> NoReturn:
-        """Raise what the API server refused, in our words."""
-        words = _status_message(error)
-        where = f"context {self.context!r}, namespace {self.namespace!r}"
-        if error.status == 404:
-            raise _NoSuchObjectError(words, is_kind_unknown=_is_kind_unknown(error)) from error
-        if error.status == 401:
-            raise AccessError(
-                f"{where}: the API server does not accept your credentials. They are missing or "
-                "have expired. Log in again (EKS: aws sso login, or new keys), then see that "
-                f"kubectl --context {self.context} auth whoami answers."
-            ) from error
-        if "admission webhook" in words and "denied the request" in words:
-            raise RequestError(
-                f"{where}: {words}. A policy of the cluster refuses the object; your rights do not "
-                "matter. Change what the policy names in the recipe (launch --dry-run prints the "
-                "object), or ask whoever keeps the policy."
-            ) from error
-        if error.status == 403 and "exceeded quota" in words:
-            raise CapacityError(
-                f"{where}: {words}. The namespace's quota is used up. Wait for other jobs, use "
-                "fewer cluster.nodes, or have the quota raised."
-            ) from error
-        if error.status == 403:
-            raise AccessError(
-                f"{where}: {words}. Your role lacks this right. Have an administrator grant it; "
-                "docs/launch-kubernetes.md lists all that is needed."
-            ) from error
-        if error.status == 409:
-            raise ExistsError(f"{where}: {words}.") from error
-        if error.status == 429 or error.status >= 500:
-            raise UncertainError(
-                f"{where}: the API server answered {error.status} ({words}). It is overloaded or "
-                "broken now. Try again in a minute."
-            ) from error
-        raise RequestError(
-            f"{where}: the API server refuses the request ({error.status}): {words}. Change what "
-            "it names in the recipe; launch --dry-run prints what is sent."
-        ) from error
+
+def _parsed(response: Any) -> Any:
+    """The answer without nulls: for Kubernetes a field that is null is a field that is absent."""
+    return _without_nulls(json.loads(response.data))
 
 
-class _NoSuchObjectError(ShardyardError):
-    def __init__(self, words: str, *, is_kind_unknown: bool) -> None:
-        super().__init__(words)
-        self.is_kind_unknown = is_kind_unknown
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    if isinstance(value, list):
+        return [_without_nulls(each) for each in value]
+    return value
 
 
 def _client(context: str | None, kubeconfig: Path | None) -> Any:
@@ -461,20 +487,3 @@ def _cause(error: Exception) -> str:
 
 def _first_line(error: object) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-
-
-def _status_message(error: Any) -> str:
-    try:
-        words = json.loads(error.body)["message"]
-    except (TypeError, ValueError, KeyError):
-        words = error.reason or "no reason given"
-    return str(words).strip().rstrip(".")
-
-
-def _is_kind_unknown(error: Any) -> bool:
-    """Whether a 404 is of the path, not of an object: its Status then names none."""
-    try:
-        details = json.loads(error.body).get("details") or {}
-    except (TypeError, ValueError, AttributeError):
-        return True
-    return not details.get("name")

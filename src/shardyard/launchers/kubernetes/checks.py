@@ -17,7 +17,9 @@ from shardyard.launchers.kubernetes.names import TARGETS
 from shardyard.launchers.kubernetes.node_checks import check_image, check_nodes
 from shardyard.launchers.kubernetes.prerequisites import ETCD, how_to_install, needed
 from shardyard.launchers.kubernetes.quota_checks import check_quota
+from shardyard.launchers.kubernetes.refusals import ForbiddenError
 from shardyard.launchers.kubernetes.served import OLDEST, trainjob_schema
+from shardyard.launchers.kubernetes.trainjob import RUNTIME_RIGHT, has_content_of, runtime
 
 
 def kubernetes_checks(request: LaunchRequest, api: Api) -> list[Finding]:
@@ -27,7 +29,8 @@ def kubernetes_checks(request: LaunchRequest, api: Api) -> list[Finding]:
     except ShardyardError as error:  # nothing else will be answered either
         return [Finding(name="credentials", verdict="problem", what=str(error))]
     checks = {
-        "namespace": _namespace, "controllers": _controllers, "rights": _rights, "queue": _queue,
+        "namespace": _namespace, "controllers": _controllers, "rights": _rights,
+        "runtime": _runtime, "queue": _queue,
         "quota": check_quota, "nodes": check_nodes, "image": check_image, "claims": check_claims,
         "secrets": _secrets,
     }  # fmt: skip
@@ -121,6 +124,33 @@ def _rights(request: LaunchRequest, api: Api) -> Iterator[Finding]:
             yield Finding(name=name, verdict="warning", what=what, mend=mend)
 
 
+def _runtime(request: LaunchRequest, api: Api) -> Iterator[Finding]:
+    """The ClusterTrainingRuntime of a TrainJob: its content can be read, and is the wanted one."""
+    if request.recipe.launch.kubernetes.target != "trainjob" or not api.serves("TrainJob"):
+        return
+    item = runtime(request)
+    kind, name = item["kind"], item["metadata"]["name"]
+    resource, group = PLURALS[kind][1], PLURALS[kind][0].partition("/")[0]
+    try:
+        found = api.get(kind, name)
+    except ForbiddenError:
+        what = f"you may not get {resource}, which the launch of a TrainJob reads"
+        yield Finding(name="runtime", verdict="problem", what=what, mend=RUNTIME_RIGHT)
+        return
+    if found is not None and has_content_of(found, item):
+        yield Finding(name="runtime", verdict="ok", what=f"{kind} {name} exists")
+    elif found is not None:
+        what = f"{kind} {name} exists with other content, and other runs may use it"
+        mend = "Give launch.kubernetes.runtime another name"
+        yield Finding(name="runtime", verdict="problem", what=what, mend=mend)
+    elif api.may("create", resource, group=group, everywhere=True):
+        yield Finding(name="runtime", verdict="ok", what=f"the launch creates {kind} {name}")
+    else:
+        what = f"{kind} {name} does not exist, and you may not create it"
+        mend = "Have an administrator apply it, as shardyard launch --dry-run prints it"
+        yield Finding(name="runtime", verdict="problem", what=what, mend=mend)
+
+
 _RIGHTS_BESIDE = (
     (
         "side jobs",
@@ -149,6 +179,8 @@ def _queue(request: LaunchRequest, api: Api) -> Iterator[Finding]:
     queue = request.recipe.launch.kubernetes.queue
     if queue is None or request.recipe.launch.kubernetes.scheduler == "volcano":
         return
+    if not api.serves("LocalQueue"):
+        return  # a problem of Kueue
     if api.get("LocalQueue", queue) is not None:
         yield Finding(name="queue", verdict="ok", what=f"local queue {queue} exists")
     else:

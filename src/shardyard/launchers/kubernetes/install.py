@@ -13,7 +13,7 @@ from typing import Any
 
 from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
 from shardyard.launchers.base import LaunchRequest, Part
-from shardyard.launchers.kubernetes.api import PLURALS, Api, ExistsError, UncertainError
+from shardyard.launchers.kubernetes.api import PLURALS, Api
 from shardyard.launchers.kubernetes.claim_checks import drivers_missing
 from shardyard.launchers.kubernetes.etcd import render_etcd, service_name
 from shardyard.launchers.kubernetes.node_checks import offered, wanted_nodes
@@ -29,6 +29,7 @@ from shardyard.launchers.kubernetes.prerequisites import (
     Release,
     needed,
 )
+from shardyard.launchers.kubernetes.refusals import ExistsError, UncertainError
 from shardyard.launchers.ledger import Entry, EntryForm, Ledger, form
 
 RELEASE = "release"

@@ -31,7 +31,7 @@ from shardyard.launchers.base import (
     mounted,
 )
 from shardyard.launchers.kubernetes import pod
-from shardyard.launchers.kubernetes.api import PLURALS, Api, ExistsError, UncertainError
+from shardyard.launchers.kubernetes.api import PLURALS, Api
 from shardyard.launchers.kubernetes.checks import kubernetes_checks
 from shardyard.launchers.kubernetes.exec import LostConnectionError
 from shardyard.launchers.kubernetes.gang import KIND as GROUP_KIND
@@ -54,9 +54,10 @@ from shardyard.launchers.kubernetes.ownership import (
     is_ours,
 )
 from shardyard.launchers.kubernetes.prerequisites import MONITORS
+from shardyard.launchers.kubernetes.refusals import ExistsError, ForbiddenError, UncertainError
 from shardyard.launchers.kubernetes.served import require_served, trainjob_schema
 from shardyard.launchers.kubernetes.state import Object, is_running, newest_pods, status_of
-from shardyard.launchers.kubernetes.trainjob import CONTENT, for_schema
+from shardyard.launchers.kubernetes.trainjob import RUNTIME_RIGHT, for_schema, has_content_of
 from shardyard.launchers.ledger import SUBMITTED, UUID, Entry, EntryForm, Ledger, form
 
 CANCELLED = "shardyard/cancelled"
@@ -479,7 +480,13 @@ def _created(api: Api, item: Object, ledger: Ledger, place: dict[str, str]) -> E
 def _ensure_runtime(api: Api, item: Object, ledger: Ledger, place: dict[str, str]) -> None:
     """Create the runtime unless an equal one is there; it is shared and outlives a job."""
     name = item["metadata"]["name"]
-    found = api.get(item["kind"], name)
+    try:
+        found = api.get(item["kind"], name)
+    except ForbiddenError as error:
+        raise AccessError(
+            f"{error} A TrainJob takes restarts, grace and rights from {item['kind']} {name}, an "
+            f"object of the whole cluster, so that its content is read first. {RUNTIME_RIGHT}"
+        ) from error
     if found is None:
         try:
             _create(api, item, ledger, place)
@@ -489,10 +496,7 @@ def _ensure_runtime(api: Api, item: Object, ledger: Ledger, place: dict[str, str
                 "administrator apply it once, as shardyard launch --dry-run prints it."
             ) from error
         return
-    if (
-        found["metadata"].get("annotations", {}).get(CONTENT)
-        != item["metadata"]["annotations"][CONTENT]
-    ):
+    if not has_content_of(found, item):
         raise RequestError(
             f"ClusterTrainingRuntime {name} is there with other content. Restarts, grace, rights "
             "and priority of a TrainJob's pods come from it, and other runs may use it. Give "

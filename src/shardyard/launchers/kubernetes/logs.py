@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+from shardyard.errors import CapacityError, ShardyardError
 from shardyard.launchers.base import LogLine
 from shardyard.launchers.kubernetes.state import Object, newest_pods, node_rank
 
@@ -40,11 +41,22 @@ def lines_of(pieces: Iterator[bytes]) -> Iterator[str]:
 
 
 def logs_so_far(pods: list[Object], read: Read, *, node: int | None) -> Iterator[LogLine]:
-    """What has been printed, node after node."""
+    """What has been printed, node after node.
+
+    Raises:
+        CapacityError: Nodes that cannot be reached; the logs of the others come first.
+    """
+    silent: list[CapacityError] = []
     for pod in newest_pods(pods):
         if node in (None, node_rank(pod)) and has_output(pod):
-            for line in lines_of(read(pod, False)):
-                yield LogLine(source=f"node {node_rank(pod)}", text=line)
+            try:
+                for line in lines_of(read(pod, False)):
+                    yield LogLine(source=f"node {node_rank(pod)}", text=line)
+            except CapacityError as error:
+                silent.append(error)
+    if silent:
+        more = f" {len(silent) - 1} more logs cannot be read either." if silent[1:] else ""
+        raise type(silent[0])(f"{silent[0]}.{more}" if more else str(silent[0])) from silent[0]
 
 
 def follow_logs(
@@ -60,14 +72,18 @@ def follow_logs(
     Args:
         pods: Asked again and again.
         is_over: Whether the job has ended; asked when no pod prints any more.
+
+    Raises:
+        ShardyardError: A log cannot be read. One of a node that cannot be reached now is tried
+            again instead, and a line says so.
     """
-    merged = _Merged(read)
+    merged = _Merged(read, again_after_s=poll_s)
     try:
         while True:
             over = is_over() if merged.readers == 0 else False  # asked before the last look
             for pod in newest_pods(pods()):
                 if node in (None, node_rank(pod)) and has_output(pod):
-                    merged.add(pod)
+                    merged.add(pod, is_last=over)
             yield from merged.lines(for_s=0 if over else poll_s)
             if over and merged.readers == 0:
                 return
@@ -78,21 +94,30 @@ def follow_logs(
 class _Merged:
     """One thread a pod, one bounded queue."""
 
-    def __init__(self, read: Read) -> None:
+    def __init__(self, read: Read, *, again_after_s: float) -> None:
         self._read = read
-        self._lines: queue.Queue[LogLine | None] = queue.Queue(_LINES_AHEAD)
+        self._again_after_s = again_after_s
+        self._lines: queue.Queue[LogLine | ShardyardError | None] = queue.Queue(_LINES_AHEAD)
         self._seen: set[str] = set()
+        self._silent: set[str] = set()
+        """Pods whose log could not be read, each of which is reported once."""
         self._stopped = threading.Event()
         self.readers = 0
 
-    def add(self, pod: Object) -> None:
-        """Read a pod, unless it is or was read already."""
+    def add(self, pod: Object, *, is_last: bool) -> None:
+        """Read a pod, unless it is or was read already.
+
+        Args:
+            is_last: Whether the job is over: what could not be read until then is left.
+        """
         uid = str(pod["metadata"]["uid"]) + _starts(pod)
-        if uid in self._seen:
+        if uid in self._seen or (is_last and uid in self._silent):
             return
         self._seen.add(uid)
         self.readers += 1
-        threading.Thread(target=self._follow, args=(pod,), name=f"log {uid}", daemon=True).start()
+        threading.Thread(
+            target=self._follow, args=(pod, uid), name=f"log {uid}", daemon=True
+        ).start()
 
     def lines(self, *, for_s: float) -> Iterator[LogLine]:
         """Lines for so long, or until no pod prints any more."""
@@ -102,6 +127,8 @@ class _Merged:
                 line = self._lines.get(timeout=max(end - time.monotonic(), 0.01))
             except queue.Empty:
                 return
+            if isinstance(line, ShardyardError):
+                raise line
             if line is not None:
                 yield line
             else:
@@ -115,15 +142,26 @@ class _Merged:
         """Let the readers end."""
         self._stopped.set()
 
-    def _follow(self, pod: Object) -> None:
+    def _follow(self, pod: Object, uid: str) -> None:
+        source = f"node {node_rank(pod)}"
         try:
             for line in lines_of(self._read(pod, True)):
-                if not self._put(LogLine(source=f"node {node_rank(pod)}", text=line)):
+                if not self._put(LogLine(source=source, text=line)):
                     return
+        except (
+            CapacityError
+        ) as error:  # a node that is lost now may come back, or its pod elsewhere
+            if uid not in self._silent:
+                self._silent.add(uid)
+                self._put(LogLine(source=source, text=f"{error}. Shardyard tries again."))
+            self._stopped.wait(self._again_after_s)
+            self._seen.discard(uid)
+        except ShardyardError as error:
+            self._put(error)
         finally:
             self._put(None)
 
-    def _put(self, line: LogLine | None) -> bool:
+    def _put(self, line: LogLine | ShardyardError | None) -> bool:
         while not self._stopped.is_set():
             try:
                 self._lines.put(line, timeout=0.2)

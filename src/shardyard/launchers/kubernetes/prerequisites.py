@@ -344,6 +344,9 @@ def install_hint(kind: str, context: str | None = None) -> str:
                 f"Install {part.label}: `shardyard doctor RECIPE --on kubernetes --install`, or "
                 f"{install_command(part.provides, context)}"
             )
+    for part in (KUEUE, VOLCANO):
+        if part.provides == kind:
+            return f"{part.label} serves it. {how_to_install(part, context)}"
     if kind in MONITORS:
         return (
             f"{PROMETHEUS.label} brings it, if its chart was installed whole. See `helm list "

@@ -29,6 +29,13 @@ API_VERSION = "trainer.kubeflow.org/v1alpha1"
 CONTENT = "shardyard/content"
 """Annotation: digest of a runtime's spec, to know another one of the same name."""
 
+RUNTIME_RIGHT = (
+    "Have an administrator grant it: kubectl create clusterrole shardyard-runtimes "
+    "--verb=get --resource=clustertrainingruntimes.trainer.kubeflow.org, then kubectl create "
+    "clusterrolebinding shardyard-runtimes --clusterrole=shardyard-runtimes --user=USER"
+)
+"""What reads a runtime, an object of the whole cluster, which no Role of a namespace can allow."""
+
 Schema = Literal["2.0", "2.1", "2.3"]
 """2.3 stands for 2.2 too, whose fields are the same."""
 
@@ -59,6 +66,12 @@ def runtime(request: LaunchRequest) -> dict[str, Any]:
         },
         "spec": spec,
     }
+
+
+def has_content_of(found: dict[str, Any], item: dict[str, Any]) -> bool:
+    """Whether a runtime of the cluster has the content of one that was rendered."""
+    notes = found["metadata"].get("annotations", {})
+    return bool(notes.get(CONTENT) == item["metadata"]["annotations"][CONTENT])
 
 
 def _jobset_spec(request: LaunchRequest) -> dict[str, Any]:
