@@ -14,11 +14,13 @@ from shardyard.control.job import newest_asked
 from shardyard.control.side_jobs import (
     SideJobStoppedError,
     SideTerms,
+    follow_side_job,
     run_side_job,
     side_request,
+    start_side_job,
 )
-from shardyard.errors import AccessError, ShardyardError
-from shardyard.launchers.base import JobState, LaunchRequest, LogLine, SideJob
+from shardyard.errors import AccessError, CapacityError, ShardyardError
+from shardyard.launchers.base import JobState, JobStatus, LaunchRequest, LogLine, SideJob
 from shardyard.launchers.ledger import Ledger
 from shardyard.rundir.answers import read_answer
 from shardyard.rundir.layout import RunDir
@@ -87,7 +89,7 @@ def test_it_is_submitted_followed_and_answered(site: Site, capsys: Captured) -> 
     assert site.ask() == RESULT
     out, err = capsys.readouterr()
     assert out == "", "stdout is the answer of the verb that asked"
-    assert "export: sy-first on fake: one node without accelerators, 4 cores, 16 GiB" in err
+    assert "export: sy-first on fake: one node without accelerators, 4 cores, 12 GiB" in err
     assert "it works" in err and "@shardyard" not in err
     assert [job.details["side"] for job in site.ledger.side_jobs()] == [SIDE.label]
     assert len(site.ledger.jobs()) == 1, "the training"
@@ -224,6 +226,35 @@ def test_what_a_killed_submission_left_is_removed_before_another_is_made(site: S
     site.fake.remove = noted  # type: ignore[method-assign]
     assert site.ask() == RESULT
     assert removed == ["old"]
+
+
+def test_one_that_no_node_can_hold_ends_its_wait_with_the_schedulers_reason(
+    site: Site, capsys: Captured
+) -> None:
+    reason = "0/2 nodes are available: 2 Insufficient memory."
+    site.answers(site.request(), result=RESULT, exit_code=0)
+    site.fake.statuses = [
+        JobStatus(state=JobState.WAITING, reason=reason, is_unplaced=True)
+    ] * 200  # fmt: skip
+    job = start_side_job(site.run_dir, site.fake, site.request(), YES)
+    assert job is not None
+    slept: list[float] = []
+    with pytest.raises(CapacityError) as raised:
+        follow_side_job(job, sleep=slept.append)
+    assert 300 <= sum(slept) < 320
+    assert f"found no node for 300 s: {reason}" in str(raised.value)
+    assert "launch.side.memory_gib=8" in str(raised.value)
+    assert f"waiting: {reason}" in capsys.readouterr().err
+
+
+def test_one_that_waits_for_its_image_is_not_given_up(site: Site) -> None:
+    request = site.request()
+    site.answers(request, result=RESULT, exit_code=0)
+    slow = JobStatus(state=JobState.WAITING, reason="its containers start")
+    site.fake.statuses = [slow] * 100 + site.fake.statuses
+    job = start_side_job(site.run_dir, site.fake, request, YES)
+    assert job is not None
+    assert follow_side_job(job, sleep=lambda _: None) == RESULT
 
 
 def test_ctrl_c_leaves_it_running_and_says_how_to_go_on(site: Site, capsys: Captured) -> None:

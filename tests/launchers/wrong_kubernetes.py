@@ -55,7 +55,10 @@ class KubernetesDesk(Desk):
     def add_node(self, name: str, *, zone: str = "a", gpus: int = 8, efa: int = 32) -> None:
         """A p5.48xlarge."""
         labels = {"node.kubernetes.io/instance-type": "p5.48xlarge", _ZONE: zone}
-        allocatable = {"nvidia.com/gpu": str(gpus), "vpc.amazonaws.com/efa": str(efa)}
+        allocatable = {
+            "nvidia.com/gpu": str(gpus), "vpc.amazonaws.com/efa": str(efa),
+            "cpu": "191450m", "memory": "1938410Mi", "hugepages-2Mi": "5120Mi",
+        }  # fmt: skip
         self.server.add(
             f"/api/v1/nodes/{name}",
             metadata={"labels": labels},

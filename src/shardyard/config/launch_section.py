@@ -126,8 +126,8 @@ class Side(Section):
 
     cpus: Annotated[int, Field(ge=1)] = 4
     """Cores of a side job; on local it has the whole machine."""
-    memory_gib: Annotated[int, Field(ge=1)] = 16
-    """Memory of a side job; on local it has the whole machine."""
+    memory_gib: Annotated[int, Field(ge=1)] = 12
+    """Memory of a side job, which a node of 16 GiB can give; on local it has the whole machine."""
 
 
 def as_text(value: object) -> object:

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from shardyard.config.load import load_recipe
 from shardyard.config.schema import Recipe
 from shardyard.control.submission import Launchers, launcher_named
-from shardyard.errors import EXIT_DRAINED, AccessError, RequestError, ShardyardError, StorageError
+from shardyard.errors import (
+    EXIT_DRAINED,
+    AccessError,
+    CapacityError,
+    RequestError,
+    ShardyardError,
+    StorageError,
+)
 from shardyard.launchers.base import JobState, JobStatus, Launcher, Submission
 from shardyard.launchers.ledger import BENCH_DETAIL, SIDE_DETAIL, Entry, Ledger
 from shardyard.launchers.marked import NONCE_DETAIL, parse, rebuild
@@ -396,6 +403,43 @@ def wait_until(
         sleep(poll_s)
         waited_s += poll_s
         poll_s = min(_LONGEST_POLL_S, poll_s * 1.5)
+
+
+PLACED_WITHIN_S = 300.0
+"""Of a node that an autoscaler adds; a job that no node can hold waits no longer than that."""
+
+
+def wait_until_placed(
+    launched: Job, *, sleep: Callable[[float], None] = time.sleep, remedy: str
+) -> JobStatus:
+    """Wait until a job no longer waits.
+
+    Args:
+        remedy: What to do about a job that no node can hold.
+
+    Raises:
+        CapacityError: The scheduler finds no node for it, for ``PLACED_WITHIN_S``. The job stays.
+    """
+    unplaced_s = 0.0
+
+    def pause(seconds: float) -> None:
+        nonlocal unplaced_s
+        unplaced_s += seconds
+        sleep(seconds)
+
+    def is_enough(now: JobStatus) -> bool:
+        nonlocal unplaced_s
+        if not now.is_unplaced:
+            unplaced_s = 0.0
+        return now.state != JobState.WAITING or unplaced_s >= PLACED_WITHIN_S
+
+    status = wait_until(launched, is_enough, sleep=pause)
+    if status.state != JobState.WAITING:
+        return status
+    raise CapacityError(
+        f"job {launched.id} ({launched.name}) on {launched.on} found no node for "
+        f"{PLACED_WITHIN_S:g} s: {status.reason}. {remedy}"
+    )
 
 
 def _ask(launched: Job, *, sleep: Callable[[float], None]) -> JobStatus:

@@ -10,8 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from shardyard.config.schema import Recipe
-from shardyard.control.job import Job, wait_until
-from shardyard.control.side_jobs import SideTerms, find_side_job, side_request, start_side_job
+from shardyard.control.job import Job, wait_until_placed
+from shardyard.control.side_jobs import (
+    SideTerms,
+    find_side_job,
+    side_request,
+    start_side_job,
+    unplaced_remedy,
+)
 from shardyard.errors import CapacityError, LostError, RequestError, ShardyardError
 from shardyard.launchers.base import Executor, JobState, SideJob
 from shardyard.launchers.trust import refuse_untrusted
@@ -79,7 +85,7 @@ def opened(
     if job is None:
         yield None
         return
-    status = wait_until(job, lambda now: now.state is not JobState.WAITING, sleep=sleep)
+    status = wait_until_placed(job, sleep=sleep, remedy=unplaced_remedy(job))
     if status.state is not JobState.RUNNING:
         raise ShardyardError(
             f"side job {job.id} ({job.name}) is over ({status.state.value}: "

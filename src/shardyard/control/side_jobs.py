@@ -12,7 +12,7 @@ from typing import Any
 
 from shardyard.config.load import dump_recipe
 from shardyard.config.schema import Recipe
-from shardyard.control.job import Job, job_of, wait_until
+from shardyard.control.job import Job, job_of, wait_until, wait_until_placed
 from shardyard.control.programs import error_of
 from shardyard.control.sent_code import describe_code, packed_code
 from shardyard.control.submission import Proposal, refuse_unlaunchable, submit
@@ -167,7 +167,7 @@ def follow_side_job(
     """
     handle, answer = launched.run_dir.handle, None
     try:
-        status = wait_until(launched, lambda now: now.state != JobState.WAITING, sleep=sleep)
+        status = wait_until_placed(launched, sleep=sleep, remedy=unplaced_remedy(launched))
         if status.state != JobState.GONE:
             answer = _read_log(launched)
         # the output ends a little before the scheduler says how the job did
@@ -181,6 +181,15 @@ def follow_side_job(
     if answer is None:
         answer = _look_again(launched, status, sleep=sleep)
     return _take(launched, status, answer)
+
+
+def unplaced_remedy(launched: Job) -> str:
+    """What to do about a side job that no node can hold."""
+    return (
+        "It stays in the queue, and the same command follows it again. Ask for less: "
+        f"`shardyard cancel {launched.run_dir.handle} --side`, then the same command with "
+        "launch.side.memory_gib=8 launch.side.cpus=2."
+    )
 
 
 def _read_log(launched: Job) -> dict[str, Any] | None:

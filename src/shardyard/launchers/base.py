@@ -261,6 +261,8 @@ class JobStatus:
     state: JobState
     reason: str
     """In words: why it waits, how it ended."""
+    is_unplaced: bool = False
+    """Whether it waits because the scheduler finds no node that can hold it."""
     exit_code: int | None = None
     nodes: tuple[tuple[str, str], ...] = ()
     """Name and state of each."""

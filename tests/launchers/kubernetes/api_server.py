@@ -34,8 +34,8 @@ KINDS = {
     "prometheusrules": ("monitoring.coreos.com/v1", "PrometheusRule"),
 }
 BUILT_IN = {
-    "configmaps", "daemonsets", "deployments", "namespaces", "nodes", "persistentvolumeclaims",
-    "pods", "resourcequotas", "serviceaccounts", "jobs",
+    "configmaps", "daemonsets", "deployments", "events", "namespaces", "nodes",
+    "persistentvolumeclaims", "pods", "resourcequotas", "serviceaccounts", "jobs",
 }  # fmt: skip
 
 

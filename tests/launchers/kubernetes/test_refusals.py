@@ -195,7 +195,9 @@ def test_the_log_of_a_node_that_is_not_reached_names_pod_and_node_and_keeps_the_
 
 
 def test_a_node_that_comes_back_is_followed_and_its_silence_is_reported_once() -> None:
-    answers = iter([NodeSilentError("node lost"), NodeSilentError("node lost"), b"back\n"])
+    answers: Iterator[Exception | bytes] = iter(
+        [NodeSilentError("node lost"), NodeSilentError("node lost"), b"back\n"]
+    )
 
     def read(_pod: dict[str, Any], _follow: bool) -> Iterator[bytes]:
         answer = next(answers)

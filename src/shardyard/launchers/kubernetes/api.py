@@ -227,6 +227,20 @@ class Api:
         path = f"/api/v1/namespaces/{quote(self.namespace)}/pods"
         return self._items(path, "Pod", query={"labelSelector": selector})
 
+    def warnings_about(self, uid: str) -> list[str]:
+        """What controllers say is wrong with an object, the newest last; empty: nothing is known.
+
+        Events are kept for an hour, and a role may lack the right to list them.
+        """
+        path = f"/api/v1/namespaces/{quote(self.namespace)}/events"
+        query = {"fieldSelector": f"involvedObject.uid={uid},type=Warning"}
+        try:
+            found = self._items(path, "Event", query=query)
+        except ForbiddenError:
+            return []
+        found.sort(key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime", "")))
+        return [str(event.get("message", "")) for event in found]
+
     def nodes(self, selector: str = "") -> list[Object]:
         """Nodes of the cluster with these labels."""
         query = {"labelSelector": selector} if selector else {}

@@ -6,6 +6,7 @@ Prerequisites: an image, a claim for the run's folder, and what prerequisites.py
 
 import time
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -19,6 +20,7 @@ from shardyard.launchers.base import (
     Answer,
     Capabilities,
     FoundJob,
+    JobState,
     JobStatus,
     LaunchRequest,
     LogLine,
@@ -53,12 +55,14 @@ from shardyard.launchers.kubernetes.ownership import (
     SHARED,
     is_ours,
 )
+from shardyard.launchers.kubernetes.placement import refuse_unplaceable
 from shardyard.launchers.kubernetes.prerequisites import MONITORS
 from shardyard.launchers.kubernetes.refusals import ExistsError, ForbiddenError, UncertainError
 from shardyard.launchers.kubernetes.served import require_served, trainjob_schema
 from shardyard.launchers.kubernetes.state import Object, is_running, newest_pods, status_of
 from shardyard.launchers.kubernetes.trainjob import RUNTIME_RIGHT, for_schema, has_content_of
 from shardyard.launchers.ledger import SUBMITTED, UUID, Entry, EntryForm, Ledger, form
+from shardyard.talk import warn
 
 CANCELLED = "shardyard/cancelled"
 """Annotation of the recipe's ConfigMap, which outlives the job."""
@@ -176,6 +180,8 @@ class KubernetesLauncher:
         api = Api(place.get("context"), place["namespace"], self._kubeconfig)
         config, *shared, job = rendered.objects
         kind = job["kind"]
+        if against := refuse_unplaceable(api, job):
+            warn(against)
         if kind != SIDE_KIND:  # which every cluster has
             require_served(api, kind)
         if kind == "TrainJob":
@@ -355,7 +361,10 @@ def _status(api: Api, job: Submission) -> JobStatus:
     config = api.get("ConfigMap", job.details["config"]) if found is None else None
     notes = config["metadata"].get("annotations", {}) if config else {}
     pods = _pods(api, job) if found is not None else []
-    return status_of(kind, found, pods, cancelled=CANCELLED in notes)
+    status = status_of(kind, found, pods, cancelled=CANCELLED in notes)
+    if status.state is JobState.WAITING and not pods and (said := api.warnings_about(job.id)):
+        return replace(status, reason=f"{status.reason}: {said[-1]}")
+    return status
 
 
 def _objects(api: Api, jobs: Sequence[Submission]) -> dict[str, Object]:

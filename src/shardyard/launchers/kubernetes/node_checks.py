@@ -10,6 +10,8 @@ from shardyard.image.registry import find_image
 from shardyard.launchers.base import LaunchRequest
 from shardyard.launchers.kubernetes.api import Api
 from shardyard.launchers.kubernetes.capacity import RESERVATION, is_of
+from shardyard.launchers.kubernetes.placement import SIDE_REMEDY, why_unplaceable
+from shardyard.launchers.kubernetes.pod import toleration
 from shardyard.launchers.kubernetes.prerequisites import DEVICE_PLUGINS, how_to_install
 from shardyard.launchers.kubernetes.resources import chosen_instance, demand_of
 from shardyard.launchers.kubernetes.state import Object
@@ -68,6 +70,38 @@ def check_nodes(request: LaunchRequest, api: Api) -> Iterator[Finding]:
         what = f"a node offers {most}, and a pod asks for {asked}, as the catalogue says"
         mend = f"{part.label} {part.why}. {how_to_install(part, api.context)}"
         yield Finding(name=resource, verdict="problem", what=what, mend=mend)
+
+    yield from _memory(request, nodes)
+
+
+def _memory(request: LaunchRequest, nodes: list[Object]) -> Iterator[Finding]:
+    """CPU, memory and huge pages of a node against a pod's requests."""
+    demand = demand_of(request)
+    asked = {key: text for key, text in demand.requests().items() if key not in demand.devices}
+    spec = {"containers": [{"resources": {"requests": asked}}]}
+    free = [{**node, "spec": {}} for node in nodes]
+    if why := why_unplaceable(spec, free):
+        mend = "Use another cluster.instance, or nodes that reserve less"
+        yield Finding(name="requests", verdict="problem", what=why, mend=mend)
+    elif nodes:
+        what = ", ".join(f"{text} of {key}" for key, text in asked.items())
+        yield Finding(name="requests", verdict="ok", what=f"a node can allocate {what}")
+
+
+def check_side_nodes(request: LaunchRequest, api: Api) -> Iterator[Finding]:
+    """Nodes for side jobs, such as the one that prepares the data."""
+    settings, side = request.recipe.launch.kubernetes, request.recipe.launch.side
+    asked = {"cpu": str(side.cpus), "memory": f"{side.memory_gib}Gi"}
+    spec = {
+        "containers": [{"resources": {"requests": asked}}],
+        "nodeSelector": settings.side_node_selector,
+        "tolerations": [toleration(text) for text in settings.tolerations],
+    }
+    if why := why_unplaceable(spec, api.nodes()):
+        yield Finding(name="side nodes", verdict="warning", what=why, mend=SIDE_REMEDY)
+    else:
+        what = f"a side job asks for {side.cpus} cores and {side.memory_gib} GiB"
+        yield Finding(name="side nodes", verdict="ok", what=what)
 
 
 def check_image(request: LaunchRequest, api: Api) -> Iterator[Finding]:

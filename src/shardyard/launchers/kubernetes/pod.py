@@ -343,7 +343,7 @@ def placement(request: LaunchRequest, demand: Demand) -> dict[str, Any]:
     taints = [*settings.tolerations, *(key for key in demand.devices if "efa" not in key)]
     found: dict[str, Any] = {
         "nodeSelector": selector,
-        "tolerations": [_toleration(text) for text in dict.fromkeys(taints)],
+        "tolerations": [toleration(text) for text in dict.fromkeys(taints)],
     }
     capacity = capacity_of(request.recipe.cluster)
     if capacity is not None and request.side is None:
@@ -351,7 +351,12 @@ def placement(request: LaunchRequest, demand: Demand) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value}
 
 
-def _toleration(text: str) -> dict[str, str]:
+def toleration(text: str) -> dict[str, str]:
+    """The toleration of an entry of launch.kubernetes.tolerations.
+
+    Raises:
+        RequestError: It ends in what is no effect.
+    """
     effects = ("NoSchedule", "PreferNoSchedule", "NoExecute")
     key, _, effect = text.rpartition(":")
     if not key or effect not in effects:

@@ -106,7 +106,12 @@ def status_of(kind: str, job: Object | None, pods: list[Object], *, cancelled: b
     if running:
         reason = f"{len(running)} of {len(newest)} pods run"
         return JobStatus(state=JobState.RUNNING, reason=reason, nodes=nodes)
-    return JobStatus(state=JobState.WAITING, reason=_why_waiting(newest), nodes=nodes)
+    return JobStatus(
+        state=JobState.WAITING,
+        reason=_why_waiting(newest),
+        is_unplaced=any(_unscheduled(pod) for pod in newest),
+        nodes=nodes,
+    )
 
 
 def _without_job(
@@ -186,6 +191,11 @@ def _trouble(pod: Object) -> str:
         waiting = container.get("state", {}).get("waiting") or {}
         if waiting.get("reason") and waiting["reason"] not in _STARTING:
             return f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")
+    return _unscheduled(pod)
+
+
+def _unscheduled(pod: Object) -> str:
+    """Why the scheduler finds no node for a pod; empty: it has one, or was not looked at yet."""
     for condition in pod.get("status", {}).get("conditions", []):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return str(condition.get("message") or condition.get("reason") or "not scheduled")
