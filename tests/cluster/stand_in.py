@@ -83,6 +83,8 @@ class Account:
                 self._delete_cluster(_after(argv, "--name"))
             case ("kubectl", "apply", _):
                 self._apply(argv)
+            case ("kubectl", "wait", _):
+                pass  # a job is done at once
             case ("kubectl", "delete", _):
                 self._kubectl_delete(argv)
             case ("kubectl", "label", kind):

@@ -12,7 +12,14 @@ from shardyard.cluster.adopted import AdoptedCluster
 from shardyard.cluster.description import Description, Vpc, read_description
 from shardyard.cluster.eksctl import render_cluster, render_nodes
 from shardyard.cluster.steps import parts_of
-from shardyard.cluster.storage import Made, render_claim, render_stack
+from shardyard.cluster.storage import (
+    Made,
+    made_of,
+    render_claim,
+    render_root_job,
+    render_stack,
+)
+from shardyard.launchers.kubernetes.pod import pod_security
 from tests.launchers.kubernetes.schemas import check_builtin
 
 PLACE = ("name=trainers", "region=us-east-1", "zone=us-east-1a", "other_zone=us-east-1b")
@@ -159,3 +166,31 @@ def test_nodes_with_efa_stand_in_one_zone() -> None:
     (group,) = render_nodes(given_of("p4de-reservation"), "0" * 16)["managedNodeGroups"]
     assert group["efaEnabled"] is True
     assert group["availabilityZones"] == ["us-east-1a"]
+
+
+def test_pods_can_write_what_the_cluster_makes_on_efs() -> None:
+    """EFS leaves fsGroup alone, and its root belongs to root: an access point of the pods' user."""
+    given = given_of("p5-32-efa")
+    assert given.storage.kind == "efs"
+    point = render_stack(given, "0" * 16)["Resources"]["AccessPoint"]["Properties"]
+    user = str(pod_security()["runAsUser"])
+    assert point["PosixUser"] == {"Uid": user, "Gid": user}
+    assert point["RootDirectory"]["CreationInfo"]["OwnerUid"] == user
+    made = made_of({"FileSystem": "fs-0", "AccessPoint": "fsap-0"})
+    volume, _ = render_claim(given, made, "0" * 16)
+    # aws-efs-csi-driver, examples/kubernetes/access_points: [FileSystemId]::[AccessPointId]
+    assert volume["spec"]["csi"]["volumeHandle"] == "fs-0::fsap-0"
+
+
+def test_the_first_pod_on_fsx_finds_a_root_whose_files_nobody_has_to_change() -> None:
+    """OnRootMismatch leaves a root with the group's id, rwx for it and setgid: volume_linux.go."""
+    given = given_of("p4de-reservation")
+    assert given.storage.kind == "fsx"
+    job = render_root_job(given, "0" * 16)
+    pod = job["spec"]["template"]["spec"]
+    assert "securityContext" not in pod, "an fsGroup of its own would change every file"
+    (container,) = pod["containers"]
+    group = pod_security()["fsGroup"]
+    assert container["command"][2] == f"chgrp {group} /shared && chmod 2775 /shared"
+    assert pod_security()["fsGroupChangePolicy"] == "OnRootMismatch"
+    assert pod["volumes"][0]["persistentVolumeClaim"] == {"claimName": given.storage.claim}

@@ -28,7 +28,9 @@ from shardyard.cluster.storage import (
     Made,
     as_json,
     clients_of,
+    made_of,
     render_claim,
+    render_root_job,
     render_stack,
     stack_name,
     volume_name,
@@ -404,14 +406,19 @@ class Claim(Part):
         return f"{given.storage.namespace}/{given.storage.claim}"
 
     def text(self, given: Description, owner: str) -> str:
-        made = Made(file_system="FILE-SYSTEM", mount_name="MOUNT-NAME")
-        return to_yaml(render_claim(given, made, owner))
+        made = Made(file_system="FILE-SYSTEM", mount_name="MOUNT-NAME", access_point="ACCESS-POINT")
+        return to_yaml((*render_claim(given, made, owner), *_root_jobs(given, owner)))
 
     def make(self, world: World) -> None:
         outputs = stack_outputs(world, stack_name(world.given))
-        made = Made(file_system=outputs["FileSystem"], mount_name=outputs.get("MountName", ""))
-        text = to_yaml(render_claim(world.given, made, world.owner))
+        jobs = _root_jobs(world.given, world.owner)
+        text = to_yaml((*render_claim(world.given, made_of(outputs), world.owner), *jobs))
         program("kubectl", "apply", "-f", _write(world, "claim.yaml", text)).do(world)
+        for job in jobs:  # other pods come after it
+            program(
+                "kubectl", "wait", f"job/{job['metadata']['name']}", "--for=condition=complete",
+                "--namespace", world.given.storage.namespace, "--timeout=600s",
+            ).do(world)  # fmt: skip
 
     def state(self, world: World) -> State:
         storage = world.given.storage
@@ -430,9 +437,14 @@ class Claim(Part):
             program(
                 "kubectl", "delete", f"persistentvolumeclaim/{storage.claim}",
                 f"persistentvolume/{volume_name(world.given)}",
+                *(f"job/{job['metadata']['name']}" for job in _root_jobs(world.given, world.owner)),
                 "--namespace", storage.namespace, "--ignore-not-found", "--wait=false",
             )
         ]  # fmt: skip
+
+
+def _root_jobs(given: Description, owner: str) -> tuple[dict[str, Any], ...]:
+    return (render_root_job(given, owner),) if given.storage.kind == "fsx" else ()
 
 
 def parts_of(given: Description) -> list[Part]:

@@ -15,6 +15,7 @@ from shardyard.cluster.adopted import AdoptedCluster
 from shardyard.cluster.description import Description
 from shardyard.cluster.eksctl import tags_of
 from shardyard.image.dockerfile import USER_ID
+from shardyard.launchers.kubernetes.pod import USER
 
 LUSTRE_PORTS = ((988, 988), (1018, 1023))
 """TCP ports between a Lustre client and its servers (FSx for Lustre, security groups)."""
@@ -23,6 +24,10 @@ NFS_PORTS = ((2049, 2049),)
 _WITH_THE_STACK = {"DeletionPolicy": "Delete", "UpdateReplacePolicy": "Retain"}
 """Removing the stack removes the data, which is asked for by name; a change of it never does."""
 
+EFS_ROOT = "/shardyard"
+"""Folder of EFS that pods and containers see."""
+ROOT_IMAGE = "public.ecr.aws/docker/library/busybox:1.37"
+"""Of the job that gives the root of FSx to the group of the pods."""
 DATA = "data"
 """Folder of FSx in which the bucket stands."""
 
@@ -37,7 +42,7 @@ class Made:
     group: str = ""
     """Batch: security group of which instances are members."""
     access_point: str = ""
-    """Batch, EFS: what containers mount, as a user of theirs."""
+    """EFS: what pods and containers mount, as a user of theirs."""
 
 
 def stack_name(given: Description) -> str:
@@ -63,14 +68,16 @@ def render_stack(given: Description, owner: str) -> dict[str, Any]:
     }
     resources |= _lustre(given, tags) if is_fsx else _efs(tags)
     if given.kind == "batch" and not is_fsx:
-        resources |= _efs_of_batch(tags)
+        resources |= _efs_clients()
+    if not is_fsx:
+        resources["AccessPoint"] = _access_point(user_of(given), tags)
     outputs: dict[str, Any] = {"FileSystem": {"Value": {"Ref": "FileSystem"}}}
     if is_fsx:
         outputs["MountName"] = {"Value": {"Fn::GetAtt": ["FileSystem", "LustreMountName"]}}
     if given.kind == "batch":
         outputs["Group"] = {"Value": {"Fn::GetAtt": ["Group", "GroupId"]}}
-        if not is_fsx:
-            outputs["AccessPoint"] = {"Value": {"Ref": "AccessPoint"}}
+    if not is_fsx:
+        outputs["AccessPoint"] = {"Value": {"Ref": "AccessPoint"}}
     return {
         "AWSTemplateFormatVersion": "2010-09-09",
         "Description": f"File system of the cluster {given.name}",
@@ -175,9 +182,33 @@ def _efs(tags: list[dict[str, str]]) -> dict[str, Any]:
     }
 
 
-def _efs_of_batch(tags: list[dict[str, str]]) -> dict[str, Any]:
-    """Members of the group reach it, and containers write as the user of our images."""
-    user = str(USER_ID)
+def user_of(given: Description) -> int:
+    """User and group of the containers of a cluster."""
+    return USER_ID if given.kind == "batch" else USER
+
+
+def _access_point(user: int, tags: list[dict[str, str]]) -> dict[str, Any]:
+    """The folder of EFS that containers see, and write as their user.
+
+    The root of EFS belongs to root, and its driver leaves a pod's fsGroup alone.
+    """
+    whose = str(user)
+    return {
+        "Type": "AWS::EFS::AccessPoint",
+        "Properties": {
+            "FileSystemId": {"Ref": "FileSystem"},
+            "PosixUser": {"Uid": whose, "Gid": whose},
+            "RootDirectory": {
+                "Path": EFS_ROOT,
+                "CreationInfo": {"OwnerUid": whose, "OwnerGid": whose, "Permissions": "0755"},
+            },
+            "AccessPointTags": tags,
+        },
+    }
+
+
+def _efs_clients() -> dict[str, Any]:
+    """Members of the group reach it: instances of Batch."""
     return {
         "Clients": {
             "Type": "AWS::EC2::SecurityGroupIngress",
@@ -187,18 +218,6 @@ def _efs_of_batch(tags: list[dict[str, str]]) -> dict[str, Any]:
                 "FromPort": NFS_PORTS[0][0],
                 "ToPort": NFS_PORTS[0][1],
                 "SourceSecurityGroupId": {"Fn::GetAtt": ["Group", "GroupId"]},
-            },
-        },
-        "AccessPoint": {
-            "Type": "AWS::EFS::AccessPoint",
-            "Properties": {
-                "FileSystemId": {"Ref": "FileSystem"},
-                "PosixUser": {"Uid": user, "Gid": user},
-                "RootDirectory": {
-                    "Path": "/shardyard",
-                    "CreationInfo": {"OwnerUid": user, "OwnerGid": user, "Permissions": "0755"},
-                },
-                "AccessPointTags": tags,
             },
         },
     }
@@ -217,6 +236,49 @@ def made_of(outputs: Mapping[str, str]) -> Made:
 def volume_name(given: Description) -> str:
     """Of the volume that the claim is on."""
     return f"shardyard-{given.name}-{given.storage.claim}"
+
+
+def root_job_name(given: Description) -> str:
+    """Of the job that gives the root of FSx to the group of the pods."""
+    return f"{volume_name(given)}-root"
+
+
+def render_root_job(given: Description, owner: str) -> dict[str, Any]:
+    """The job that runs once, before any other pod mounts FSx.
+
+    The driver's fsGroupPolicy is File: where the root is not the group's, the first pod with an
+    fsGroup changes the owner of every file, also of those that stand for objects of the bucket,
+    and AutoExport sends that back. With OnRootMismatch a root of the group ends it. Source:
+    kubernetes/pkg/volume/volume_linux.go (group, rwx for it, setgid).
+    """
+    storage, group = given.storage, user_of(given)
+    container = {
+        "name": "root",
+        "image": ROOT_IMAGE,
+        "command": ["sh", "-c", f"chgrp {group} /shared && chmod 2775 /shared"],
+        "securityContext": {
+            "runAsUser": 0,
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"], "add": ["CHOWN", "FOWNER", "FSETID"]},
+        },
+        "volumeMounts": [{"name": "shared", "mountPath": "/shared"}],
+    }
+    claim = {"claimName": storage.claim}
+    pod = {
+        "restartPolicy": "OnFailure",
+        "automountServiceAccountToken": False,
+        "containers": [container],
+        "volumes": [{"name": "shared", "persistentVolumeClaim": claim}],
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {
+            "name": root_job_name(given), "namespace": storage.namespace,
+            "labels": tags_of(given, owner),
+        },
+        "spec": {"backoffLimit": 6, "template": {"spec": pod}},
+    }  # fmt: skip
 
 
 def render_claim(given: Description, made: Made, owner: str) -> tuple[dict[str, Any], ...]:
@@ -261,7 +323,8 @@ def render_claim(given: Description, made: Made, owner: str) -> tuple[dict[str, 
 
 def _csi(given: Description, made: Made) -> dict[str, Any]:
     if given.storage.kind == "efs":
-        return {"driver": "efs.csi.aws.com", "volumeHandle": made.file_system}
+        point = f"::{made.access_point}" if made.access_point else ""  # of stacks from before
+        return {"driver": "efs.csi.aws.com", "volumeHandle": f"{made.file_system}{point}"}
     return {
         "driver": "fsx.csi.aws.com",
         "volumeHandle": made.file_system,

@@ -417,6 +417,8 @@ def _outputs(given: Description) -> dict[str, Any]:
     found = {"kubeconfig": {"value": told}}
     if given.storage.kind == "fsx":
         found["mount_name"] = {"value": "${aws_fsx_lustre_file_system.this.mount_name}"}
+    if given.storage.kind == "efs":
+        found["access_point"] = {"value": "${aws_efs_access_point.this.id}"}
     if given.storage.kind != "none":
         kind = "fsx_lustre" if given.storage.kind == "fsx" else "efs"
         found["file_system"] = {"value": f"${{aws_{kind}_file_system.this.id}}"}

@@ -3,7 +3,7 @@
 from typing import Any
 
 from shardyard.cluster.description import Description
-from shardyard.cluster.storage import DATA, LUSTRE_PORTS, NFS_PORTS
+from shardyard.cluster.storage import DATA, EFS_ROOT, LUSTRE_PORTS, NFS_PORTS, user_of
 
 _GROUP = "${aws_security_group.storage.id}"
 _EVENTS = {"events": ["NEW", "CHANGED", "DELETED"]}
@@ -86,7 +86,17 @@ def _efs(given: Description) -> dict[str, dict[str, Any]]:
         "subnet_id": given.vpc.subnets[given.zone],
         "security_groups": [_GROUP],
     }
+    user = user_of(given)
+    point = {
+        "file_system_id": "${aws_efs_file_system.this.id}",
+        "posix_user": {"uid": user, "gid": user},
+        "root_directory": {
+            "path": EFS_ROOT,
+            "creation_info": {"owner_uid": user, "owner_gid": user, "permissions": "0755"},
+        },
+    }
     return {
         "aws_efs_file_system": {"this": {"encrypted": True}},
         "aws_efs_mount_target": {"this": target},
+        "aws_efs_access_point": {"this": point},
     }

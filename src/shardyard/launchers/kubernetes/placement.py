@@ -93,11 +93,8 @@ def _may_hold(spec: Object, node: Object) -> bool:
     selected = all(labels.get(key) == value for key, value in spec.get("nodeSelector", {}).items())
     taints = [each for each in about.get("taints", []) if each.get("effect") in _BLOCKING]
     tolerations = spec.get("tolerations", [])
-    return (
-        selected
-        and not about.get("unschedulable")
-        and all(any(_tolerates(one, taint) for one in tolerations) for taint in taints)
-    )
+    tolerated = all(any(_tolerates(one, taint) for one in tolerations) for taint in taints)
+    return selected and tolerated and not about.get("unschedulable")
 
 
 def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
@@ -105,8 +102,8 @@ def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
         return False
     if toleration.get("operator") == "Exists":
         return toleration.get("key") in (None, taint["key"])
-    same = toleration.get("key") == taint["key"]
-    return same and toleration.get("value", "") == taint.get("value", "")
+    asked = (toleration.get("key"), toleration.get("value", ""))
+    return asked == (taint["key"], taint.get("value", ""))
 
 
 def _lacking(requests: Mapping[str, str], node: Object) -> dict[str, str]:
