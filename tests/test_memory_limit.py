@@ -75,5 +75,4 @@ def test_a_kill_for_want_of_memory_is_told_with_limit_and_peak(
     words = kills.words() or ""
     assert words.startswith("the memory limit of 900.0 MiB of control group ")
     assert words.endswith(" was reached, at a peak of 899.0 MiB")
-    kills.begin()
-    assert kills.words() is None
+    assert OutOfMemoryKills(root).words() is None

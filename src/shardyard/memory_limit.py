@@ -56,14 +56,10 @@ def memory_limit(root: Path = Path("/")) -> MemoryLimit | None:
 
 
 class OutOfMemoryKills:
-    """The kernel's kills in the groups of this process, since this was made or last begun anew."""
+    """The kernel's kills in the groups of this process, since this was made."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
-        self._before = self._count()
-
-    def begin(self) -> None:
-        """Count from now on."""
         self._before = self._count()
 
     def words(self) -> str | None:

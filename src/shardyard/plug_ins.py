@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import Distribution, distributions
+from traceback import walk_tb
 from typing import Any, Literal, get_args
 
 from shardyard.errors import RequestError
@@ -99,6 +100,27 @@ def loaded(group: Group, name: str, *, ours: Collection[str], wrong: Callable[[A
     if why:
         raise RequestError(f"{plug_in.what} ({plug_in.place}) {why}. {_mend(plug_in)}")
     return content
+
+
+def whose(error: BaseException) -> PlugIn | None:
+    """The plug-in in whose code an error was raised; None: it was raised in ours, or deeper.
+
+    A library that both call raises in the name of whoever called it last.
+    """
+    own = {
+        plug_in.place.partition(":")[0].partition(".")[0]: plug_in
+        for group in GROUPS
+        for claims in installed(group).values()
+        for plug_in in claims
+    }
+    found: PlugIn | None = None
+    for frame, _ in walk_tb(error.__traceback__):
+        root = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if root == "shardyard":
+            found = None
+        elif root in own:
+            found = own[root]
+    return found
 
 
 def part(plug_in: PlugIn | None, place: str) -> Any:

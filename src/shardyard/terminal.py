@@ -4,18 +4,24 @@ Nothing that is printed can act on the terminal (printable.py). Errors become me
 codes here.
 """
 
+import errno
+import io
 import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from shardyard.errors import EXIT_INTERRUPTED, ShardyardError
+from shardyard.plug_ins import whose
 from shardyard.printable import printable
 from shardyard.talk import LOG
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer as Buffer
 
 
 def tell(text: object = "") -> None:
@@ -41,8 +47,37 @@ def run(program: click.Command, arguments: Sequence[str] | None = None, *, obj: 
         arguments: None: those that the process was started with.
         obj: What its commands find as ``context.obj``.
     """
+    _outlive_terminal()
     with talk_shown():
         return _run(program, arguments, obj)
+
+
+class _Outlived(io.FileIO):
+    """A terminal that may be closed while this process goes on: then nothing is shown any more."""
+
+    def write(self, data: "Buffer") -> int:
+        try:
+            return super().write(data) or 0
+        except OSError as error:
+            if error.errno not in (errno.EIO, errno.ENXIO):
+                raise
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())  # for libraries and for programs started later, too
+            os.close(nowhere)
+            return len(memoryview(data).cast("B"))
+
+
+def _outlive_terminal() -> None:
+    """Let a closed terminal end neither a training nor its report."""
+    for name, stream in (("stdout", sys.__stdout__), ("stderr", sys.__stderr__)):
+        is_replaced = getattr(sys, name) is not stream  # by a test, or outlived already
+        if stream is None or is_replaced or stream.closed or not stream.isatty():
+            continue
+        raw = io.BufferedWriter(_Outlived(stream.fileno(), "w", closefd=False))
+        outlived = io.TextIOWrapper(
+            raw, encoding=stream.encoding, errors=stream.errors, line_buffering=True
+        )
+        setattr(sys, name, outlived)
 
 
 class _Shown(logging.Handler):
@@ -109,11 +144,21 @@ def _run(program: click.Command, arguments: Sequence[str] | None, obj: Any) -> i
     except Exception as error:  # noqa: BLE001 - the outermost line
         if is_debugging:
             _show_traceback()
-        say(
-            f"error: {type(error).__name__}: {error}. This is a bug of shardyard, not of your "
-            "request. Run the same command with --debug to see where it happened, and report it."
-        )
+        say(f"error: {type(error).__name__}: {error}. {_whose_fault(error)}")
         return 1
+
+
+def _whose_fault(error: Exception) -> str:
+    plug_in = whose(error)
+    if plug_in is None:
+        return (
+            "This is a bug of shardyard, not of your request. Run the same command with --debug to "
+            "see where it happened, and report it."
+        )
+    return (
+        f"It was raised in {plug_in.what}, which shardyard calls. Run the same command with "
+        "--debug to see where, and report it to the authors of that package."
+    )
 
 
 def _describe(error: click.ClickException) -> str:

@@ -1,6 +1,10 @@
 """What comes from elsewhere cannot act on the terminal of whoever looks."""
 
 import ast
+import os
+import pty
+import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,6 +57,30 @@ def test_an_error_that_quotes_a_service_is_shown_as_text(
     fake.unanswered = [ShardyardError(f"the service said {EVIL}")]
     assert shardyard(fake, "status", "first", *runs_dir(tmp_path)) == 1
     assert capsys.readouterr().err == f"error: the service said {SHOWN}\n"
+
+
+@pytest.mark.heavy
+def test_a_terminal_that_is_closed_ends_nothing(tmp_path: Path) -> None:
+    """The process ignores SIGHUP, as under nohup; its writes fail with EIO from then on."""
+    told = tmp_path / "told"
+    source = (
+        "import click, os, sys, time\n"
+        "from shardyard.terminal import run, say, tell\n"
+        "def work():\n"
+        "    say('begun')\n"
+        "    while os.isatty(1): time.sleep(0.05)\n"
+        "    say('x'); tell('y'); print('z')\n"
+        f"    open({str(told)!r}, 'w').write('whole')\n"
+        "sys.exit(run(click.Command('a', callback=work), []))\n"
+    )
+    child, controller = pty.fork()
+    if child == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        os.execv(sys.executable, [sys.executable, "-c", source])
+    assert b"begun" in os.read(controller, 1024)
+    os.close(controller)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert told.read_text() == "whole"
 
 
 def test_no_verb_prints_by_another_way() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from shardyard.config.alerts import Alert
 from shardyard.control import alerts
-from shardyard.control.alerts import alerting, post
+from shardyard.control.alerts import alerting, post, refuse_wrong_addresses
+from shardyard.errors import RequestError
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import EventWriter
 from tests.control.receiver import Receiver, receiver
@@ -123,7 +124,31 @@ def test_a_slow_one_holds_up_no_other_and_no_run_for_long(
 
 @pytest.mark.parametrize("address", ["", "file:///etc/passwd", "ftp://a/b", "hooks.example"])
 def test_what_is_no_web_address_is_not_opened(address: str) -> None:
-    assert post(address, {}) == ("the secret holds no http(s) address", True)
+    why, is_final = post(address, {})
+    assert "holds no address that begins with https:// or http://" in why and is_final
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("hooks.example/secret", "it holds no address that begins with https:// or http://"),
+        ("https://", "the address names no host"),
+        ("https://a/secret\u201d", "the address holds 'RIGHT DOUBLE QUOTATION MARK'"),
+        ("https://a/secret b", "the address holds 'SPACE'"),
+        ("https://a:port/secret", "it holds no address (Port could not be cast"),
+        ("https://[::1/secret", "it holds no address (Invalid IPv6 URL)"),
+    ],
+)
+def test_an_address_that_can_take_nothing_is_rejected_before_the_run(
+    address: str, why: str
+) -> None:
+    wrong, right = (Alert(when=("failed",), webhook=name) for name in ("OWN", "OTHER"))
+    environ = {"OWN": address, "OTHER": "http://127.0.0.1:9/x"}
+    refuse_wrong_addresses([right], environ)
+    with pytest.raises(RequestError) as error:
+        refuse_wrong_addresses([wrong, right, wrong], environ)
+    assert str(error.value).startswith(f"secrets.OWN: {why}")
+    assert "secret" not in str(error.value).replace("secrets.OWN", "")
 
 
 def test_an_address_with_odd_letters_is_no_traceback() -> None:

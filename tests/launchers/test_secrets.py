@@ -81,6 +81,45 @@ def test_all_missing_secrets_are_named_with_what_to_do(tmp_path: Path) -> None:
     assert "To run on this machine: export D=..." in lines[3]
 
 
+@pytest.mark.parametrize("text", ["\ufeffhf_abc\r\n", "  hf_abc \n", "\ufeff hf_abc", "hf_abc"])
+def test_what_editors_put_around_a_token_is_left_out(tmp_path: Path, text: str) -> None:
+    (tmp_path / "token").write_text(text)
+    section = {"HF_TOKEN": f"file:{tmp_path / 'token'}", "OTHER": "env"}
+    assert resolve_local(section, {"OTHER": text}) == {"HF_TOKEN": "hf_abc", "OTHER": "hf_abc"}
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("hf_\u201cabc", "LEFT DOUBLE QUOTATION MARK"),
+        ("hf_ab\xe4", "LATIN SMALL LETTER A WITH DIAERESIS"),
+        ("hf_a\u200bb", "ZERO WIDTH SPACE"),
+        ("hf_a b", "SPACE"),
+        ("hf_a\nhf_b", "U+000A"),
+    ],
+)
+def test_a_letter_that_no_token_can_hold_is_named_with_its_secret(
+    tmp_path: Path, text: str, name: str
+) -> None:
+    (tmp_path / "token").write_text(text)
+    section = {"HF_TOKEN": f"file:{tmp_path / 'token'}", "WANDB_API_KEY": "env"}
+    with pytest.raises(RequestError) as refused:
+        resolve_local(section, {"WANDB_API_KEY": text})
+    first, second = str(refused.value).splitlines()
+    assert f"secrets.HF_TOKEN: {tmp_path / 'token'} holds '{name}' at character" in first
+    assert f"secrets.WANDB_API_KEY holds '{name}'" in second and "Copy it again" in second
+    assert text not in str(refused.value)
+
+
+def test_a_password_and_a_private_key_may_hold_other_letters(tmp_path: Path) -> None:
+    key = "-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n-----END OPENSSH PRIVATE KEY-----"
+    (tmp_path / "key").write_text(key + "\n")
+    section = {"DB_PASSWORD": "env", "DEPLOY_KEY": f"file:{tmp_path / 'key'}"}
+    assert resolve_local(section, {"DB_PASSWORD": "gr\xfcn"}) == {
+        "DB_PASSWORD": "gr\xfcn", "DEPLOY_KEY": key,
+    }  # fmt: skip
+
+
 def test_an_empty_file_is_no_secret(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n")
     with pytest.raises(RequestError, match=r"is empty or binary. It must hold the secret alone"):

@@ -3,9 +3,10 @@
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
-from shardyard import plug_ins
+from shardyard import plug_ins, terminal
 from shardyard.cli import main
 from shardyard.config.check import load_checked_recipe
 from shardyard.config.load import dump_recipe, load_recipe
@@ -160,6 +161,20 @@ def test_a_broken_package_is_named_once_and_breaks_nothing_else(
     assert main(["config", "--schema"]) == 0
     (found,) = plug_in_findings()
     assert found.verdict == "warning" and f"pack-{name} 1.0" in found.what
+
+
+def test_an_error_in_the_code_of_a_package_is_named_as_its_own(
+    packages: Packages, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = "def ROW():\n    raise ZeroDivisionError('division by zero')\n"
+    packages.add("pack-late", {"tasks": {"late": "of_late:ROW"}}, of_late=source)
+    late = plug_ins.part(plug_ins.brought("tasks", "late"), "of_late:ROW")
+    foreign, own = click.Command("a", callback=late), click.Command("b", callback=lambda: 1 / 0)
+    assert terminal.run(foreign, []) == 1
+    said = capsys.readouterr().err
+    assert "It was raised in the task 'late' of pack-late 1.0" in said and "bug of" not in said
+    assert terminal.run(own, []) == 1
+    assert "This is a bug of shardyard" in capsys.readouterr().err
 
 
 def test_a_launcher_that_lacks_something_is_told_what(letters: Packages) -> None:

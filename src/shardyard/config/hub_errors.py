@@ -61,6 +61,13 @@ def _told(error: Exception, words: str, setting: HubSetting) -> Exception:
 
     for cause in (error, error.__cause__):
         match cause:
+            case UnicodeEncodeError():
+                return RequestError(
+                    f"{words}: the token of this process holds "
+                    f"{cause.object[cause.start : cause.end]!a}, which no token can hold. An "
+                    "editor or a chat may have changed it. Copy it again: `hf auth login`, or set "
+                    "HF_TOKEN."
+                )
             case errors.GatedRepoError():
                 return _gated(words)
             case errors.RepositoryNotFoundError():

@@ -10,7 +10,9 @@ import json
 import os
 import threading
 import time
+import unicodedata
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,6 +21,7 @@ from typing import Any
 
 from shardyard.config.alerts import Alert, When
 from shardyard.control.follow import Tail, describe_event
+from shardyard.errors import RequestError
 from shardyard.rundir.layout import RunDir
 from shardyard.talk import warn
 from shardyard.units import format_usd
@@ -55,6 +58,41 @@ def alerting(run: RunDir, alerts: Sequence[Alert], environ: Mapping[str, str]) -
             stack.callback(sender.close)
         with meanwhile(look, every_s=_LOOK_S, name="alerts", looks_at_end=True):
             yield
+
+
+def refuse_wrong_addresses(alerts: Sequence[Alert], environ: Mapping[str, str]) -> None:
+    """Raise if an alert could never be delivered, before there is anything to tell.
+
+    Args:
+        environ: Holds the addresses by the names of their secrets.
+
+    Raises:
+        RequestError: Addresses that are none; all are named, by their secrets.
+    """
+    names = dict.fromkeys(alert.webhook for alert in alerts)
+    why = {name: why_no_address(environ.get(name, "")) for name in names}
+    wrong = [f"secrets.{name}: {reason}" for name, reason in why.items() if reason]
+    if wrong:
+        raise RequestError(
+            f"{'; '.join(wrong)}. observe.alerts posts there: it must hold one address, such as "
+            "https://hooks.example.org/services/A/B."
+        )
+
+
+def why_no_address(text: str) -> str:
+    """Why nothing can be posted to an address; empty: it can. Does not show it: it is a secret."""
+    wrong = next((each for each in text if not "!" <= each <= "~"), None)
+    if wrong is not None:
+        name = unicodedata.name(wrong, f"U+{ord(wrong):04X}")
+        return f"the address holds {name!r}, which no address can"
+    try:
+        parts = urllib.parse.urlsplit(text)
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        return f"it holds no address ({error})".replace(text, "...")
+    if parts.scheme not in ("http", "https"):
+        return "it holds no address that begins with https:// or http://"
+    return "" if host else "the address names no host"
 
 
 def what_it_is(event: Mapping[str, Any], alert: Alert) -> When | None:
@@ -142,8 +180,8 @@ for _handler in (
 
 def post(address: str, content: Mapping[str, Any]) -> tuple[str, bool]:
     """Post JSON; why it was not taken (empty: it was), and whether another try would not help."""
-    if not address.startswith(("https://", "http://")):
-        return "the secret holds no http(s) address", True
+    if why := why_no_address(address):
+        return why, True
     headers = {"Content-Type": "application/json", "User-Agent": "shardyard"}
     try:
         request = urllib.request.Request(address, json.dumps(content).encode(), headers)

@@ -10,6 +10,7 @@ from shardyard.config.plug_in_settings import described
 from shardyard.config.sources import SCHEMES, scheme_row
 from shardyard.config.task_names import task_row
 from shardyard.config.tasks import TASKS
+from shardyard.control.alerts import refuse_wrong_addresses
 from shardyard.control.hub_access import access_problems
 from shardyard.control.install import proposal_for
 from shardyard.control.probe import probe_on
@@ -147,7 +148,8 @@ def _secrets(request: Request) -> list[Finding]:
     if not section:
         return []
     try:
-        resolve_local(section, os.environ)
+        found = resolve_local(section, os.environ)
+        refuse_wrong_addresses(request.recipe.observe.alerts, found)
     except ShardyardError as error:
         return [Finding(name="secrets", verdict="problem", what=str(error))]
     loose = [Finding(name="secrets", verdict="warning", what=text) for text in loose_files(section)]

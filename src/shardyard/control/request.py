@@ -46,6 +46,7 @@ from shardyard.config.run_length import length_problems
 from shardyard.config.schema import Model, Recipe
 from shardyard.config.sight import Sight, absent_problems, unseen_problems
 from shardyard.config.trainable import trainable_problems
+from shardyard.control.alerts import refuse_wrong_addresses
 from shardyard.errors import Problem, RecipeError, RequestError, ShardyardError
 from shardyard.families.images.network import ImageNetwork
 from shardyard.families.shape import ModelShape
@@ -338,7 +339,14 @@ def take_environment(recipe: Recipe) -> None:
     for warning in loose_files(recipe.secrets):
         warn(f"{warning}")
     os.environ.update(recipe.launch.env)
-    os.environ.update(resolve_local(recipe.secrets, os.environ))
+    found = resolve_local(recipe.secrets, os.environ)
+    webhooks = {alert.webhook for alert in recipe.observe.alerts}
+    for name in found:
+        if os.environ.get(name, "").strip("\r\n") not in ("", found[name]):
+            of_what = "address" if name in webhooks else "value"
+            warn(f"secrets.{name}: blanks or a byte order mark around the {of_what} are left out")
+    os.environ.update(found)
+    refuse_wrong_addresses(recipe.observe.alerts, os.environ)
 
 
 def _find(

@@ -17,6 +17,7 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 from shardyard.errors import DataError, ShardyardError
+from shardyard.plug_ins import whose
 
 Task = Callable[[], None]
 """Work without a result; it can be sent to another process."""
@@ -157,9 +158,13 @@ def unexpected(what: str, error: BaseException) -> DataError:
         )
     frames = traceback.extract_tb(error.__traceback__)
     where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    plug_in = whose(error)
+    bug = "this is a bug of shardyard: report it with this line"
+    if plug_in is not None:
+        bug = f"report it to the authors of {plug_in.package}: it was raised in {plug_in.what}"
     return DataError(
         f"{what}: {type(error).__name__}{where}: {error}. Finished pieces are kept. If the files "
-        "are sound, this is a bug of shardyard: report it with this line."
+        f"are sound, {bug}."
     )
 
 

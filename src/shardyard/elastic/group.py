@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -23,15 +23,9 @@ from torch.distributed.elastic.agent.server.api import (
 )
 
 from shardyard import torch_private
-from shardyard.elastic import forkserver
 from shardyard.elastic.agent_memory import AgentMemory
-from shardyard.elastic.crash_loop import (
-    Restarts,
-    durable_step,
-    earlier_failures,
-    last_finished_step,
-    steps_done,
-)
+from shardyard.elastic.crash_loop import Restarts, durable_step, earlier_failures
+from shardyard.elastic.dead_workers import Generation
 from shardyard.elastic.device_watch import DeviceWatch, Findings
 from shardyard.elastic.drain import DrainRequest
 from shardyard.elastic.hang import Hang
@@ -39,15 +33,12 @@ from shardyard.elastic.hang_finder import HangFinder
 from shardyard.elastic.hang_watch import Budgets, HangWatch
 from shardyard.elastic.leave_out import LeftOut, Verdicts, began_on, lost_node
 from shardyard.elastic.losses import (
-    FIRST_STEPS,
     Loss,
     LostNode,
     causes,
-    describe_dead,
     describe_hung,
     describe_unanswered,
     first_cause,
-    of_host_memory,
 )
 from shardyard.elastic.neighbour import Neighbour, Place
 from shardyard.elastic.notes import forget_notes, read_notes
@@ -57,7 +48,6 @@ from shardyard.elastic.rendezvous import Rendezvous
 from shardyard.elastic.shared_memory import semaphores_told
 from shardyard.elastic.slow_ranks import SlowRanks
 from shardyard.elastic.verdict_rules import VerdictRules
-from shardyard.elastic.worker import failure_path, read_failure
 from shardyard.errors import StorageError
 from shardyard.memory_limit import OutOfMemoryKills
 from shardyard.network_interface import address_of_node, for_workers
@@ -131,7 +121,6 @@ class GroupAgent(ProcessesAgent):
         self._stages = stages
         self._slow_ranks: SlowRanks | None = None
         self._node = Node.here(node_rank)
-        self._memory_kills = OutOfMemoryKills()
         self._events: EventWriter | None = None
         self._world_size = 0
         self._drain_sent = False
@@ -281,7 +270,7 @@ class GroupAgent(ProcessesAgent):
             {"rank": worker.global_rank, "node": self._node.name, "pid": pids[worker.local_rank]}
             for worker in group.workers
         ]
-        self._memory_kills.begin()
+        self._memory_kills = OutOfMemoryKills()  # of this generation
         self._notices.publish("workers", mine)
         self._world_size = world_size = group.workers[0].world_size
         if not self.writes_events:
@@ -368,7 +357,7 @@ class GroupAgent(ProcessesAgent):
         if not found:
             t, name = time.monotonic() - self._agreed_s, self._node.name
             hung = [describe_unanswered(pids, node=name, waited_s=_PEER_REPORT_S, t=t)]
-        return self._at_its_step(hung)
+        return self._generation().at_its_step(hung)
 
     def _is_time_to_join(self) -> bool:
         """Whether nodes that have come may cost the others a restart now.
@@ -446,7 +435,7 @@ class GroupAgent(ProcessesAgent):
         node = None if group_rank is None else self._notices.nodes[group_rank]
         if self.lost_nodes:  # its peers' broken connections are no cause
             first: Loss | LostNode = self.lost_nodes[0]
-            step = last_finished_step(self._run, self._attempt, self.generation)
+            step = self._generation().finished_step()
         else:
             first = first_cause(self.losses)
             step = first.step
@@ -548,38 +537,14 @@ class GroupAgent(ProcessesAgent):
             if not self.lost_nodes or (loss.signal and loss.is_clear):  # else it followed from that
                 self.write_event("worker_lost", **loss.event())
 
-    def _at_its_step(self, losses: list[Loss]) -> list[Loss]:
-        if not losses:
-            return []
-        step = last_finished_step(self._run, self._attempt, self.generation)
-        durable = durable_step(self._run)
-        return [replace(loss, step=step, durable_step=durable) for loss in losses]
+    def _generation(self) -> Generation:
+        return Generation(run=self._run, attempt=self._attempt, number=self.generation)
 
     def _describe_dead(self) -> list[Loss]:
-        notes = read_notes(self._notes, len(self._processes()))
-        noted = zip(self._pids_by_rank(), notes, strict=False)
-        losses = describe_dead(
-            self._dead(),
-            node=self._node.name,
-            server=forkserver.ended(),
-            last_words=lambda rank: read_failure(
-                failure_path(self._run, self._attempt, rank), self.generation
-            ),
-            agreed_s=self._agreed_s,
-            waiting=[rank for rank, note in noted if note.is_in_collective],
-        )
-        return self._at_its_step(self._of_host_memory(losses))
-
-    def _of_host_memory(self, losses: list[Loss]) -> list[Loss]:
-        """Name the limit where the kernel killed them for want of memory."""
-        killed = [loss for loss in losses if loss.signal == "SIGKILL"]
-        if not killed or (why := self._memory_kills.words()) is None:
-            return losses
-        done = steps_done(self._run, self._attempt, self.generation, most=FIRST_STEPS)
-        return [
-            of_host_memory(loss, why, steps_done=done) if loss in killed else loss
-            for loss in losses
-        ]
+        return self._generation().dead(
+            self._dead(), pids=self._pids_by_rank(), notes=self._notes, node=self._node.name,
+            agreed_s=self._agreed_s, kills=self._memory_kills,
+        )  # fmt: skip
 
     # -- stop -------------------------------------------------------------------------------
 

@@ -7,8 +7,10 @@ into the environment of the job; `env` and `file` are read on the machine that n
 import base64
 import json
 import os
+import re
 import shlex
 import stat
+import unicodedata
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from urllib.parse import quote
@@ -18,6 +20,9 @@ from shardyard.config.launch_section import Launch
 from shardyard.config.reach import why_not_reached
 from shardyard.config.secret_reference import Kind, Reference, parse_reference, parse_references
 from shardyard.errors import AccessError, RequestError, ShardyardError
+
+_TOKEN = re.compile(r"(TOKEN|KEY|KEY_ID)$")
+"""Names of secrets that are sent in headers."""
 
 __all__ = [
     "Kind",
@@ -29,6 +34,7 @@ __all__ = [
     "redact",
     "refuse_unsupported",
     "resolve_local",
+    "without_margins",
 ]  # fmt: skip
 
 
@@ -162,9 +168,8 @@ def _value(name: str, reference: Reference, environ: Mapping[str, str]) -> str:
     if reference.kind == "file":
         return _read(name, Path(reference.name or ""))
     source = reference.name if reference.kind == "env" and reference.name else name
-    value = environ.get(source) or environ.get(name)
-    if value:
-        return value
+    if value := without_margins(environ.get(source) or environ.get(name) or ""):
+        return _sendable(f"secrets.{name}", name, value)
     if reference.kind == "env":
         text = f"the environment has no {source}, or it is empty. Set it: export {source}=..."
     else:
@@ -178,7 +183,7 @@ def _value(name: str, reference: Reference, environ: Mapping[str, str]) -> str:
 def _read(name: str, path: Path) -> str:
     where = f"secrets.{name}: {path}"
     try:
-        value = path.read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")
+        value = without_margins(path.read_text(encoding="utf-8"))
     except PermissionError as error:
         raise AccessError(
             f"{where} may not be read by this user. Make it yours and mode 0600."
@@ -191,4 +196,27 @@ def _read(name: str, path: Path) -> str:
         ) from error
     if not value or "\0" in value:
         raise RequestError(f"{where} is empty or binary. It must hold the secret alone, as text.")
-    return value
+    return _sendable(where, name, value)
+
+
+def without_margins(value: str) -> str:
+    """A value without the byte order mark and blanks that editors and shells put around it."""
+    return value.strip().strip("\ufeff").strip()
+
+
+def _sendable(where: str, name: str, value: str) -> str:
+    """A value as it is, if a header can hold it, where it is a token or a key by its name.
+
+    Raises:
+        RequestError: A character of it was changed by an editor or a chat.
+    """
+    if not _TOKEN.search(name) or "-----BEGIN" in value:
+        return value
+    wrong = next((each for each in value if not "!" <= each <= "~"), None)
+    if wrong is None:
+        return value
+    raise RequestError(
+        f"{where} holds {unicodedata.name(wrong, f'U+{ord(wrong):04X}')!r} at character "
+        f"{value.index(wrong) + 1}, which no token can hold. An editor or a chat may have changed "
+        "it. Copy it again from where it was issued."
+    )

@@ -24,7 +24,7 @@ from shardyard.config.load import dump_recipe
 from shardyard.config.resolved import Resolved
 from shardyard.config.schema import Recipe
 from shardyard.control.agent_process import run_node_process
-from shardyard.control.alerts import alerting
+from shardyard.control.alerts import alerting, refuse_wrong_addresses
 from shardyard.control.attempt import Attempt, check_storage, no_plan, resolve_here, write_down
 from shardyard.control.last_report import write_last_report
 from shardyard.control.request import Request
@@ -101,6 +101,7 @@ def command(
     os.environ.update(resolve_local(asked.secrets, os.environ))
     if bench is not None:
         return bench_here(bench, asked, run, place, nonce)
+    refuse_wrong_addresses(asked.observe.alerts, os.environ)
     take_code(asked, run, code)
     if place.node_rank > 0:
         return _join(run, place, talk)

@@ -23,7 +23,7 @@ from shardyard.checkpoint.save import Saver
 from shardyard.checkpoint.snapshot import Snapshots
 from shardyard.config.batch import step_samples
 from shardyard.config.exact_problems import BY_EXACT, micro_batches, refuse_inexact
-from shardyard.config.fingerprint import MAY_CHANGE_FROM_AN_EARLIER_STEP, compare
+from shardyard.config.fingerprint import compare
 from shardyard.config.generic_model import is_generic
 from shardyard.config.layout import Layout
 from shardyard.config.legality import resolve_layout
@@ -62,6 +62,7 @@ from shardyard.tasks.language import vocabulary
 from shardyard.tasks.named import task_class
 from shardyard.train.averages import Averages
 from shardyard.train.bits import check_bits
+from shardyard.train.earlier_step import from_earlier_step, may_differ
 from shardyard.train.exact_step import ExactStep
 from shardyard.train.hooks import Hooks, Phase
 from shardyard.train.images import build_image_network
@@ -523,7 +524,8 @@ def _begin(
         stepper.scaling.load(saved.values["loss_scale"])
     if stepper.exact is not None:
         stepper.exact.load(saved.values.get("exponents") or {})
-    progress = _from_an_earlier_step(saved, place)
+    devices = place.mesh.layout.world_size
+    progress = from_earlier_step(saved, place.resolved, devices=devices)
     told = {"seconds": time.monotonic() - started, **gaps}
     return _Begin(progress=progress.next_phase() if is_next else progress, loaded=told)
 
@@ -545,7 +547,7 @@ def _fill(
     held = task.computation.held
     its_phase = whole.of_phases[saved.progress.phase]
     compared = compare(saved.values["fingerprint"], fingerprint(its_phase, held))
-    changed = [each for each in compared.changed if not _may_differ(each, whole, saved)]
+    changed = [each for each in compared.changed if not may_differ(each, whole, saved)]
     if changed:
         told = [f"{each}{_why(each, held)}" for each in changed]
         raise CheckpointError(
@@ -556,27 +558,6 @@ def _fill(
     lacked = saved.fill(tensors, of_others=of_others, allow_extra=weights_alone)
     gaps = {"not_compared": list(compared.not_compared), "lacked_buffers": lacked}
     return {name: found for name, found in gaps.items() if found}
-
-
-def _goes_back_to(saved: Saved, whole: Resolved) -> bool:
-    """Whether this is the checkpoint to which ``resume --step`` went back."""
-    back_to = whole.back_to
-    return back_to is not None and saved.snapshot is None and saved.progress.step == back_to.step
-
-
-def _may_differ(changed: str, whole: Resolved, saved: Saved) -> bool:
-    setting = changed.partition(":")[0]
-    return setting in MAY_CHANGE_FROM_AN_EARLIER_STEP and _goes_back_to(saved, whole)
-
-
-def _from_an_earlier_step(saved: Saved, place: Place) -> Progress:
-    """Pass over the samples that ``resume --step N --skip-steps K`` leaves out."""
-    progress, back_to = saved.progress, place.resolved.back_to
-    if back_to is None or not _goes_back_to(saved, place.resolved):
-        return progress
-    optim = place.resolved.of_phases[progress.phase].recipe.optim
-    samples = back_to.skip_steps * step_samples(optim, devices=place.mesh.layout.world_size)
-    return replace(progress, passed_over=progress.passed_over + samples)
 
 
 def _why(changed: str, held: Mapping[str, str]) -> str:
