@@ -30,6 +30,7 @@ BASE_ROWS = [
         "file_faults",
         "control_groups",
         "network_interface",
+        "foreign_variables",
     },
     {"hardware", "complete", "cores", "families", "locks", "memory_limit", "set_up"},
     {"config"},

@@ -36,6 +36,7 @@ _PLACES = {
         "docs/hardware.md",
         "docs/secrets.md",
         "docs/network.md",
+        "docs/variables.md",
         "docs/images.md",
         "docs/numerics.md",
         "docs/phases.md",

@@ -4,6 +4,7 @@ import hashlib
 import json
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -457,6 +458,52 @@ def test_more_devices_than_a_node_has_are_refused(
     request = slurm_request("cluster.device=cuda", devices=16, run_dir=run_dir)
     with pytest.raises(RequestError, match="No node of the partition has what was asked"):
         launcher.submit(launcher.render(request), ledger)
+
+
+def test_variables_of_the_shell_outrank_no_setting(
+    cluster: SlurmCluster, run_dir: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreign = {
+        "SBATCH_PARTITION": "short", "SBATCH_TIMELIMIT": "1", "SBATCH_ARRAY_INX": "0-1",
+        "SBATCH_OUTPUT": "/dev/null", "SLURM_MEM_PER_NODE": "100", "SLURM_MEM_PER_CPU": "50",
+        "SLURM_TIME_FORMAT": "%s", "SQUEUE_FORMAT": "%j",
+    }  # fmt: skip
+    for name, value in {**foreign, "SLURM_CONF": cluster.env["SLURM_CONF"]}.items():
+        monkeypatch.setenv(name, value)
+    launcher = SlurmLauncher(program=(slurm_node.__file__,))  # with the clients as they are run
+    own = ("launch.slurm.partition=main", "launch.time_limit=30min")
+    rendered = _rendered(launcher, run_dir, "end 0", *own)
+    (warning,) = rendered.warnings
+    assert "SBATCH_PARTITION=short" in warning and "launch.time_limit=1" in warning
+    job = launcher.submit(rendered, ledger)
+    text = cluster.client("scontrol", "show", "job", job.id, "-o")
+    told = dict(word.partition("=")[::2] for word in text.split() if "=" in word)
+    assert (told["Partition"], told["TimeLimit"]) == ("main", "00:30:00")
+    assert "ArrayJobId" not in told and "/dev/null" not in told["StdOut"]
+    cluster.wait_until(lambda: launcher.status(job).state.is_over, "the end")
+    assert launcher.status(job).state is JobState.SUCCEEDED
+
+
+def test_variables_of_a_login_shell_on_a_node_end_no_job(
+    launcher: SlurmLauncher, run_dir: Path, ledger: Ledger, wait: Waiting
+) -> None:
+    rendered = _rendered(launcher, run_dir, "end 0")
+    login = "export SLURM_MEM_PER_NODE=100 SLURM_MEM_PER_CPU=50 SRUN_CPU_BIND=x SLURM_TIMELIMIT=x"
+    files = {
+        name: content.replace("set -euo pipefail", f"{login}\nset -euo pipefail")
+        for name, content in rendered.files.items()
+    }
+    job = launcher.submit(replace(rendered, files=files), ledger)
+    wait.for_state(job, JobState.SUCCEEDED)
+
+
+def test_train_as_several_tasks_of_srun_is_rejected(cluster: SlurmCluster, tmp_path: Path) -> None:
+    train = [sys.executable, "-m", "shardyard", "train", "model.preset=llama-tiny"]
+    words = ["srun", "--ntasks=2", "--nodes=1", f"--chdir={tmp_path}", *train]
+    done = cluster.shell(words)
+    assert done.exit_code == 2
+    assert done.err.count("srun starts `shardyard train` 2 times (SLURM_STEP_NUM_TASKS=2") == 2
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_secret_reaches_the_nodes_and_nothing_else(

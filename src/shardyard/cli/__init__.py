@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardyard import __version__
+from shardyard.foreign_variables import refuse_several_starts
 from shardyard.terminal import run, tell
 
 if TYPE_CHECKING:
@@ -50,6 +51,10 @@ _VERBS = {
     "doctor": "looks at this machine or a cluster before it costs anything",
 }
 """Verb -> what it does; `command` of shardyard/cli/<verb>.py is imported when it is called."""
+
+
+_STARTS = frozenset({"train", "resume", "launch", "scale", "study", "drill", "bench"})
+"""Verbs that start something which must not be started twice."""
 
 
 class _Verbs(click.Group):
@@ -106,6 +111,8 @@ def shardyard(ctx: click.Context) -> None:
     """Train a model on many accelerators from one recipe."""
     if ctx.invoked_subcommand is None:
         tell(ctx.get_help())
+    elif ctx.invoked_subcommand in _STARTS:
+        refuse_several_starts(ctx.invoked_subcommand, os.environ)
 
 
 def main(

@@ -29,6 +29,7 @@ from shardyard.elastic.drain import DrainRequest, end_with
 from shardyard.elastic.garbage import no_search
 from shardyard.errors import LostNodeError, ShardyardError, StorageError
 from shardyard.files import make_folder
+from shardyard.foreign_variables import remove_for_agent
 from shardyard.observe.exporter import RunReader, exporting
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease
@@ -91,6 +92,7 @@ def _conduct(
     if args.with_parent is not None:
         drain.listen_for_end_of(args.with_parent)
     network_interface.check(os.environ)
+    remove_for_agent(os.environ)
     # before the fork server, which passes on where they are
     slots = {label: AgentMemory.create(label) for label in snapshot_labels(resolved.recipe)}
     notes = AgentMemory.create(NOTES)

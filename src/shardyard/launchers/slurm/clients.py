@@ -1,11 +1,13 @@
 """Slurm's command line clients: run one, and say what its refusal means and what to do about it."""
 
+import os
 import re
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
+from shardyard.foreign_variables import for_slurm_client
 
 QUERY_TIMEOUT_S = 60.0
 """A client whose controller is away tries again for SlurmctldTimeout, often two minutes."""
@@ -25,9 +27,10 @@ Shell = Callable[[Sequence[str]], Done]
 
 
 def run_client(argv: Sequence[str]) -> Done:
-    """Run a client on this machine, in this environment."""
+    """Run a client on this machine, without variables that outrank its options."""
     done = subprocess.run(
         argv,
+        env=for_slurm_client(os.environ),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

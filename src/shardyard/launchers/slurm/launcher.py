@@ -21,6 +21,7 @@ from shardyard.config.sight import Sight
 from shardyard.doctor.finding import Finding
 from shardyard.errors import EXIT_DRAINED, RequestError, ShardyardError
 from shardyard.files import make_folder, write_text
+from shardyard.foreign_variables import not_for_sbatch
 from shardyard.launchers.base import (
     Answer,
     Capabilities,
@@ -134,8 +135,12 @@ class SlurmLauncher:
                 script_file(request.side_details): script,
             },
             side=request.side_details,
-            warnings=warnings(request.recipe),
+            warnings=self._warnings(request.recipe),
         )
+
+    def _warnings(self, recipe: Recipe) -> tuple[str, ...]:
+        foreign = not_for_sbatch(self.environ)
+        return (*warnings(recipe), *([] if foreign is None else [foreign]))
 
     def submit(self, rendered: Rendered, ledger: Ledger) -> Submission:
         """Write script and recipe into the run folder and submit the script.

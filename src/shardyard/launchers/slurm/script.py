@@ -32,6 +32,13 @@ SIGNAL_SLACK_S = 60
 COMMENT = "shardyard-run="
 """Begins the comment of each of our jobs; the run's id follows."""
 
+_NOT_FOR_SRUN = (
+    "${!SRUN_@}", "SLURM_EXPORT_ENV", "${!SLURM_MEM_PER_@}", "SLURM_TIMELIMIT", "SLURM_PARTITION",
+    "SLURM_CPU_BIND", "SLURM_OPEN_MODE", "SLURM_KILL_BAD_EXIT", "SLURM_WAIT", "SLURM_EXACT",
+    "SLURM_IMMEDIATE", "SLURM_TASK_PROLOG", "SLURM_WORKING_DIR", "${!SLURM_STD@}",
+)  # fmt: skip
+"""Options of srun that a shell may set, and that sbatch says nothing with."""
+
 _GPUS = ("cuda", "xpu")
 """Accelerators that Slurm's gpu plugins find; for others each cluster has its own name."""
 
@@ -129,7 +136,7 @@ def render_script(request: LaunchRequest, program: tuple[str, ...] = NODE_PROGRA
             *directives,
             "",
             "set -euo pipefail",
-            "unset SLURM_EXPORT_ENV  # tasks get all that this script has",
+            f"unset {' '.join(_NOT_FOR_SRUN)}  # of a login shell; tasks get all of this script",
             f"run_dir={word(request.run_dir)}",
             f"requeue={'yes' if slurm.requeue and request.side is None else 'no'}",
             f"outlives_nodes={'yes' if _outlives_nodes(request) else 'no'}",

@@ -1,0 +1,164 @@
+"""Environment variables of other programs that would change a run, and what becomes of them.
+
+One table for all: a variable is honoured and checked, removed for a child, or rejected by name.
+Variables that only choose how a library works (NCCL_*, OMP_NUM_THREADS) are passed on as they are.
+"""
+
+import re
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Literal
+
+from shardyard.errors import RequestError
+
+Fate = Literal["checked", "honoured", "removed", "rejected"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """Variables of one kind."""
+
+    names: str
+    """A regular expression of whole names."""
+    shown: str
+    """As people write them."""
+    does: str
+    """What they would do."""
+    fate: Fate
+    how: str
+    """What is done with them."""
+
+
+SLURM_ADDRESS = Row(
+    names=r"SLURM_CONF|SLURM_CONF_SERVER|SLURM_JWT",
+    shown="`SLURM_CONF`, `SLURM_CONF_SERVER`, `SLURM_JWT`",
+    does="say which Slurm is asked, and by whom",
+    fate="honoured",
+    how="every client of Slurm gets them",
+)
+SLURM_OPTIONS = Row(
+    names=r"(?:SBATCH|SLURM|SRUN|SALLOC|SQUEUE|SINFO|SACCT|SACCTMGR|SCANCEL|SCONTROL)_.*",
+    shown="`SBATCH_*`, `SRUN_*`, `SQUEUE_*`, other `SLURM_*`",
+    does="outrank the lines of a batch script, or change what clients print",
+    fate="removed",
+    how="clients of Slurm do not get them; `launch` warns of each `SBATCH_*`",
+)
+SRUN_DEFAULTS = Row(
+    names=r"(?:SRUN_.*|SLURM_(?:ACCOUNT|CPU_BIND|CPUS_PER_GPU|DISTRIBUTION|EXACT|EXCLUSIVE|HINT"
+    r"|IMMEDIATE|KILL_BAD_EXIT|LABELIO|MEM_BIND|MEM_PER_CPU|MEM_PER_GPU|MEM_PER_NODE|OPEN_MODE"
+    r"|OVERCOMMIT|OVERLAP|PARTITION|QOS|RESERVATION|STDERRMODE|STDINMODE|STDOUTMODE|STEP_GRES"
+    r"|TASK_EPILOG|TASK_PROLOG|THREADS|TIMELIMIT|WAIT|WCKEY|WORKING_DIR|EXPORT_ENV))",
+    shown="options of srun in the job (`SLURM_MEM_PER_CPU`, `SLURM_TIMELIMIT`, `SLURM_CPU_BIND`)",
+    does="change how srun starts the nodes of a job, or end it",
+    fate="removed",
+    how="the batch script unsets them before srun",
+)
+STARTED_BY = Row(
+    names=r"RANK|WORLD_SIZE|SLURM_STEP_NUM_TASKS|SLURM_PROCID|OMPI_COMM_WORLD_SIZE|PMI_SIZE"
+    r"|MV2_COMM_WORLD_SIZE|JSM_NAMESPACE_SIZE",
+    shown="`RANK` with `WORLD_SIZE`, `SLURM_STEP_NUM_TASKS`, `OMPI_COMM_WORLD_SIZE`, `PMI_SIZE`, "
+    "`MV2_COMM_WORLD_SIZE`, `JSM_NAMESPACE_SIZE`",
+    does="are set by torchrun, srun, mpirun and jsrun, which start a command several times",
+    fate="rejected",
+    how="with more than one process, verbs that start something end with exit code 2",
+)
+OF_TORCH_AGENT = Row(
+    names=r"TORCHELASTIC_(?!LOG_LEVEL).*|TORCH_ELASTIC_.*|PET_.*|ACCELERATE_.*"
+    r"|FSDP_CPU_RAM_EFFICIENT_LOADING",
+    shown="`TORCHELASTIC_*`, `TORCH_ELASTIC_*`, `PET_*`, `ACCELERATE_*`, "
+    "`FSDP_CPU_RAM_EFFICIENT_LOADING`",
+    does="configure torch's agent and accelerate: other ranks, another way to load weights",
+    fate="removed",
+    how="the agent of a node removes them, so that no worker has them",
+)
+INTERFACE = Row(
+    names=r"GLOO_SOCKET_IFNAME",
+    shown="`GLOO_SOCKET_IFNAME`",
+    does="names the network interface of gloo",
+    fate="checked",
+    how="each node checks that the interface is there and has an address; unset, it is chosen",
+)
+PLACE = Row(
+    names=r"RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_RANK|MASTER_ADDR|MASTER_PORT"
+    r"|TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+    shown="`LOCAL_RANK`, `MASTER_ADDR`, `MASTER_PORT`, `TORCH_DISABLE_SHARE_RDZV_TCP_STORE`",
+    does="say where a process is among the others",
+    fate="removed",
+    how="the orders of each worker set them anew",
+)
+TABLE = (
+    SLURM_ADDRESS, SLURM_OPTIONS, SRUN_DEFAULTS, STARTED_BY, OF_TORCH_AGENT, INTERFACE, PLACE
+)  # fmt: skip
+
+_STARTERS = (
+    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "srun", "start it with `srun --ntasks=1`"),
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "mpirun", "start it without mpirun"),
+    ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "mpirun", "start it without mpirun"),
+    ("PMI_SIZE", "PMI_RANK", "mpirun", "start it without mpirun"),
+    ("JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK", "jsrun", "start it without jsrun"),
+    ("WORLD_SIZE", "RANK", "torchrun or a similar starter", "start it without that"),
+)
+"""Variable of how many, of which, who sets both, what to do instead."""
+
+_SETTING_OF = {
+    "SBATCH_PARTITION": "launch.slurm.partition",
+    "SBATCH_ACCOUNT": "launch.slurm.account",
+    "SBATCH_QOS": "launch.slurm.qos",
+    "SBATCH_CONSTRAINT": "launch.slurm.constraint",
+    "SBATCH_TIMELIMIT": "launch.time_limit",
+    "SBATCH_REQUEUE": "launch.slurm.requeue",
+    "SBATCH_NO_REQUEUE": "launch.slurm.requeue",
+    "SBATCH_RESERVATION": "launch.slurm.options.reservation",
+    "SBATCH_EXCLUSIVE": "launch.slurm.options.exclusive",
+    "SBATCH_WCKEY": "launch.slurm.options.wckey",
+}
+
+
+def is_of(row: Row, name: str) -> bool:
+    """Whether a variable is one of a row."""
+    return re.fullmatch(row.names, name) is not None
+
+
+def for_slurm_client(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a client of Slurm: without what would outrank its command line."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if is_of(SLURM_ADDRESS, name) or not is_of(SLURM_OPTIONS, name)
+    }
+
+
+def not_for_sbatch(environ: Mapping[str, str]) -> str | None:
+    """A warning of options of sbatch in the environment; None: there are none."""
+    found = {name: value for name, value in sorted(environ.items()) if name.startswith("SBATCH_")}
+    if not found:
+        return None
+    settings = [
+        f"{_SETTING_OF[name]}={value}" for name, value in found.items() if name in _SETTING_OF
+    ]
+    remedy = f" To use their values, set them there: {' '.join(settings)}." if settings else ""
+    named = ", ".join(f"{name}={value}" for name, value in found.items())
+    return f"sbatch does not get {named} of this shell: the recipe decides.{remedy}"
+
+
+def remove_for_agent(environ: MutableMapping[str, str]) -> None:
+    """Remove what would configure torch's agent or accelerate in the workers of a node."""
+    for name in [name for name in environ if is_of(OF_TORCH_AGENT, name)]:
+        del environ[name]
+
+
+def refuse_several_starts(verb: str, environ: Mapping[str, str]) -> None:
+    """Reject a verb that a starter runs several times: each would start the same.
+
+    Raises:
+        RequestError: It is one of several.
+    """
+    for many, which, starter, instead in _STARTERS:
+        count = environ.get(many, "")
+        if not (count.isdecimal() and int(count) > 1 and environ.get(which)):
+            continue
+        raise RequestError(
+            f"{starter} starts `shardyard {verb}` {count} times ({many}={count}, {which}="
+            f"{environ[which]}), and each would do the same on its own. Shardyard starts a process "
+            f"per device itself: {instead}. If the variables are left over, `unset {many} {which}`."
+        )

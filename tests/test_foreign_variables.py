@@ -1,0 +1,102 @@
+"""What becomes of other programs' environment variables."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from shardyard.cli import main
+from shardyard.errors import RequestError
+from shardyard.foreign_variables import (
+    TABLE,
+    for_slurm_client,
+    not_for_sbatch,
+    refuse_several_starts,
+    remove_for_agent,
+)
+
+PAGE = Path(__file__).parents[1] / "docs" / "variables.md"
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"}, "srun --ntasks=1"),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, "without that"),
+        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"}, "without mpirun"),
+        ({"PMI_SIZE": "4", "PMI_RANK": "3"}, "without mpirun"),
+        ({"JSM_NAMESPACE_SIZE": "2", "JSM_NAMESPACE_RANK": "1"}, "without jsrun"),
+    ],
+)
+def test_one_of_several_starts_is_rejected_by_name(environ: dict[str, str], words: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        refuse_several_starts("train", environ)
+    assert words in str(caught.value)
+    assert all(f"{name}={value}" in str(caught.value) for name, value in environ.items())
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},  # srun --pty
+        {"SLURM_NTASKS": "8", "SLURM_PROCID": "0"},  # a batch script
+        {"RANK": "0", "WORLD_SIZE": "1"},
+        {"WORLD_SIZE": "8"},
+        {"RANK": "0", "WORLD_SIZE": "auto"},
+    ],
+)
+def test_a_single_start_is_taken(environ: dict[str, str]) -> None:
+    refuse_several_starts("train", environ)
+
+
+@pytest.mark.parametrize("verb", ["train", "resume", "launch", "study", "drill", "bench", "scale"])
+def test_every_verb_that_starts_something_asks(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main([verb, "r"]) == 2
+    assert f"starts `shardyard {verb}` 2 times" in capsys.readouterr().err
+
+
+def test_clients_of_slurm_get_its_address_and_none_of_its_options() -> None:
+    kept = {"SLURM_CONF": "/c", "SLURM_JWT": "t", "PATH": "/bin", "HF_TOKEN": "x"}
+    options = ("SBATCH_PARTITION", "SLURM_MEM_PER_NODE", "SQUEUE_FORMAT", "SLURM_TIME_FORMAT")
+    assert for_slurm_client({**kept, **dict.fromkeys(options, "1")}) == kept
+
+
+@pytest.mark.heavy
+def test_no_option_of_sbatch_that_its_manual_names_reaches_it() -> None:
+    """The reference is Slurm's own manual."""
+    pages = [Path(f"/usr/share/man/man1/{client}.1.gz") for client in ("sbatch", "srun", "squeue")]
+    if not all(page.is_file() for page in pages):
+        pytest.skip("the manual of Slurm is not installed")
+    text = subprocess.run(["zcat", *map(str, pages)], capture_output=True, text=True, check=True)
+    plain = text.stdout.replace("\\fB", "").replace("\\fR", "").replace("\\-", "-")
+    named = set(re.findall(r"\b(?:SBATCH|SRUN|SQUEUE)_[A-Z_]+[A-Z]\b", plain))
+    assert len(named) > 30
+    assert for_slurm_client(dict.fromkeys(named, "1")) == {}
+
+
+def test_an_option_of_sbatch_in_the_shell_is_named_with_the_setting_for_it() -> None:
+    told = not_for_sbatch({"SBATCH_PARTITION": "debug", "SBATCH_OUTPUT": "/x", "HOME": "/"})
+    assert told is not None and "launch.slurm.partition=debug" in told
+    assert "SBATCH_OUTPUT=/x" in told and not_for_sbatch({"HOME": "/"}) is None
+
+
+def test_the_agent_keeps_only_what_is_not_for_torchs_own() -> None:
+    environ = {
+        "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_LOG_LEVEL": "INFO",
+        "ACCELERATE_USE_FSDP": "true", "PET_NNODES": "2", "NCCL_DEBUG": "INFO",
+        "FSDP_CPU_RAM_EFFICIENT_LOADING": "1", "TORCH_LOGS": "all",
+    }  # fmt: skip
+    remove_for_agent(environ)
+    assert set(environ) == {"TORCHELASTIC_LOG_LEVEL", "NCCL_DEBUG", "TORCH_LOGS"}
+
+
+def test_the_page_has_the_table() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    for row in TABLE:
+        assert f"| {row.shown} | {row.does} | {row.fate}: {row.how} |" in page
