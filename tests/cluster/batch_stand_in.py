@@ -75,8 +75,12 @@ class Account:
         }
         formation = self.client("cloudformation")
         answer = formation.create_stack(**{**params, "TemplateBody": json.dumps(template)})
-        environment, queue = (resources[name]["Properties"] for name in ("Environment", "Queue"))
-        self._make(environment, queue)
+        for side in ("", "Side"):
+            environment, queue = (
+                resources[f"{side}{name}"]["Properties"] for name in ("Environment", "Queue")
+            )
+            self._make(environment, queue)
+        self.nodes = resources["Environment"]["Properties"]["ComputeResources"]["MinvCpus"] // 96
         return dict(answer)
 
     def _make(self, environment: dict[str, Any], queue: dict[str, Any]) -> None:
@@ -104,7 +108,6 @@ class Account:
             ],
             tags=queue["Tags"],
         )
-        self.nodes = given["MinvCpus"] // 96
 
     def _group(self, vpc: str) -> str:
         only = [{"Name": "vpc-id", "Values": [vpc]}]
@@ -133,6 +136,28 @@ class Account:
             assert one["state"] == "DISABLED", "Batch deletes no environment that is enabled"
             batch.delete_compute_environment(computeEnvironment=one["computeEnvironmentName"])
         self.client("cloudformation").delete_stack(StackName=name)
+
+    def delete_network(self, name: str) -> None:
+        """A stack with a VPC, whose parts moto's CloudFormation deletes in a wrong order."""
+        ec2, formation = self.client("ec2"), self.client("cloudformation")
+        listed = formation.list_stack_resources(StackName=name)["StackResourceSummaries"]
+        ids = {one["LogicalResourceId"]: one["PhysicalResourceId"] for one in listed}
+        ec2.delete_vpc_endpoints(VpcEndpointIds=[ids["S3"]])
+        ec2.delete_nat_gateway(NatGatewayId=ids["Nat"])
+        only = [{"Name": "vpc-id", "Values": [ids["Vpc"]]}]
+        for one in ec2.describe_network_interfaces(Filters=only)["NetworkInterfaces"]:
+            ec2.delete_network_interface(NetworkInterfaceId=one["NetworkInterfaceId"])
+        for table in ("PublicTable", "PrivateTable"):
+            ec2.delete_route_table(RouteTableId=ids[table])
+        for subnet in ("PublicSubnet", "PrivateSubnet"):
+            ec2.delete_subnet(SubnetId=ids[subnet])
+        (address,) = ec2.describe_addresses()["Addresses"]
+        ec2.release_address(AllocationId=address["AllocationId"])
+        ec2.detach_internet_gateway(InternetGatewayId=ids["Gateway"], VpcId=ids["Vpc"])
+        ec2.delete_internet_gateway(InternetGatewayId=ids["Gateway"])
+        ec2.delete_vpc(VpcId=ids["Vpc"])
+        backend = cloudformation_backends[ACCOUNT][REGION]
+        backend.stacks.pop(backend.get_stack(name).stack_id)
 
     def instances(self) -> dict[str, Any]:
         """What ECS says of those that stand."""
@@ -164,11 +189,13 @@ class StandInWorld(World):
         if call.startswith(("describe_", "list_", "get_")):
             return self._look(service, call, params)
         answer: dict[str, Any] | None = None
-        match call, str(params.get("StackName", "")).endswith("-batch"):
-            case "create_stack", True:
+        match call, str(params.get("StackName", "")).rpartition("-")[2]:
+            case "create_stack", "batch":
                 answer = account.create(params)
-            case "delete_stack", True:
+            case "delete_stack", "batch":
                 account.delete(params["StackName"])
+            case "delete_stack", "network":
+                account.delete_network(params["StackName"])
             case _:
                 answer = super().ask(service, call, **params)
         account.change(call, params)
@@ -179,7 +206,11 @@ class StandInWorld(World):
         account = self.account
         match service, call:
             case "batch", "list_jobs":
-                names = [name for state, name in account.jobs if state == params["jobStatus"]]
+                names = [
+                    name
+                    for state, name in account.jobs
+                    if state == params["jobStatus"] and params["jobQueue"] == "trainers"
+                ]
                 return {"jobSummaryList": [{"jobName": name} for name in names]}
             case "ec2", "describe_capacity_reservations":
                 return {"CapacityReservations": account.reservations}

@@ -23,7 +23,7 @@ WRONG = {
     "nodes.efa=true": "nodes.efa: belongs to kind=eks",
     "storage.claim=shared": "storage.claim: belongs to kind=eks",
     "storage.namespace=default": "storage.namespace: belongs to kind=eks",
-    "vpc={id: null, subnets: {}}": "vpc.id: is missing: vpc-...; null: a new one, with kind=eks.",
+    "vpc={id: null}": "vpc.subnets: are given and vpc.id is not. Give both, or neither for a new",
     "vpc.subnets={us-east-1b: subnet-0123456789abcdef0}": "Give one private subnet of each of us-",
     "nodes.capacity=spot": "nodes.capacity=spot: Batch runs no multi-node job on Spot instances",
     "nodes.instance=trn1.32xlarge": "a run on Trainium1 can be planned, not trained yet",
@@ -67,3 +67,13 @@ def test_the_recipe_says_what_its_jobs_need(tmp_path: Path) -> None:
 
 def test_a_queue_costs_nothing_while_no_job_waits() -> None:
     assert standing_costs(read_description(PLACE), nodes=0) == []
+
+
+def test_a_network_that_is_made_for_it_costs_its_nat_gateway() -> None:
+    given = read_description([word for word in PLACE if not word.startswith("vpc=")])
+    (cost,) = standing_costs(given, nodes=0)
+    assert (cost.what, cost.usd_per_hour, cost.part) == (
+        "NAT gateway",
+        pytest.approx(0.05),
+        "network",
+    )

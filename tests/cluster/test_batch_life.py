@@ -24,6 +24,7 @@ from tests.cluster.stand_in import Killed
 pytestmark = pytest.mark.heavy
 
 FAST = {"poll_s": 0.0, "limit_s": 0.05}
+OPEN = {"trainers": "ENABLED", "trainers-side": "ENABLED"}
 MADE = ["shardyard-trainers-batch", "shardyard-trainers-storage"]
 RESERVATION = "cr-0123456789abcdef0"
 
@@ -93,7 +94,7 @@ def test_the_queue_is_made_behind_the_file_system_and_both_are_seen_to_be_gone(
 ) -> None:
     make(world, **FAST)
     assert stacks() == MADE
-    assert queues() == {"trainers": "ENABLED"}
+    assert queues() == OPEN
     names = [params["StackName"] for params in account.calls("create_stack")]
     assert names == ["shardyard-trainers-storage", "shardyard-trainers-batch"]
     removed = gone(world)
@@ -102,6 +103,27 @@ def test_the_queue_is_made_behind_the_file_system_and_both_are_seen_to_be_gone(
     asked = " ".join(seen.asked for seen in removed.seen)
     assert "batch describe-job-queues trainers" in asked
     assert "batch describe-compute-environments shardyard-trainers" in asked
+
+
+def test_without_a_network_one_is_made_first_and_removed_last(
+    tmp_path: Path, account: Account
+) -> None:
+    settings = [word for word in described() if not word.startswith("vpc=")]
+    world = in_account(new_world(read_description(settings), tmp_path), account)
+    before = {vpc["VpcId"] for vpc in client_of("ec2").describe_vpcs()["Vpcs"]}
+    make(world, **FAST)
+    assert stacks() == sorted([*MADE, "shardyard-trainers-network"])
+    names = [params["StackName"].rpartition("-")[2] for params in account.calls("create_stack")]
+    assert names == ["network", "storage", "batch"]
+    ec2, batch = client_of("ec2"), client_of("batch")
+    (vpc,) = {vpc["VpcId"] for vpc in ec2.describe_vpcs()["Vpcs"]} - before
+    for one in batch.describe_compute_environments()["computeEnvironments"]:
+        (subnet,) = ec2.describe_subnets(SubnetIds=one["computeResources"]["subnets"])["Subnets"]
+        assert (subnet["VpcId"], subnet["AvailabilityZone"]) == (vpc, "us-east-1a")
+    removed = gone(world)
+    assert removed.is_clean, removed
+    assert stacks() == []
+    assert {vpc["VpcId"] for vpc in ec2.describe_vpcs()["Vpcs"]} == before
 
 
 @pytest.mark.parametrize("step", [1, pytest.param(2, marks=pytest.mark.system)])
@@ -140,7 +162,8 @@ def test_an_environment_that_is_invalid_is_named_with_batchs_reason(
 ) -> None:
     account.invalid = "CLIENT_ERROR - not authorized"
     with pytest.raises(
-        ShardyardError, match="the compute environment is INVALID: CLIENT_ERROR - not authorized"
+        ShardyardError,
+        match=r"environment shardyard-trainers is INVALID: CLIENT_ERROR - not authorized",
     ):
         make(world, **FAST)
     (environment,) = (part for part in parts_of(world.given) if part.kind == "batch environment")
@@ -191,9 +214,11 @@ def test_nothing_is_removed_while_jobs_are_in_the_queue(
     make(world, **FAST)
     for state in ALIVE:
         account.jobs = [(state, "shardyard-bert")]
-        with pytest.raises(RequestError, match=r"1 jobs are in its queue .shardyard-bert.*Nothing"):
+        with pytest.raises(
+            RequestError, match=r"1 jobs are in its queues .shardyard-bert.*Nothing"
+        ):
             gone(world)
-    assert (stacks(), queues()) == (MADE, {"trainers": "ENABLED"})
+    assert (stacks(), queues()) == (MADE, OPEN)
 
 
 def test_a_job_that_comes_while_the_queue_is_closed_keeps_it(
@@ -203,7 +228,7 @@ def test_a_job_that_comes_while_the_queue_is_closed_keeps_it(
     account.come_when_closed.append(("RUNNABLE", "shardyard-late"))
     removed = gone(world)
     assert any("shardyard-late" in problem for problem in removed.problems)
-    assert (stacks(), queues()) == (MADE, {"trainers": "ENABLED"})
+    assert (stacks(), queues()) == (MADE, OPEN)
 
 
 def test_a_queue_of_the_name_that_somebody_else_made_is_never_touched(
@@ -215,7 +240,7 @@ def test_a_queue_of_the_name_that_somebody_else_made_is_never_touched(
         make(other, **FAST)
     with pytest.raises(AccessError, match="Nothing of it is touched"):
         gone(other)
-    assert (stacks(), queues()) == (MADE, {"trainers": "ENABLED"})
+    assert (stacks(), queues()) == (MADE, OPEN)
 
 
 def test_a_queue_of_the_name_without_our_tags_is_never_touched(
@@ -228,7 +253,7 @@ def test_a_queue_of_the_name_without_our_tags_is_never_touched(
     )
     with pytest.raises(AccessError, match="shardyard-cluster-id is missing"):
         gone(world)
-    assert queues() == {"trainers": "ENABLED"}
+    assert queues() == OPEN
 
 
 def test_an_eks_cluster_of_the_name_is_neither_asked_nor_named(world: StandInWorld) -> None:

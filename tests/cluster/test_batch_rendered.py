@@ -10,6 +10,7 @@ import pytest
 
 from shardyard.cluster.batch import render_environment, user_data
 from shardyard.cluster.description import MOST_USER_DATA_BYTES, Description, read_description
+from shardyard.cluster.network import Place, render_network
 from shardyard.cluster.steps import parts_of
 from shardyard.cluster.storage import Made, render_stack
 from shardyard.hardware.catalogue import instance, instance_names
@@ -31,9 +32,11 @@ CASES: dict[str, tuple[str, ...]] = {
         f"nodes={{instance: p5.48xlarge, max: 2, capacity: 'block:{RESERVATION}'}}",
         "storage.kind=efs",
     ),
+    "batch-own-network": ("nodes={instance: g5.xlarge, max: 2}",),
     "batch-g5": ("nodes={instance: g5.xlarge, max: 8, count: 1}", "storage.kind=efs"),
 }
 GOLDEN = Path(__file__).parent / "golden"
+PLACE_MADE = Place(vpc="vpc-0123456789abcdef0", subnet="subnet-0123456789abcdef0")
 MADE = Made(file_system="fs-0123456789abcdef0", mount_name="abcd", group="sg-0123456789abcdef0")
 TRAINABLE = [
     name for name in instance_names() if instance(name).accelerator.device in ("cuda", "hpu")
@@ -41,24 +44,53 @@ TRAINABLE = [
 
 
 def given_of(case: str) -> Description:
-    return read_description([*PLACE, *CASES[case]])
+    place = PLACE[:-1] if case == "batch-own-network" else PLACE
+    return read_description([*place, *CASES[case]])
 
 
 def rendered(*settings: str, made: Made | None = None) -> dict[str, Any]:
     given = read_description([*PLACE, *settings])
-    resources: dict[str, Any] = render_environment(given, "0" * 16, made)["Resources"]
+    resources: dict[str, Any] = render_environment(given, "0" * 16, made, PLACE_MADE)["Resources"]
     return {name: one.get("Properties", {}) for name, one in resources.items()}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_cloudformation_takes_both_stacks(case: str) -> None:
     given = given_of(case)
-    assert lint(render_environment(given, "0" * 16, MADE)) == []
+    assert lint(render_environment(given, "0" * 16, MADE, PLACE_MADE)) == []
     assert lint(render_stack(given, "0" * 16)) == []
+    assert lint(render_network(given, "0" * 16)) == []
+
+
+def test_instances_of_a_new_network_leave_it_by_nat_and_nobody_comes_in() -> None:
+    made = render_network(given_of("batch-own-network"), "0" * 16)["Resources"]
+    associated = {
+        one["Properties"]["SubnetId"]["Ref"]: one["Properties"]["RouteTableId"]["Ref"]
+        for one in made.values()
+        if one["Type"] == "AWS::EC2::SubnetRouteTableAssociation"
+    }
+    assert associated == {"PublicSubnet": "PublicTable", "PrivateSubnet": "PrivateTable"}
+    routes = {
+        one["Properties"]["RouteTableId"]["Ref"]: one["Properties"].keys()
+        for one in made.values()
+        if one["Type"] == "AWS::EC2::Route"
+    }
+    assert "NatGatewayId" in routes["PrivateTable"] and "GatewayId" not in routes["PrivateTable"]
+    assert "GatewayId" in routes["PublicTable"]
+    assert not any("MapPublicIpOnLaunch" in one["Properties"] for one in made.values())
+
+
+def test_side_jobs_have_a_queue_of_instances_without_accelerators() -> None:
+    made = rendered("nodes={instance: p5.48xlarge, max: 4}")
+    side = made["SideEnvironment"]["ComputeResources"]
+    assert (side["InstanceTypes"], side["MinvCpus"]) == (["m5.8xlarge"], 0)
+    assert side["Ec2Configuration"] == [{"ImageType": "ECS_AL2023"}]
+    assert "PlacementGroup" not in side and "NetworkInterfaces" not in made["SideTemplate"]
+    assert made["SideQueue"]["JobQueueName"] == "trainers-side"
 
 
 def test_the_linter_refuses_a_wrong_environment() -> None:
-    template = render_environment(given_of("batch-g5"), "0" * 16, MADE)
+    template = render_environment(given_of("batch-g5"), "0" * 16, MADE, PLACE_MADE)
     template["Resources"]["Environment"]["Properties"]["ComputeResources"]["MaxvCpu"] = 1
     assert any("MaxvCpu" in problem for problem in lint(template))
 
@@ -198,7 +230,7 @@ def parts(text: str) -> list[tuple[str, str]]:
 
 
 def test_user_data_is_ours_the_mount_and_the_users_own_behind_them() -> None:
-    (stop, mount, own) = parts(user_data(given_of("batch-p4d"), MADE))
+    (stop, mount, own) = parts(user_data(given_of("batch-p4d"), MADE, own=OWN))
     assert "ECS_CONTAINER_STOP_TIMEOUT=150s" in stop[1]
     server = "fs-0123456789abcdef0.fsx.us-east-1.amazonaws.com@tcp:/abcd"
     assert f"mount -t lustre -o relatime,flock {server} /shared" in mount[1]
@@ -206,20 +238,20 @@ def test_user_data_is_ours_the_mount_and_the_users_own_behind_them() -> None:
     assert own[1].strip() == OWN
     assert {kind for kind, _ in (stop, mount, own)} == {"text/x-shellscript"}
     efs = Made(file_system="fs-0123456789abcdef0", mount_name="", group="sg-0123456789abcdef0")
-    assert len(parts(user_data(given_of("batch-g5"), efs))) == 1, "ECS mounts EFS itself"
+    assert len(parts(user_data(given_of("batch-g5"), efs, own=None))) == 1, "ECS mounts EFS itself"
 
 
 def test_a_cloud_config_is_a_part_of_its_kind() -> None:
     own = json.dumps("#cloud-config\na: 1")
     given = read_description([*PLACE, "nodes.instance=g5.xlarge", f"nodes.user_data={own}"])
-    *_, (kind, text) = parts(user_data(given, None))
+    *_, (kind, text) = parts(user_data(given, None, own=given.nodes.user_data))
     assert (kind, text.strip()) == ("text/cloud-config", "#cloud-config\na: 1")
 
 
 def test_the_largest_user_data_with_ours_is_what_ec2_takes() -> None:
     own = "#!" + "a" * (MOST_USER_DATA_BYTES - 2)
     given = read_description([*PLACE, f"nodes={{instance: g5.xlarge, user_data: '{own}'}}"])
-    assert len(user_data(given, MADE).encode()) <= 16 * 1024
+    assert len(user_data(given, MADE, own=own).encode()) <= 16 * 1024
 
 
 def test_efs_is_reached_through_the_containers_interface() -> None:

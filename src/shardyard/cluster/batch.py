@@ -1,13 +1,15 @@
-"""A queue of AWS Batch for multi-node jobs and all that it needs: one CloudFormation stack.
+"""Queues of AWS Batch and all that they need: one CloudFormation stack.
 
 Roles with the rights that are needed and no others, a log group, a security group, a placement
-group, the launch template of the instances, the compute environment and the queue.
+group, and twice a launch template, a compute environment and a queue: for multi-node jobs on
+accelerators, and for side jobs without, such as `shardyard prepare`.
 """
 
 from typing import Any
 
 from shardyard.cluster.description import Description
 from shardyard.cluster.eksctl import tags_of
+from shardyard.cluster.network import Place
 from shardyard.cluster.storage import Made
 from shardyard.hardware import nvidia
 from shardyard.image.dockerfile import USER_ID
@@ -20,6 +22,11 @@ SHARED = "/shared"
 """Where instances and containers have the file system."""
 
 LOGS_KEPT_DAYS = 90
+
+SIDE_INSTANCE = "m5.8xlarge"
+"""Of side jobs: 32 vCPUs and 128 GiB, which hold a side job as recipes ask for it by default."""
+SIDE_VCPUS = 32
+MOST_SIDE_INSTANCES = 4
 
 # After so many seconds at the head of the queue a job that cannot start is cancelled, where it
 # would wait for ever. 600 and 86,400 are the least and the most that Batch accepts.
@@ -41,8 +48,21 @@ def stack_name(given: Description) -> str:
 
 
 def environment_name(given: Description) -> str:
-    """Of the compute environment."""
+    """Of the compute environment with accelerators."""
     return f"shardyard-{given.name}"
+
+
+def side_queue_name(given: Description) -> str:
+    """Of the queue of side jobs, on instances without accelerators."""
+    return f"{given.name}-side"
+
+
+def environments(given: Description) -> dict[str, str]:
+    """Queue -> its compute environment; that of multi-node jobs is the first."""
+    return {
+        given.name: environment_name(given),
+        side_queue_name(given): f"{environment_name(given)}-side",
+    }
 
 
 def log_group(given: Description) -> str:
@@ -50,11 +70,14 @@ def log_group(given: Description) -> str:
     return f"/shardyard/{given.name}"
 
 
-def render_environment(given: Description, owner: str, made: Made | None) -> dict[str, Any]:
+def render_environment(
+    given: Description, owner: str, made: Made | None, place: Place
+) -> dict[str, Any]:
     """The template.
 
     Args:
         made: The file system that instances mount; None: they have none.
+        place: Where the instances lie.
     """
     tags = tags_of(given, owner)
     listed = [{"Key": key, "Value": value} for key, value in tags.items()]
@@ -62,7 +85,7 @@ def render_environment(given: Description, owner: str, made: Made | None) -> dic
         "AWSTemplateFormatVersion": "2010-09-09",
         "Description": f"Queue {given.name} of AWS Batch and what it needs",
         "Resources": {
-            **_network(given, listed),
+            **_network(given, listed, place),
             **_roles(given, listed),
             "LogGroup": {
                 "Type": "AWS::Logs::LogGroup",
@@ -73,8 +96,11 @@ def render_environment(given: Description, owner: str, made: Made | None) -> dic
                 },
             },
             "Template": _launch_template(given, listed, made),
-            "Environment": _compute_environment(given, tags, made),
-            "Queue": _queue(given, tags),
+            "Environment": _compute_environment(given, tags, made, place),
+            "Queue": _queue(given.name, "Environment", tags),
+            "SideTemplate": _side_template(given, listed, made),
+            "SideEnvironment": _side_environment(given, tags, made, place),
+            "SideQueue": _queue(side_queue_name(given), "SideEnvironment", tags),
         },
         "Outputs": _outputs(given),
     }
@@ -96,7 +122,7 @@ def _is_placed(given: Description) -> bool:
     return given.capacity.reservation is not None
 
 
-def _network(given: Description, tags: list[dict[str, str]]) -> dict[str, Any]:
+def _network(given: Description, tags: list[dict[str, str]], place: Place) -> dict[str, Any]:
     """EFA takes all traffic within the group, and asks for a rule of its own for each direction."""
     itself = {"Fn::GetAtt": ["Group", "GroupId"]}
     found: dict[str, Any] = {
@@ -104,7 +130,7 @@ def _network(given: Description, tags: list[dict[str, str]]) -> dict[str, Any]:
             "Type": "AWS::EC2::SecurityGroup",
             "Properties": {
                 "GroupDescription": f"instances of {given.name} reach each other",
-                "VpcId": given.vpc.id,
+                "VpcId": place.vpc,
                 "SecurityGroupEgress": [{"IpProtocol": "-1", "CidrIp": "0.0.0.0/0"}],
                 "Tags": tags,
             },
@@ -219,7 +245,41 @@ def _groups(made: Made | None) -> list[Any]:
 def _launch_template(
     given: Description, tags: list[dict[str, str]], made: Made | None
 ) -> dict[str, Any]:
-    data: dict[str, Any] = {
+    data = {**_instance(given, made, own=given.nodes.user_data), **_renting(given)}
+    if given.has_efa:
+        data["NetworkInterfaces"] = [
+            {
+                "NetworkCardIndex": card,
+                "DeviceIndex": 0 if card == 0 else 1,  # as eksctl does
+                "InterfaceType": "efa",
+                "Groups": _groups(made),
+                "DeleteOnTermination": True,
+            }
+            for card in range(given.instance.efa_count)
+        ]
+    return _template(stack_name(given), data, tags)
+
+
+def _side_template(
+    given: Description, tags: list[dict[str, str]], made: Made | None
+) -> dict[str, Any]:
+    return _template(f"{stack_name(given)}-side", _instance(given, made, own=None), tags)
+
+
+def _template(name: str, data: dict[str, Any], tags: list[dict[str, str]]) -> dict[str, Any]:
+    return {
+        "Type": "AWS::EC2::LaunchTemplate",
+        "Properties": {
+            "LaunchTemplateName": name,
+            "LaunchTemplateData": data,
+            "TagSpecifications": [{"ResourceType": "launch-template", "Tags": tags}],
+        },
+    }
+
+
+def _instance(given: Description, made: Made | None, *, own: str | None) -> dict[str, Any]:
+    """What instances with and without accelerators have alike."""
+    return {
         "BlockDeviceMappings": [
             {
                 "DeviceName": "/dev/xvda",
@@ -233,27 +293,7 @@ def _launch_template(
         ],
         # One hop: the instance's role is the agent's, and containers cannot take it.
         "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1},
-        "UserData": {"Fn::Base64": user_data(given, made)},
-        **_renting(given),
-    }
-    if given.has_efa:
-        data["NetworkInterfaces"] = [
-            {
-                "NetworkCardIndex": card,
-                "DeviceIndex": 0 if card == 0 else 1,  # as eksctl does
-                "InterfaceType": "efa",
-                "Groups": _groups(made),
-                "DeleteOnTermination": True,
-            }
-            for card in range(given.instance.efa_count)
-        ]
-    return {
-        "Type": "AWS::EC2::LaunchTemplate",
-        "Properties": {
-            "LaunchTemplateName": stack_name(given),
-            "LaunchTemplateData": data,
-            "TagSpecifications": [{"ResourceType": "launch-template", "Tags": tags}],
-        },
+        "UserData": {"Fn::Base64": user_data(given, made, own=own)},
     }
 
 
@@ -274,7 +314,7 @@ def _renting(given: Description) -> dict[str, Any]:
             raise AssertionError(f"capacity {kind!r} is refused before")
 
 
-def user_data(given: Description, made: Made | None) -> str:
+def user_data(given: Description, made: Made | None, *, own: str | None) -> str:
     """What instances run as they start: ours, the mount, and the user's own behind them."""
     # ECS gives a container 30 s to end, which is short for a step and its checkpoint.
     stop = f"ECS_CONTAINER_STOP_TIMEOUT={given.nodes.stop_s}s"
@@ -282,7 +322,6 @@ def user_data(given: Description, made: Made | None) -> str:
     parts = [("x-shellscript", ours)]
     if made is not None and made.mount_name:
         parts.append(("x-shellscript", _mount(given, made)))
-    own = given.nodes.user_data
     if own is not None:
         parts.append(("x-shellscript" if own.startswith("#!") else "cloud-config", own.rstrip()))
     return (
@@ -312,7 +351,7 @@ def _mount(given: Description, made: Made) -> str:
 
 
 def _compute_environment(
-    given: Description, tags: dict[str, str], made: Made | None
+    given: Description, tags: dict[str, str], made: Made | None, place: Place
 ) -> dict[str, Any]:
     machine = given.instance
     image = {"ImageType": IMAGE_TYPE}
@@ -320,32 +359,64 @@ def _compute_environment(
         # An image of the user's own: its kind only says how the agent is set up.
         kind = IMAGE_TYPE if machine.accelerator in nvidia.ROWS else CPU_IMAGE_TYPE
         image = {"ImageType": kind, "ImageIdOverride": given.nodes.ami}
-    resources: dict[str, Any] = {
-        "Type": "EC2",  # multi-node jobs do not run on Spot
-        "AllocationStrategy": "BEST_FIT_PROGRESSIVE",
-        "MinvCpus": given.nodes.count * machine.vcpus,
-        "MaxvCpus": (given.nodes.max or 0) * machine.vcpus,
-        "InstanceTypes": [machine.name],
-        "Subnets": [given.vpc.subnets[given.zone]],
-        "InstanceRole": _arn("Profile"),
-        "LaunchTemplate": {
-            "LaunchTemplateId": {"Ref": "Template"},
-            "Version": {"Fn::GetAtt": ["Template", "LatestVersionNumber"]},
-        },
-        "Ec2Configuration": [image],
-        "Tags": tags,
-    }
+    resources = _instances(
+        machine.name, "Template", place, tags,
+        least=given.nodes.count * machine.vcpus, most=(given.nodes.max or 0) * machine.vcpus,
+    )  # fmt: skip
+    resources["Ec2Configuration"] = [image]
     if not _is_placed(given):
         resources["PlacementGroup"] = {"Ref": "Placement"}
     # Batch refuses groups here and network interfaces in the template: with EFA they stand there
     # alone, and the containers' own interfaces take the VPC's default group (batch_place.py).
     if not given.has_efa:
         resources["SecurityGroupIds"] = _groups(made)
+    return _environment(environment_name(given), resources, tags)
+
+
+def _side_environment(
+    given: Description, tags: dict[str, str], made: Made | None, place: Place
+) -> dict[str, Any]:
+    resources = _instances(
+        SIDE_INSTANCE, "SideTemplate", place, tags,
+        least=0, most=MOST_SIDE_INSTANCES * SIDE_VCPUS,
+    )  # fmt: skip
+    resources["Ec2Configuration"] = [{"ImageType": CPU_IMAGE_TYPE}]
+    resources["SecurityGroupIds"] = _groups(made)
+    return _environment(environments(given)[side_queue_name(given)], resources, tags)
+
+
+def _instances(
+    type_name: str, template: str, place: Place, tags: dict[str, str], *, least: int, most: int
+) -> dict[str, Any]:
+    """Instances of one type.
+
+    Args:
+        template: The launch template's name in the stack.
+        least: vCPUs that stand without a job.
+        most: vCPUs.
+    """
+    return {
+        "Type": "EC2",  # multi-node jobs do not run on Spot
+        "AllocationStrategy": "BEST_FIT_PROGRESSIVE",
+        "MinvCpus": least,
+        "MaxvCpus": most,
+        "InstanceTypes": [type_name],
+        "Subnets": [place.subnet],
+        "InstanceRole": _arn("Profile"),
+        "LaunchTemplate": {
+            "LaunchTemplateId": {"Ref": template},
+            "Version": {"Fn::GetAtt": [template, "LatestVersionNumber"]},
+        },
+        "Tags": tags,
+    }
+
+
+def _environment(name: str, resources: dict[str, Any], tags: dict[str, str]) -> dict[str, Any]:
     return {
         "Type": "AWS::Batch::ComputeEnvironment",
         "DependsOn": ["FromItself", "ToItself"],  # an instance that starts at once needs them
         "Properties": {
-            "ComputeEnvironmentName": environment_name(given),
+            "ComputeEnvironmentName": name,
             "Type": "MANAGED",
             "State": "ENABLED",
             "ComputeResources": resources,
@@ -354,14 +425,14 @@ def _compute_environment(
     }
 
 
-def _queue(given: Description, tags: dict[str, str]) -> dict[str, Any]:
+def _queue(name: str, environment: str, tags: dict[str, str]) -> dict[str, Any]:
     return {
         "Type": "AWS::Batch::JobQueue",
         "Properties": {
-            "JobQueueName": given.name,
+            "JobQueueName": name,
             "State": "ENABLED",
             "Priority": 1,
-            "ComputeEnvironmentOrder": [{"Order": 1, "ComputeEnvironment": {"Ref": "Environment"}}],
+            "ComputeEnvironmentOrder": [{"Order": 1, "ComputeEnvironment": {"Ref": environment}}],
             "JobStateTimeLimitActions": [
                 {
                     "Reason": reason,

@@ -1,9 +1,10 @@
-"""The part of a cluster of ``kind: batch`` that jobs go to: queue, environment, roles."""
+"""The parts of a cluster of ``kind: batch`` beside the file system: its network, and its queues."""
 
 from pathlib import Path
 
 from shardyard.cluster.act import Act
 from shardyard.cluster.batch import environment_name, render_environment, stack_name
+from shardyard.cluster.batch_place import place_of
 from shardyard.cluster.batch_queue import (
     asked_of,
     close,
@@ -14,14 +15,49 @@ from shardyard.cluster.batch_queue import (
 )
 from shardyard.cluster.description import Description
 from shardyard.cluster.eksctl import tags_of
+from shardyard.cluster.network import LATER, Place, network_stack_name, render_network
 from shardyard.cluster.steps import FileSystem, Stack, State, refuse_foreign, stack_outputs
 from shardyard.cluster.storage import Made, as_json, made_of
+from shardyard.cluster.sweep import details_of_network
 from shardyard.cluster.world import World
 from shardyard.launchers.kubernetes.objects import to_yaml
 
 
+class Network(Stack):
+    """A network of its own, where the description names none."""
+
+    kind = "network"
+
+    def stack(self, given: Description) -> str:
+        return network_stack_name(given)
+
+    def text(self, given: Description, owner: str) -> str:
+        return as_json(render_network(given, owner))
+
+    def make(self, world: World) -> None:
+        given = world.given
+        tags = tags_of(given, world.owner)
+        world.ask(
+            "cloudformation",
+            "create_stack",
+            StackName=self.stack(given),
+            TemplateBody=as_json(render_network(given, world.owner)),
+            Parameters=[{"ParameterKey": "Zone", "ParameterValue": given.zone}],
+            Tags=[{"Key": key, "Value": value} for key, value in tags.items()],
+            ClientRequestToken=f"shardyard-{world.owner}-network",
+        )
+
+    def details(self, world: World) -> dict[str, str]:
+        network = details_of_network(stack_outputs(world, self.stack(world.given)))
+        return {**super().details(world), **network}
+
+    def removal(self, world: World) -> list[Act]:
+        params = {"StackName": self.stack(world.given)}
+        return [Act(service="cloudformation", call="delete_stack", params=params)]
+
+
 class Environment(Stack):
-    """Queue and compute environment of AWS Batch, with all that they need."""
+    """Queues and compute environments of AWS Batch, with all that they need."""
 
     kind = "batch environment"
 
@@ -32,7 +68,10 @@ class Environment(Stack):
         mount = "MOUNT-NAME" if given.storage.kind == "fsx" else ""
         later = Made(file_system="FILE-SYSTEM", mount_name=mount, group="FILE-SYSTEM-GROUP")
         made = None if given.storage.kind == "none" else later
-        return as_json(render_environment(given, owner, made))
+        place = (
+            Place(vpc=given.vpc.id, subnet=given.vpc.subnets[given.zone]) if given.vpc.id else LATER
+        )
+        return as_json(render_environment(given, owner, made, place))
 
     def make(self, world: World) -> None:
         given = world.given
@@ -41,7 +80,9 @@ class Environment(Stack):
             "cloudformation",
             "create_stack",
             StackName=self.stack(given),
-            TemplateBody=as_json(render_environment(given, world.owner, file_system_of(world))),
+            TemplateBody=as_json(
+                render_environment(given, world.owner, file_system_of(world), place_of(world))
+            ),
             Capabilities=["CAPABILITY_IAM"],
             Tags=[{"Key": key, "Value": value} for key, value in tags.items()],
             ClientRequestToken=f"shardyard-{world.owner}-batch",
@@ -55,7 +96,7 @@ class Environment(Stack):
         asked = f"{stack.asked}; {asked_of(world)}"
         match stack.word, found.word:
             case ("there", "absent"):
-                return State(word="failed", why="queue and environment are gone", asked=asked)
+                return State(word="failed", why="queues and environments are gone", asked=asked)
             case ("there", _) | ("absent", "absent" | "going"):
                 return State(word=found.word, why=found.why, asked=asked)
             case ("absent", _):
@@ -72,7 +113,7 @@ class Environment(Stack):
         if not jobs:
             return ""
         return (
-            f"{len(jobs)} jobs are in its queue ({', '.join(jobs[:5])}). End them first "
+            f"{len(jobs)} jobs are in its queues ({', '.join(jobs[:5])}). End them first "
             "(`shardyard cancel`, `shardyard teardown`), or ask their owners"
         )
 

@@ -6,6 +6,8 @@ Asked before anything is made: each of these makes an environment that stands an
 from typing import Any
 
 from shardyard.cluster.batch_queue import reservation_of
+from shardyard.cluster.network import Place, network_stack_name
+from shardyard.cluster.steps import stack_outputs
 from shardyard.cluster.world import World
 from shardyard.errors import CapacityError, RequestError
 from shardyard.launchers.aws_batch.checks import lets_in
@@ -22,11 +24,25 @@ def check_place(world: World) -> None:
         RequestError: Subnet, default group or reservation do not fit.
         CapacityError: The subnet has too few addresses, or the reservation is over.
     """
-    _check_subnet(world)
-    if world.given.has_efa and (world.given.nodes.max or 1) > 1:
-        _check_default_group(world)
+    if world.given.vpc.id is not None:  # a network of ours has room, and an open default group
+        _check_subnet(world)
+        if world.given.has_efa and (world.given.nodes.max or 1) > 1:
+            _check_default_group(world)
     if world.given.capacity.reservation is not None:
         _check_reservation(world)
+
+
+def place_of(world: World) -> Place:
+    """The network that was named, or made.
+
+    Raises:
+        ShardyardError: The stack of the network is gone.
+    """
+    given = world.given
+    if given.vpc.id is not None:
+        return Place(vpc=given.vpc.id, subnet=given.vpc.subnets[given.zone])
+    outputs = stack_outputs(world, network_stack_name(given))
+    return Place(vpc=outputs["VPC"], subnet=outputs["SubnetsPrivate"])
 
 
 def _check_subnet(world: World) -> None:
@@ -62,13 +78,14 @@ def default_group(world: World) -> dict[str, Any]:
     Raises:
         RequestError: It has none, so it is no VPC of this region.
     """
-    wanted = {"vpc-id": str(world.given.vpc.id), "group-name": "default"}
+    vpc = place_of(world).vpc
+    wanted = {"vpc-id": vpc, "group-name": "default"}
     filters = [{"Name": name, "Values": [value]} for name, value in wanted.items()]
     answer = world.ask("ec2", "describe_security_groups", Filters=filters) or {}
     found: list[dict[str, Any]] = answer.get("SecurityGroups", [])
     if not found:
         raise RequestError(
-            f"vpc.id={world.given.vpc.id} has no default security group in {world.given.region}. "
+            f"vpc.id={vpc} has no default security group in {world.given.region}. "
             "Give the VPC that the subnet is in."
         )
     return found[0]

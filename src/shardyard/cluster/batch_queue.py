@@ -1,4 +1,4 @@
-"""A queue of AWS Batch that stands: how it is, its jobs and instances; how it is closed and sized.
+"""Queues of AWS Batch that stand: how they are, their jobs and instances; closed and sized.
 
 Asked of Batch and ECS themselves: a stack may be complete while its environment has gone INVALID.
 """
@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from shardyard.cluster.act import Act
-from shardyard.cluster.batch import SHARED, environment_name, log_group
+from shardyard.cluster.batch import (
+    SHARED,
+    environment_name,
+    environments,
+    log_group,
+    side_queue_name,
+)
 from shardyard.cluster.description import Description
 from shardyard.cluster.storage import Made
 from shardyard.cluster.world import World
@@ -29,7 +35,7 @@ _SETTLE_WITHIN_S = 300.0
 
 @dataclass(frozen=True, kw_only=True)
 class Condition:
-    """How environment and queue are together."""
+    """How environments and queues are together."""
 
     word: Literal["absent", "coming", "there", "going", "failed"]
     why: str = ""
@@ -39,21 +45,22 @@ class Condition:
 
 def asked_of(world: World) -> str:
     """Who is asked, for the table."""
-    name = world.given.name
-    environment = environment_name(world.given)
-    return f"batch describe-compute-environments {environment}; batch describe-job-queues {name}"
+    asked = environments(world.given)
+    return (
+        f"batch describe-compute-environments {' '.join(asked.values())}; "
+        f"batch describe-job-queues {' '.join(asked)}"
+    )
 
 
-def environment_of(world: World) -> dict[str, Any] | None:
-    """What Batch says of the compute environment; None: there is none."""
-    name = environment_name(world.given)
+def environment_of(world: World, name: str) -> dict[str, Any] | None:
+    """What Batch says of a compute environment; None: there is none."""
     answer = world.ask("batch", "describe_compute_environments", computeEnvironments=[name])
     return _there((answer or {}).get("computeEnvironments", []))
 
 
-def queue_of(world: World) -> dict[str, Any] | None:
-    """What Batch says of the queue; None: there is none."""
-    answer = world.ask("batch", "describe_job_queues", jobQueues=[world.given.name])
+def queue_of(world: World, name: str) -> dict[str, Any] | None:
+    """What Batch says of a queue; None: there is none."""
+    answer = world.ask("batch", "describe_job_queues", jobQueues=[name])
     return _there((answer or {}).get("jobQueues", []))
 
 
@@ -62,9 +69,11 @@ def _there(found: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def condition_of(world: World) -> Condition:
-    """How both are: the worse of the two says the word."""
-    environment, queue = environment_of(world), queue_of(world)
-    named = {"compute environment": environment, "queue": queue}
+    """How all are: the worst of them says the word."""
+    named: dict[str, dict[str, Any] | None] = {}
+    for queue, environment in environments(world.given).items():
+        named[f"compute environment {environment}"] = environment_of(world, environment)
+        named[f"queue {queue}"] = queue_of(world, queue)
     there = {kind: one for kind, one in named.items() if one is not None}
     tags = tuple(one.get("tags") or {} for one in there.values())
     if not there:
@@ -104,36 +113,37 @@ def jobs_of(world: World) -> list[str]:
     Raises:
         ShardyardError: Batch does not say it.
     """
-    if queue_of(world) is None:
-        return []
-    name, found = world.given.name, []
-    for status in ALIVE:
-        asked = world.listed(
-            "batch", "list_jobs", "jobSummaryList", jobQueue=name, jobStatus=status
-        )
-        found += [str(job["jobName"]) for job in asked]
+    found = []
+    for name in environments(world.given):
+        for status in ALIVE if queue_of(world, name) is not None else ():
+            asked = world.listed(
+                "batch", "list_jobs", "jobSummaryList", jobQueue=name, jobStatus=status
+            )
+            found += [str(job["jobName"]) for job in asked]
     return found
 
 
 def closing(given: Description) -> list[Act]:
-    """What closes queue and environment, and lets Batch delete them."""
+    """What closes queues and environments, and lets Batch delete them."""
+    names = environments(given)
     return [
-        _queue_act(given, "DISABLED"),
-        Act(
-            service="batch",
-            call="update_compute_environment",
-            params={"computeEnvironment": environment_name(given), "state": "DISABLED"},
-        ),
+        *(_queue_act(queue, "DISABLED") for queue in names),
+        *(_disabling(environment) for environment in names.values()),
     ]
 
 
-def _queue_act(given: Description, state: str) -> Act:
-    params = {"jobQueue": given.name, "state": state}
+def _queue_act(name: str, state: str) -> Act:
+    params = {"jobQueue": name, "state": state}
     return Act(service="batch", call="update_job_queue", params=params)
 
 
+def _disabling(environment: str) -> Act:
+    params = {"computeEnvironment": environment, "state": "DISABLED"}
+    return Act(service="batch", call="update_compute_environment", params=params)
+
+
 def close(world: World, held_by: Callable[[World], str]) -> None:
-    """Let the queue take no job any more, and the environment start no instance.
+    """Let the queues take no job any more, and the environments start no instance.
 
     Batch deletes neither while it is enabled, and deletes a queue's jobs with it: those that came
     since they were looked for keep it.
@@ -142,43 +152,41 @@ def close(world: World, held_by: Callable[[World], str]) -> None:
         held_by: Says which jobs there are; empty: none.
 
     Raises:
-        RequestError: Jobs have come; the queue is open again.
+        RequestError: Jobs have come; the queues are open again.
         CapacityError: Batch does not end an update.
     """
-    given = world.given
-    name, environment = given.name, environment_name(given)
-    _, disabling = closing(given)
-    if queue_of(world) is not None:
-        _set_queue(world, "DISABLED")
-        if held := held_by(world):
-            _set_queue(world, "ENABLED")
-            raise RequestError(f"{name} is not removed: {held}. The queue is open again.")
-    if environment_of(world) is None:
-        return
-    try:
-        disabling.do(world)
-    except RequestError as error:  # an INVALID one may refuse; whether it goes, its stack says
-        warn(f"{environment} is not disabled: {error}")
-        return
-    _settled(world, "environment")
+    names = environments(world.given)
+    queues = [name for name in names if queue_of(world, name) is not None]
+    for queue in queues:
+        _set_queue(world, queue, "DISABLED")
+    if queues and (held := held_by(world)):
+        for queue in queues:
+            _set_queue(world, queue, "ENABLED")
+        raise RequestError(f"{world.given.name} is not removed: {held}. Its queues are open again.")
+    for environment in names.values():
+        if environment_of(world, environment) is None:
+            continue
+        try:
+            _disabling(environment).do(world)
+        except RequestError as error:  # an INVALID one may refuse; whether it goes, its stack says
+            warn(f"{environment} is not disabled: {error}")
+            continue
+        _settled(world, environment, environment_of)
 
 
-def _set_queue(world: World, state: str) -> None:
-    _queue_act(world.given, state).do(world)
-    _settled(world, "queue")
+def _set_queue(world: World, name: str, state: str) -> None:
+    _queue_act(name, state).do(world)
+    _settled(world, name, queue_of)
 
 
-def _settled(world: World, what: Literal["environment", "queue"]) -> None:
-    look = environment_of if what == "environment" else queue_of
-
+def _settled(world: World, name: str, look: Callable[[World, str], dict[str, Any] | None]) -> None:
     def is_settled() -> bool:
-        return (look(world) or {}).get("status") != "UPDATING"
+        return (look(world, name) or {}).get("status") != "UPDATING"
 
     if not wait_for(is_settled, every_s=_SETTLE_EVERY_S, within_s=_SETTLE_WITHIN_S):
         raise CapacityError(
-            f"the {what} of {world.given.name} is still UPDATING after "
-            f"{_SETTLE_WITHIN_S / 60:.0f} minutes. Look at it in the console of AWS Batch, and run "
-            "the same command again."
+            f"{name} is still UPDATING after {_SETTLE_WITHIN_S / 60:.0f} minutes. Look at it in "
+            "the console of AWS Batch, and run the same command again."
         )
 
 
@@ -192,8 +200,9 @@ def resizing(given: Description, nodes: int) -> Act:
 
 
 def instances_of(world: World) -> list[dict[str, Any]]:
-    """Each instance that takes jobs: its name, whether its agent is there, and its devices."""
-    cluster = (environment_of(world) or {}).get("ecsClusterArn")
+    """Each instance with accelerators: its name, whether its agent is there, and its devices."""
+    environment = environment_of(world, environment_name(world.given))
+    cluster = (environment or {}).get("ecsClusterArn")
     if not cluster:
         return []
     listed = world.ask("ecs", "list_container_instances", cluster=cluster, status="ACTIVE") or {}
@@ -230,6 +239,7 @@ def launch_settings(world: World, outputs: dict[str, str], made: Made | None) ->
         "aws_batch": {
             "region": given.region,
             "queue": given.name,
+            "side_queue": side_queue_name(given),
             **{key: outputs[name] for key, name in roles.items() if name in outputs},
             "log_group": log_group(given),
         }

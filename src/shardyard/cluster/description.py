@@ -54,7 +54,7 @@ OF_KIND: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Kind -> settings, or sections of them, that no other kind reads."""
 
-NEEDED: dict[str, tuple[str, ...]] = {"eks": ("other_zone",), "batch": ("vpc.id", "vpc.subnets")}
+NEEDED: dict[str, tuple[str, ...]] = {"eks": ("other_zone",)}
 """Kind -> settings that it needs, and others do not."""
 
 OF_A_STANDING_CLUSTER = ("other_zone", "version", "system", "vpc.id")
@@ -69,10 +69,10 @@ _BUCKET = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()/
 
 
 class Vpc(Section):
-    """A network that exists; left out, eksctl makes a new one, and Batch needs one."""
+    """A network that exists; left out, a new one is made."""
 
     id: str | None = None
-    """vpc-...; null: a new one, with kind=eks."""
+    """vpc-...; null: a new one, with a NAT gateway."""
     subnets: dict[str, str] = Field(default={})
     """Zone -> its private subnet (subnet-...), of both zones; with kind=batch of the one."""
 

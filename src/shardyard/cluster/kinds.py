@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardyard.cluster.batch import environment_name, log_group, stack_name
+from shardyard.cluster.batch import environments, log_group, stack_name
 from shardyard.cluster.description import SYSTEM_USD_PER_HOUR, Description
 from shardyard.cluster.eksctl import NAME_TAG, OWNER_TAG
 from shardyard.cluster.price import (
@@ -158,9 +158,9 @@ def _is_log_group(item: Any, traces: Traces) -> bool:
 
 
 def _of_environment(name: str, traces: Traces) -> bool:
-    """Whether Batch made it for the environment: it draws an id behind the environment's name."""
-    environment = re.escape(environment_name(traces.given))
-    made = rf"(AWSBatch-)?{environment}(_Batch_|-asg-|-){UUID}"
+    """Whether Batch made it for an environment: it draws an id behind the environment's name."""
+    environment = "|".join(re.escape(one) for one in environments(traces.given).values())
+    made = rf"(AWSBatch-)?({environment})(_Batch_|-asg-|-){UUID}"
     return re.fullmatch(made, name.rpartition("/")[2]) is not None
 
 
@@ -221,7 +221,8 @@ KINDS = (
          arn=r"eks:[^/]+/([^/]+).*"),
     Kind(name="CloudFormation stack", service="cloudformation", call="describe_stacks",
          at="Stacks", id="StackName", is_of=_by_name("StackName", "eksctl-{name}-",
-         "shardyard-{name}-storage", "shardyard-{name}-batch"), cost=_says("what is in it"),
+         "shardyard-{name}-network", "shardyard-{name}-storage", "shardyard-{name}-batch"),
+         cost=_says("what is in it"),
          state=lambda item: str(item["StackStatus"]), arn=r"cloudformation:stack/([^/]+)/.*"),
     Kind(name="instance", service="ec2", call="describe_instances", at="Reservations.Instances",
          id="InstanceId", is_of=_in_network, cost=_instance_cost,

@@ -58,7 +58,8 @@ def standing_costs(given: Description, *, nodes: int, rate: Rate | None = None) 
     """
     found = [] if given.kind == "batch" else _of_eks(given)
     if given.vpc.id is None:
-        found.append(Cost(what="NAT gateway", usd_per_hour=NAT_USD_PER_HOUR, part=_CLUSTER))
+        part = _NETWORK if given.kind == "batch" else _CLUSTER  # eksctl's stack has both
+        found.append(Cost(what="NAT gateway", usd_per_hour=NAT_USD_PER_HOUR, part=part))
     if given.storage.kind == "fsx":
         month = fsx_usd_per_month(given.storage.size_gib, given.storage.mb_per_s_per_tib)
         hour = None if month is None else month / HOURS_A_MONTH
@@ -73,7 +74,7 @@ def standing_costs(given: Description, *, nodes: int, rate: Rate | None = None) 
     return found
 
 
-_CLUSTER, _FILES = "control plane", "file system"
+_CLUSTER, _FILES, _NETWORK = "control plane", "file system", "network"
 
 
 def _of_eks(given: Description) -> list[Cost]:

@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Literal
 
 from shardyard.cluster.act import Act, program
 from shardyard.cluster.adopted import AdoptedCluster
-from shardyard.cluster.batch_place import default_group
 from shardyard.cluster.description import Description
 from shardyard.cluster.eksctl import (
     GROUP,
@@ -378,7 +377,13 @@ def _network_of(world: World) -> dict[str, str]:
     """The parameters of the file system's stack: where it lies, and who may reach it."""
     given = world.given
     if given.kind == "batch":
-        found = {"Vpc": str(given.vpc.id), "Subnet": given.vpc.subnets[given.zone]}
+        from shardyard.cluster.batch_place import (
+            default_group,
+            place_of,
+        )  # they read stacks of here
+
+        place = place_of(world)
+        found = {"Vpc": place.vpc, "Subnet": place.subnet}
         groups = {client: default_group(world)["GroupId"] for client in clients_of(given)}
         return found | groups
     if isinstance(given, AdoptedCluster):
@@ -488,15 +493,17 @@ def every_part(given: Description) -> list[Part]:
         from shardyard.cluster.adopted_parts import all_added  # it is made of parts of here
 
         return all_added(given)
-    from shardyard.cluster.batch_environment import Environment  # it is made of parts of here
+    from shardyard.cluster.batch_environment import Environment, Network  # made of parts of here
 
-    return [ControlPlane(), NodeGroup(SYSTEM_GROUP), Driver(), FileSystem(), Claim(),
+    return [Network(), ControlPlane(), NodeGroup(SYSTEM_GROUP), Driver(), FileSystem(), Claim(),
             Environment(), NodeGroup(GROUP), EfaPlugin()]  # fmt: skip
 
 
 def _parts_of_batch(given: Description) -> Iterator[Part]:
-    from shardyard.cluster.batch_environment import Environment  # it is made of parts of here
+    from shardyard.cluster.batch_environment import Environment, Network  # made of parts of here
 
+    if given.vpc.id is None:
+        yield Network()
     if given.storage.kind != "none":
         yield FileSystem()
     yield Environment()  # behind what its instances mount
