@@ -19,9 +19,14 @@ import pytest
 import yaml
 
 from shardyard.cli import main
+from shardyard.cluster.batch_queue import launch_settings
+from shardyard.cluster.description import read_description
+from shardyard.cluster.storage import Made
+from shardyard.cluster.world import World
 from shardyard.config.schema import Recipe
 from shardyard.config.sight import unseen_problems
 from shardyard.control.submission import launcher_named
+from shardyard.launchers.kubernetes.objects import to_yaml
 from shardyard.yaml_text import read_yaml
 from tests.test_docs import _FENCED, ROOT
 
@@ -60,6 +65,7 @@ def test_all_pages_on_launching_have_commands() -> None:
 def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the examples, without a network, a cluster or an account."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
+    _write_settings_of_a_queue(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
@@ -70,18 +76,34 @@ def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
 
 
+def _write_settings_of_a_queue(folder: Path) -> None:
+    """What the page's `cluster create` would have written beside its recipe."""
+    (line,) = [line for page, line in LINES if page == "s4-bert.md" and " cluster create " in line]
+    given = read_description([word for word in shlex.split(line)[3:] if "=" in word])
+    world = World(folder=folder, given=given, owner="0" * 16)
+    made = Made(
+        file_system="fs-0123456789abcdef0", mount_name="", access_point="fsap-0123456789abcdef0"
+    )
+    roles = {
+        name: f"arn:aws:iam::123456789012:role/{name}" for name in ("JobRole", "ExecutionRole")
+    }
+    path = folder / "clusters" / f"{given.name}.{given.region}" / "launch.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(to_yaml((launch_settings(world, roles, made),)))
+
+
 @pytest.mark.usefixtures("_empty_folder")
 @pytest.mark.parametrize(("page", "line"), LINES)
 def test_a_command_of_a_page_runs(
     page: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    del page  # names the test
     words = shlex.split(line, comments=True)
     verb, *rest = words[1:]
     names_a_run = "RUN" in rest
     names_a_cluster = verb == "cluster" and rest[0] != "create"
     asks_a_target = verb == "doctor" and "--on" in rest
-    if _has_dry_run(verb, rest) and "--dry-run" not in rest and not asks_a_target:
+    is_planned = "--predict" in rest  # a study that runs nothing, and writes its page
+    if _has_dry_run(verb, rest) and "--dry-run" not in rest and not (asks_a_target or is_planned):
         rest.append("--dry-run")
     code = main([verb, *rest])
     said = capsys.readouterr()
@@ -94,12 +116,13 @@ def test_a_command_of_a_page_runs(
         assert code == 0 and ("kubectl apply" in said.out or "helm upgrade" in said.out), said.err
     elif asks_a_target:
         assert code in (1, 2, 3, 4), said.out + said.err  # there is none
-    elif "/shared/my-text" in _refused(said.err):  # of nodes that see this machine, which lacks it
-        assert code == 2 and "--on slurm" in line
+    elif page == Path(EXAMPLE).name and "--on slurm" in line:  # its text is a folder of the user's
+        assert code == 2 and "/shared/my-text: nothing is there on this machine" in said.err
     else:
         assert code == 0, said.err
         _refuse_paths_of_this_machine(said.out, line, tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"examples"}
+    written = {"runs"} if is_planned else set()
+    assert {path.name for path in tmp_path.iterdir()} == {"examples", "clusters"} | written
 
 
 @pytest.mark.usefixtures("_empty_folder")
@@ -136,10 +159,6 @@ def _has_dry_run(verb: str, rest: list[str]) -> bool:
     if isinstance(program, click.Group):
         program = program.commands[rest[0]]
     return any("--dry-run" in param.opts for param in program.params)
-
-
-def _refused(said: str) -> str:
-    return said if "nothing is there on this machine" in said else ""
 
 
 def _refuse_paths_of_this_machine(out: str, line: str, folder: Path) -> Recipe:
@@ -182,6 +201,15 @@ def _verbs_of(page: Path) -> list[str]:
     return plans + [
         " ".join(each) if each[0] in ("cluster", "image") else each[0] for each in words
     ]
+
+
+def test_the_way_on_slurm_goes_from_a_plan_to_an_export_and_says_what_it_needs() -> None:
+    (page,) = [page for page in WAYS if page.name == "s3-model-parallelism.md"]
+    verbs = _verbs_of(page)
+    wanted = ["plan", "prepare", "launch", "watch", "report", "export", "teardown"]
+    places = [verbs.index(verb) for verb in wanted]
+    assert places == sorted(places), verbs
+    assert "need a Slurm cluster, and nothing here makes one" in page.read_text()
 
 
 @pytest.mark.parametrize("name", ["s1-llama2.md", "s2-images.md", "s4-bert.md"])

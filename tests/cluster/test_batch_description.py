@@ -72,8 +72,6 @@ def test_a_queue_costs_nothing_while_no_job_waits() -> None:
 def test_a_network_that_is_made_for_it_costs_its_nat_gateway() -> None:
     given = read_description([word for word in PLACE if not word.startswith("vpc=")])
     (cost,) = standing_costs(given, nodes=0)
-    assert (cost.what, cost.usd_per_hour, cost.part) == (
-        "NAT gateway",
-        pytest.approx(0.05),
-        "network",
-    )
+    (cost,) = standing_costs(given, nodes=0)
+    assert (cost.what, cost.part) == ("NAT gateway", "network")
+    assert cost.usd_per_hour == pytest.approx(0.05)
