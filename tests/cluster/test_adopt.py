@@ -450,8 +450,9 @@ def test_the_command_shows_what_is_there_what_it_would_add_and_its_price(
     words = ["cluster", "adopt", *ASKED, "--dir", str(tmp_path)]
     before = account.picture()
     assert main([*words, "--dry-run"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "4 x p4d.24xlarge in us-east-1a no accelerators nodes" in said
+    printed = capsys.readouterr()
+    told, said = (" ".join(text.split()) for text in (printed.err, printed.out))
+    assert "4 x p4d.24xlarge in us-east-1a: there: no; added: accelerators nodes" in told
     assert "eksctl create nodegroup -f accelerators.yaml" in said
     assert main(words) == 2, "there is nobody to ask"
     said = " ".join(capsys.readouterr().out.split())

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from jsonschema import Draft7Validator
 
+from shardyard.cli import main
 from shardyard.cluster.adopted import AdoptedCluster
 from shardyard.cluster.description import Description, Vpc, read_description
 from shardyard.cluster.eksctl import render_cluster, render_nodes
@@ -147,6 +149,20 @@ def test_the_dry_run_is_as_it_was(case: str) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     assert text == path.read_text()
+
+
+def test_a_dry_run_prints_one_stream_of_documents_and_the_price_beside(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["cluster", "create", "name=trainers", "region=us-east-1", "zone=us-east-1a",
+             "other_zone=us-east-1b", "nodes={instance: p4d.24xlarge, count: 1}",
+             "storage={kind: fsx, mb_per_s_per_tib: 125}"]  # fmt: skip
+    assert main([*words, "--dry-run", "--hours", "30"]) == 0
+    said = capsys.readouterr()
+    documents = [one for one in yaml.safe_load_all(said.out) if one]
+    groups = [group["name"] for one in documents for group in one.get("managedNodeGroups", ())]
+    assert groups == ["system", "accelerators"]
+    assert "in 30 h: $" in said.err and "1 x p4d.24xlarge, on-demand: $21.96 an hour" in said.err
 
 
 def test_a_capacity_block_takes_a_group_of_eksctls_own() -> None:

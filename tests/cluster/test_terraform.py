@@ -1,11 +1,14 @@
 """Both renderings of a cluster say the same values; what Terraform's names resolve inside it.
 
-Terraform itself was not run: neither its binary nor its registry was to be had.
+Where Terraform and its provider are, it validates each rendering too.
 """
 
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -362,3 +365,30 @@ def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["cluster", "create", *PLACE, VPC, *CASES["p4de-reservation"], "--dry-run"]
     assert main([*words, "--terraform"]) == 0
     assert json.loads(capsys.readouterr().out) == terraform_of("p4de-reservation")
+
+
+@pytest.fixture(scope="module")
+def terraform(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with Terraform's provider for AWS."""
+    if shutil.which("terraform") is None:
+        pytest.skip("terraform is not installed")
+    folder = tmp_path_factory.mktemp("terraform")
+    (folder / "main.tf.json").write_text(json.dumps(render_terraform(given_of(next(iter(ALL))))))
+    made = subprocess.run(
+        ["terraform", "init", "-backend=false", "-input=false"],
+        cwd=folder, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    if made.returncode:
+        pytest.skip(f"terraform init: {made.stderr.strip().splitlines()[-1:]}")
+    return folder
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("case", ALL)
+def test_terraform_validates_each_rendering(case: str, terraform: Path) -> None:
+    (terraform / "main.tf.json").write_text(json.dumps(render_terraform(given_of(case))))
+    said = subprocess.run(
+        ["terraform", "validate", "-no-color"],
+        cwd=terraform, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert said.returncode == 0, said.stdout + said.stderr

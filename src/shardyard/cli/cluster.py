@@ -169,14 +169,14 @@ def adopt(
     if dry_run and as_json:
         tell(json.dumps(content | {"parts": _texts(given)}, indent=1))
         return
-    _show_needs(given, needs, is_talk=as_json)
+    _show_needs(given, needs, is_talk=as_json or dry_run)
     if not given.adds:
         tell(json.dumps(content, indent=1) if as_json else f"{given.name} lacks nothing of it")
         return
-    _show_costs(given, stage, rate, is_talk=as_json)
     if dry_run:
         _show_request(given, stage, rate, as_json=False)
         return
+    _show_costs(given, stage, rate, is_talk=as_json)
     confirm(f"add these to {given.name} in {given.region}?", is_yes=is_yes)
     world = new_world(given, clusters) if begun is None else begun
     make(world)
@@ -257,9 +257,10 @@ def _show_request(given: Description, stage: Stage, rate: Rate | None, *, as_jso
     if as_json:
         tell(json.dumps({"parts": parts, **_costs(given, stage, rate)}, indent=1))
         return
-    for part in parts:
+    _show_costs(given, stage, rate, is_talk=True)
+    for part in parts:  # documents of one stream: two of eksctl's files have the same keys
         if part["text"]:
-            tell_exactly(f"# {part['kind']} {part['name']}\n{part['text']}\n")
+            tell_exactly(f"---\n# {part['kind']} {part['name']}\n{part['text']}\n")
 
 
 def _texts(given: Description) -> list[dict[str, str]]:

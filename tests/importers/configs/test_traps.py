@@ -534,3 +534,56 @@ def test_settings_of_deepspeed_among_the_arguments_clip_by_their_own_key_too(fil
     files.add("arguments.json", arguments)
     assert files.recipe("optim.global_batch=4")["optim.grad_clip"] == 1.0
     assert "older DeepSpeed clips nothing" in files.take("optim.global_batch=4").text
+
+
+def test_finetuning_of_llama_recipes_in_a_job_is_read_as_a_recipe(files: Files) -> None:
+    command = (
+        "pip list; torchrun --nproc_per_node=8 --nnodes=2 examples/finetuning.py --num_epochs=5 "
+        "--batch_size_training=3 --enable_fsdp --model_name meta-llama/Llama-2-7b-hf --output_dir ."
+    )
+    container = {
+        "image": "registry.example/fsdp:llama2-efa",
+        "command": ["bash", "-c", command],
+        "resources": {"limits": {"nvidia.com/gpu": 8}},
+    }
+    files.add("j.json", job(pytorchReplicaSpecs={"Worker": replicas(2, container=container)}))
+    imported = import_files(files.paths, ["data.source=./text"])
+    assert not imported.problems
+    recipe = {
+        f"{section}.{key}": value
+        for section, content in imported.recipe.items()
+        for key, value in content.items()
+    }
+    wanted = {
+        "model.hub": "meta-llama/Llama-2-7b-hf", "run.epochs": 5, "optim.micro_batch": 3,
+        "optim.global_batch": 3 * 16, "parallel.zero": 3, "memory.recompute": "full",
+        "precision.compute": "bf16", "optim.lr": 1e-4, "data.seq_len": 4096,
+        "optim.weight_decay": 0,
+        "optim.schedule": "step", "optim.milestones": [1, 2, 3, 4], "optim.milestone_factor": 0.85,
+        "optim.grad_clip": None,
+    }  # fmt: skip
+    assert {name: recipe[name] for name in wanted} == wanted
+    (image,) = [each for each in imported.outcomes if each.entry.value == container["image"]]
+    assert "it needs Shardyard inside, `shardyard image build` makes one" in image.verdict.words
+
+
+def test_every_field_of_llama_recipes_is_accounted_for(files: Files) -> None:
+    fields = (
+        "--enable_fsdp --low_cpu_fsdp --run_validation --batching_strategy packing "
+        "--context_length 2048 --gradient_accumulation_steps 2 --gradient_clipping "
+        "--gradient_clipping_threshold 0.5 --max_train_step 0 --num_workers_dataloader 2 --lr 2e-5 "
+        "--gamma 0.9 --seed 1 --use_fp16 false --mixed_precision true --val_batch_size 1 "
+        "--save_model --dist_checkpoint_folder x "
+        "--sharding_strategy FULL_SHARD "
+        "--fsdp_activation_checkpointing false --fsdp_cpu_offload --use_profiler --flop_counter "
+        "--num_epochs 1 --model_name some/model"
+    )
+    files.add("run.sh", script(f"torchrun --nproc_per_node 4 finetuning.py {fields}"))
+    recipe = files.recipe()
+    wanted = {
+        "data.seq_len": 2048, "optim.lr": 2e-5, "optim.grad_clip": 0.5, "run.seed": 1,
+        "parallel.zero": 3, "optim.schedule": "constant", "optim.global_batch": 4 * 4 * 2,
+        "memory.offload": "params",
+    }  # fmt: skip
+    assert {name: recipe.get(name) for name in wanted} == wanted
+    assert recipe.get("memory.recompute", "none") == "none"

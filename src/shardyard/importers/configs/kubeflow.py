@@ -76,6 +76,17 @@ def _restarts(entry: Entry, facts: Facts) -> Verdict:
     return to("launch.kubernetes.max_restarts", convert=int)(entry, facts)
 
 
+def _image(entry: Entry, facts: Facts) -> Verdict:
+    """An image of another program lacks what a launch starts in it."""
+    found = to("launch.image")(entry, facts)
+    if found.kind is not Kind.MAPPED:
+        return found
+    return mapped(found.says, "made for another program: it needs Shardyard inside, " + _BUILD)
+
+
+_BUILD = "`shardyard image build` makes one"
+
+
 def _sibling(entry: Entry, facts: Facts, name: str) -> Any:
     return facts.get(f"{entry.path.rpartition('.')[0]}.{name}")
 
@@ -233,7 +244,7 @@ def _container(pod: str) -> dict[str, Rule]:
             for name, rule in _resource(f"{one}.resources.{part}").items()
         },
         f"{one}.resources": nowhere("pods take what cluster.instance can give"),
-        f"{one}.image": to("launch.image"),
+        f"{one}.image": _image,
         f"{one}.imagePullPolicy": nowhere("an image by its digest never changes"),
         f"{one}.command": lambda _entry, _facts: Verdict(kind=Kind.MAPPED, words=_WORK),
         f"{one}.args": lambda _entry, _facts: Verdict(kind=Kind.MAPPED, words=_WORK),
@@ -311,7 +322,7 @@ TRAINJOB: Rows = {
     "spec.runtimeRef.*": nowhere("a ClusterTrainingRuntime, which a launch renders too"),
     "spec.trainer.numNodes": to("cluster.nodes", convert=int),
     "spec.trainer.numProcPerNode": _processes,
-    "spec.trainer.image": to("launch.image"),
+    "spec.trainer.image": _image,
     "spec.trainer.command": lambda _entry, _facts: Verdict(kind=Kind.MAPPED, words=_WORK),
     "spec.trainer.args": lambda _entry, _facts: Verdict(kind=Kind.MAPPED, words=_WORK),
     "spec.trainer.env.*": _variable,

@@ -5,13 +5,14 @@ DeepSpeed's launcher (deepspeed/launcher/runner.py).
 """
 
 import re
+from fnmatch import fnmatchcase
 from typing import Any
 
 from shardyard.config.credentials import find_credential
 from shardyard.config.secret_names import is_called_a_secret
 from shardyard.config.section import NAME
 from shardyard.config.slurm_options import ALLOWED, gpus_in
-from shardyard.importers.configs import accelerate, trainer
+from shardyard.importers.configs import accelerate, llama_recipes, trainer
 from shardyard.importers.configs.rules import (
     Entry,
     Facts,
@@ -407,6 +408,9 @@ def _script(entry: Entry, _: Facts) -> Verdict:
     )
 
 
+_OF_THE_SCRIPT = "an argument of the script itself, which is not run"
+
+
 def _argument(entry: Entry, facts: Facts) -> Verdict:
     """An argument of the script: the Trainer's where it is a script of the Trainer."""
     name = entry.path.removeprefix("arguments.").partition("#")[0]
@@ -414,17 +418,32 @@ def _argument(entry: Entry, facts: Facts) -> Verdict:
         return none("an argument of the script itself")
     rows = trainer.ROWS
     inner = facts.under("arguments")
+    if is_of_llama_recipes(facts):
+        return _llama_recipes(Entry(path=name, value=entry.value, line=entry.line), inner)
     if not is_of_trainer(facts) or name not in rows:
         for pattern, rule in rows.items() if is_of_trainer(facts) else ():
             if pattern.endswith("*") and name.startswith(pattern[:-1]) and pattern[:-1]:
                 return rule(Entry(path=name, value=entry.value, line=entry.line), inner)
-        return none("an argument of the script itself, which is not run")
+        return none(_OF_THE_SCRIPT)
     return rows[name](Entry(path=name, value=entry.value, line=entry.line), inner)
+
+
+def _llama_recipes(entry: Entry, arguments: Facts) -> Verdict:
+    rows = llama_recipes.ROWS
+    rule = rows.get(entry.path) or next(
+        (rows[pattern] for pattern in rows if fnmatchcase(entry.path, pattern)), None
+    )
+    return none(_OF_THE_SCRIPT) if rule is None else rule(entry, arguments)
 
 
 def is_of_trainer(facts: Facts) -> bool:
     """Whether the arguments of the script are those of the Hugging Face Trainer."""
     return any(facts.get(f"arguments.{name}") is not None for name in trainer.MARKS)
+
+
+def is_of_llama_recipes(facts: Facts) -> bool:
+    """Whether the arguments are those of ``finetuning.py`` of llama-recipes."""
+    return any(facts.get(f"arguments.{name}") is not None for name in llama_recipes.MARKS)
 
 
 def _start(entry: Entry, facts: Facts) -> Verdict:
@@ -482,7 +501,9 @@ def implied(facts: Facts) -> dict[str, Any]:
         found["cluster.devices"] = 1  # a bare srun starts one process on each node
     if program == "torchrun" and facts.get("torchrun.nproc_per_node") is None:
         found["cluster.devices"] = 1
-    if is_of_trainer(facts):
+    if is_of_llama_recipes(facts):
+        found |= llama_recipes.implied(facts.under("arguments"))
+    elif is_of_trainer(facts):
         found |= trainer.implied(facts.under("arguments"))
     return found
 
