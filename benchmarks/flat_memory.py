@@ -111,7 +111,7 @@ def measure(task: str, place: Path, *, steps: int) -> list[int]:
     """Bytes held after each tenth of the steps of a task."""
     request = Request.read([recipe_of(task, place, steps=steps)], runs_here=True)
     attempt = first_attempt(request)
-    begin(attempt)
+    attempt = begin(attempt)
     write_down(attempt, attempt.plan())
     (found,) = run_on_ranks(_train, 1, attempt.run_dir, max(1, steps // SAMPLES), timeout_s=3600)
     bytes_of: list[int] = found

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -129,6 +130,21 @@ def create_text(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
+    flush_folder(path.parent)
+
+
+def break_links(path: Path) -> None:
+    """Give a file that has several names (`cp -al`) a copy of its own, so that it is not shared.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    if not path.is_file() or path.stat().st_nlink == 1:
+        return
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    shutil.copy2(path, scratch)
+    _flush(scratch, os.O_RDONLY)
+    scratch.replace(path)
     flush_folder(path.parent)
 
 

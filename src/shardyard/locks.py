@@ -11,7 +11,7 @@ import os
 import stat
 import struct
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -51,6 +51,21 @@ def close_locked(descriptor: int) -> None:
     """Close a file or folder that may be locked, and with it its lock."""
     drop_lock(descriptor)
     os.close(descriptor)
+
+
+def lock_descriptors(descriptor: int) -> tuple[int, ...]:
+    """The open files that a child process needs to take over a lock, the locked one first."""
+    return (descriptor, *([_on_machine[descriptor]] if descriptor in _on_machine else []))
+
+
+def adopt_lock(descriptors: Sequence[int]) -> int:
+    """Take over a lock from the parent process; the locked file."""
+    descriptor, *held = descriptors
+    for each in descriptors:
+        os.set_inheritable(each, False)
+    if held:
+        _on_machine[descriptor] = held[0]
+    return descriptor
 
 
 def drop_lock(descriptor: int) -> None:

@@ -4,9 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from shardyard.config.schema import Recipe
+from shardyard.control.attempt import Attempt
 from shardyard.control.request import Request
-from shardyard.control.train import first_attempt
+from shardyard.control.train import begin, first_attempt, next_attempt
 from shardyard.errors import RequestError, ShardyardError, StorageError
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.lease import Lease
+from tests.report.synthetic import LAPTOP, resolved_run
 
 
 def asked(runs: Path, *words: str) -> Request:
@@ -35,3 +40,37 @@ def test_what_this_machine_cannot_do_is_told_before_it_is_looked_at(
     with pytest.raises(kind, match=why):
         first_attempt(asked(tmp_path / runs, *words))
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_of_two_that_begin_one_run_at_once_the_second_changes_nothing(tmp_path: Path) -> None:
+    def attempt(seed: int) -> Attempt:
+        recipe = Recipe.model_validate({"run": {"seed": seed}})
+        run_dir = RunDir(tmp_path / "a")
+        return Attempt(
+            run_dir=run_dir, number=0, asked=recipe, resolved=resolved_run(), machine=LAPTOP
+        )
+
+    begun = begin(attempt(1))
+    before = begun.run_dir.recipe.read_text()
+    with pytest.raises(RequestError, match="is being trained already"):
+        begin(attempt(2))
+    assert begun.lease is not None
+    begun.lease.close()
+    with pytest.raises(RequestError, match="exists already"):
+        begin(attempt(2))
+    assert begun.run_dir.recipe.read_text() == before
+    assert len(begun.run_dir.events.read_text().splitlines()) == 1
+
+
+def test_a_resume_is_refused_before_it_reads_or_writes_while_another_goes_on(
+    tmp_path: Path,
+) -> None:
+    run = RunDir(tmp_path / "a")
+    lease = Lease(run.lease)
+    run.recipe.write_text("not: [a recipe")
+    with pytest.raises(RequestError, match="is being trained already"):
+        next_attempt(run, ())
+    lease.close()
+    with pytest.raises(ShardyardError, match="must be one YAML mapping"):
+        next_attempt(run, ())
+    Lease(run.lease).close()  # given back with the error

@@ -1,13 +1,15 @@
 """What is read of events.jsonl and metrics.jsonl where something else has written there."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shardyard.launchers.ledger import Ledger
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_evaluations, read_lines, read_steps
+from shardyard.rundir.lines import LineWriter, read_evaluations, read_lines, read_steps
 from shardyard.rundir.state import read_state
 
 ODD_METRICS: list[Any] = [
@@ -64,3 +66,21 @@ def test_an_event_that_lacks_what_it_tells_costs_no_list_of_runs(tmp_path: Path)
     run = _run(tmp_path, metrics=[], events=events)
     state = read_state(run, is_training_elsewhere=True)
     assert (state.state, state.stop_reason, state.no_step_s) == ("running", None, None)
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "metrics.jsonl", "ledger.jsonl"])
+def test_a_copy_by_hard_links_does_not_append_to_the_original(tmp_path: Path, name: str) -> None:
+    (tmp_path / "copy").mkdir()
+    original, copy = tmp_path / name, tmp_path / "copy" / name
+    line = {"t": 1.0, "action": "noted", "kind": "node", "name": "1", "launcher": "local"}
+    original.write_text(json.dumps(line) + "\n")
+    os.link(original, copy)
+    if name == "ledger.jsonl":
+        Ledger(copy).note("node", "2", launcher="local")
+    else:
+        writer = LineWriter(copy)
+        writer.append({"step": 2})
+        writer.close()
+    assert original.read_text() == json.dumps(line) + "\n"
+    assert copy.read_text().startswith(original.read_text())
+    assert len(copy.read_bytes().splitlines()) == 2

@@ -116,6 +116,8 @@ def _train_on(
     """Continue a run here."""
     attempt, is_over = next_attempt(run_dir, overrides, back_to=back_to)
     if dry_run or is_over:
+        if attempt.lease is not None:
+            attempt.lease.close()
         last = math.inf if back_to is None else back_to.step
         done = [step for step in run_dir.checkpoint_steps() if step <= last]
         steps = attempt.resolved.steps

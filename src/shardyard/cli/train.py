@@ -25,5 +25,4 @@ def command(recipe: tuple[str, ...], *, dry_run: bool, as_json: bool) -> int:
         line = no_plan() if prediction is None else prediction.line()
         tell(content if as_json else line)
         return 0
-    begin(attempt)
-    return run_attempt(attempt, as_json=as_json)
+    return run_attempt(begin(attempt), as_json=as_json)

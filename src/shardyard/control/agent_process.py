@@ -21,6 +21,7 @@ from typing import IO, Any
 from shardyard.control.follow import Shown, follow, said
 from shardyard.python_program import python_program
 from shardyard.rundir.layout import RunDir
+from shardyard.rundir.lease import Lease
 from shardyard.waiting import wait_for
 
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM)
@@ -31,13 +32,16 @@ _LEAVING_S = 3.0
 _POLL_S = 0.1
 
 
-def run_agent_process(run_dir: RunDir, attempt: int, *, shown: Shown = said) -> dict[str, Any]:
+def run_agent_process(
+    run_dir: RunDir, attempt: int, *, shown: Shown = said, lease: Lease | None = None
+) -> dict[str, Any]:
     """Train one attempt on this machine.
 
     Call from the main thread.
 
     Args:
         shown: How its progress is shown.
+        lease: Of the run; the agent takes it over. None: the agent takes it.
 
     Returns:
         The agent's answer: ``outcome`` (finished, drained, failed), ``exit_code``, ``message``.
@@ -47,6 +51,7 @@ def run_agent_process(run_dir: RunDir, attempt: int, *, shown: Shown = said) -> 
         run_dir,
         attempt,
         shown=shown,
+        lease=lease,
     )
 
 
@@ -88,6 +93,7 @@ def run_agent_command(
     own_host: str | None = None,
     is_node: bool = False,
     store_moves: bool = False,
+    lease: Lease | None = None,
 ) -> dict[str, Any]:
     """`run_agent_process` for an agent that is started as ``program``.
 
@@ -98,7 +104,9 @@ def run_agent_command(
         is_node: Whether this process is a node's program, not a command line: of several signals
             only the first counts, and the agent is lost with this process.
         store_moves: Whether the others go on where the node that serves their store is lost.
+        lease: Of the run; the agent takes it over.
     """
+    passed = () if lease is None else lease.descriptors
     command = [*program, str(run_dir.path), "--attempt", str(attempt)]
     command += ["--part-of" if is_node else "--with-parent", str(os.getpid())]
     command += ["--node-rank", str(node_rank)]
@@ -106,13 +114,20 @@ def run_agent_command(
     command += [] if own_host is None else ["--own-host", own_host]
     command += ["--asked-once"] if is_node else []
     command += ["--store-moves"] if store_moves else []
+    command += [word for each in passed for word in ("--lease", str(each))]
     # A file and not a pipe: whatever still holds the other end of a pipe would keep us waiting.
     with tempfile.TemporaryFile("w+", encoding="utf-8") as stdout:
         notes: deque[str] = deque()
         with _signals_held_back():
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=stdout, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                start_new_session=True,
+                pass_fds=passed,
             )
+            if lease is not None:
+                lease.close()
             previous = _pass_signals_to(process, notes, is_once=is_node)
         try:
             if shown is None:

@@ -17,13 +17,14 @@ from shardyard.control.run_length import length_lines
 from shardyard.control.splits import split_lines
 from shardyard.doctor.storage import lock_warning, refuse_little_room
 from shardyard.errors import RequestError
-from shardyard.files import write_json, write_text
+from shardyard.files import break_links, write_json, write_text
 from shardyard.hardware.machine import Machine
 from shardyard.hardware.probe import probe
 from shardyard.planner.phases import plan
 from shardyard.planner.plan import Plan
 from shardyard.plug_ins import PlugIn
 from shardyard.rundir.layout import RunDir
+from shardyard.rundir.lease import Lease
 from shardyard.rundir.manifest import write_manifest
 from shardyard.rundir.resolved import write_resolved
 from shardyard.talk import say, warn
@@ -39,6 +40,8 @@ class Attempt:
     """With the overrides of this attempt, before resolving."""
     resolved: Resolved
     machine: Machine
+    lease: Lease | None = None
+    """Held from before its first file is written; the agent takes it over."""
 
     def plan(self) -> Plan | None:
         """The prediction for this attempt; None for a module of the user's own."""
@@ -108,6 +111,8 @@ def write_down(
         launched_by: The launcher, where a package adds it.
     """
     run_dir, number = attempt.run_dir, attempt.number
+    for shared in (run_dir.events, run_dir.metrics):  # before several processes append to them
+        break_links(shared)
     write_text(run_dir.asked(number), dump_recipe(attempt.asked))
     if prediction is not None:
         write_json(run_dir.plan(number), prediction.to_json())

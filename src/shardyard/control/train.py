@@ -30,7 +30,7 @@ from shardyard.control.resume import data_as_before, is_finished, newest_attempt
 from shardyard.control.submission import refuse_existing
 from shardyard.errors import StorageError
 from shardyard.exporters.beside import exporting
-from shardyard.files import write_text
+from shardyard.files import create_text
 from shardyard.launchers.trust import refuse_unwritable
 from shardyard.report.summary import Summary
 from shardyard.rundir.layout import RunDir, new_run_id
@@ -109,7 +109,17 @@ def next_attempt(
     """
     refuse_unwritable(run_dir)
     refuse_unfinished(run_dir)
-    Lease(run_dir.lease).close()  # refuse at once, not after a minute of preparation
+    lease = Lease(run_dir.lease)  # before anything is read or written: of two, one goes on
+    try:
+        return _next_attempt(run_dir, overrides, back_to, lease)
+    except BaseException:
+        lease.close()
+        raise
+
+
+def _next_attempt(
+    run_dir: RunDir, overrides: Sequence[str], back_to: BackTo | None, lease: Lease
+) -> tuple[Attempt, bool]:
     number, previous, asked = newest_attempt(run_dir)
     if back_to is not None:
         refuse_missing_step(run_dir, back_to)
@@ -126,7 +136,12 @@ def next_attempt(
         data=None if previous is None else data_as_before(previous, overrides),
     )
     attempt = Attempt(
-        run_dir=run_dir, number=number, asked=recipe, resolved=resolved, machine=machine
+        run_dir=run_dir,
+        number=number,
+        asked=recipe,
+        resolved=resolved,
+        machine=machine,
+        lease=lease,
     )
     if is_finished(run_dir, previous, resolved, step=None if back_to is None else back_to.step):
         return attempt, True
@@ -134,10 +149,33 @@ def next_attempt(
     return attempt, False
 
 
-def begin(attempt: Attempt) -> None:
-    """Make the folder of a new run."""
+def begin(attempt: Attempt) -> Attempt:
+    """Make the folder of a new run; the attempt, which holds the run's lease from now on.
+
+    Raises:
+        RequestError: Another command made or trains the run meanwhile.
+        StorageError: The folder cannot be written.
+    """
     run_dir = attempt.run_dir
-    write_text(run_dir.recipe, dump_recipe(attempt.asked))
+    lease = Lease(run_dir.lease)  # before anything is written: of two, one begins
+    try:
+        refuse_existing(run_dir)
+        _write_first(attempt)
+    except BaseException:
+        lease.close()
+        raise
+    return replace(attempt, lease=lease)
+
+
+def _write_first(attempt: Attempt) -> None:
+    run_dir = attempt.run_dir
+    try:
+        create_text(run_dir.recipe, dump_recipe(attempt.asked))
+    except OSError as error:
+        raise StorageError(
+            f"{run_dir.recipe} cannot be written: {error.strerror}. Check that the folder is yours "
+            "and has room (`df -h`), or choose another with run.dir."
+        ) from error
     events = EventWriter(run_dir.events, attempt=0, generation=0)
     events.write("run_started", run=run_dir.run_id)
     events.close()
@@ -155,7 +193,7 @@ def train(attempt: Attempt, *, shown: Shown = said) -> Trained:
     run_dir, number = attempt.run_dir, attempt.number
     with exporting(run_dir, number, attempt.asked, os.environ) as exporters:
         with alerting(run_dir, attempt.asked.observe.alerts, os.environ):
-            answer = run_agent_process(run_dir, number, shown=shown)
+            answer = run_agent_process(run_dir, number, shown=shown, lease=attempt.lease)
         left_s = answer.pop("drain_left_s", None)
         exporters.end(left_s)
         summary = write_last_report(run_dir, number, attempt.resolved.recipe, left_s=left_s)

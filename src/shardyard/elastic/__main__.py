@@ -82,7 +82,11 @@ def _conduct(
     run = RunDir(args.run_dir.resolve())
     resolved = read_resolved(run.resolved(args.attempt))
     is_moved = read_store_place(run, args.attempt) is not None  # whoever serves it has the lease
-    lease = Lease(run.lease) if args.node_rank == 0 and not is_moved else None
+    lease: Lease | None = None
+    if args.lease:
+        lease = Lease.handed_over(args.lease)
+    elif args.node_rank == 0 and not is_moved:
+        lease = Lease(run.lease)
     log = _log(args)
     _send_talk_to(log)
     drain = DrainRequest(resolved.recipe.elastic.drain_timeout_s, is_asked_once=args.asked_once)
@@ -220,6 +224,9 @@ def _parse(argv: Sequence[str] | None) -> Any:
     )
     parser.add_argument(
         "--asked-once", action="store_true", help="of several signals only the first counts"
+    )
+    parser.add_argument(
+        "--lease", type=int, action="append", metavar="FD", help="the lease, taken by the parent"
     )
     return parser.parse_args(argv)
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from shardyard.errors import RequestError, StorageError
-from shardyard.files import FILE_MODE, flush_folder, make_folder
+from shardyard.files import FILE_MODE, break_links, flush_folder, make_folder
 from shardyard.locks import drop_lock, take_lock
 
 if TYPE_CHECKING:
@@ -204,6 +204,7 @@ class Ledger:
 
     def open(self) -> BinaryIO:
         """The file, to append to or to lock; made if it is not there."""
+        break_links(self.path)
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
         return os.fdopen(os.open(self.path, flags, FILE_MODE), "a+b")
 

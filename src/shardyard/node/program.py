@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -226,9 +226,11 @@ class _Lead:
             run_dir=self.run, number=number, asked=recipe, resolved=resolved, machine=machine
         )
         check_storage(attempt)
-        _begin(self.run, recipe)
         prediction = attempt.plan()
-        write_down(attempt, prediction, launched_by=self._launched_by)
+        with closing(Lease(self.run.lease)):
+            _refuse_overtaken(self.run, number)
+            _begin(self.run, recipe)
+            write_down(attempt, prediction, launched_by=self._launched_by)
         say(no_plan() if prediction is None else prediction.line())
         return attempt
 
@@ -323,6 +325,20 @@ def _train(run: RunDir, attempt: int, place: Place) -> tuple[int, str, float | N
         is_error = answer["outcome"] == "failed"
         say(f"{'error: ' if is_error else ''}{words}")
     return exit_code, words, answer.get("drain_left_s")
+
+
+def _refuse_overtaken(run: RunDir, number: int) -> None:
+    """Raise if another job or command wrote this attempt while this one prepared.
+
+    Raises:
+        RequestError: It did.
+    """
+    if run.attempts()[-1:] >= [number]:
+        raise RequestError(
+            f"run {run.run_id} was continued by another job or command while this one prepared it. "
+            f"Two at once would overwrite each other's checkpoints. See it with `shardyard status "
+            f"{run.handle}`."
+        )
 
 
 def _begin(run: RunDir, recipe: Recipe) -> None:

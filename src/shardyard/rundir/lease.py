@@ -8,11 +8,17 @@ import json
 import os
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from shardyard.errors import RequestError, StorageError
-from shardyard.files import FILE_MODE, make_folder, open_plain
-from shardyard.locks import close_locked, take_lock
+from shardyard.files import FILE_MODE, break_links, make_folder, open_plain
+from shardyard.locks import adopt_lock, close_locked, lock_descriptors, take_lock
+
+_SHARED = (
+    " lease.json has a second name, as in a copy of the run made with `cp -al`: that may be the "
+    "run that is trained. Copy runs with `cp -r`."
+)
 
 
 class Lease:
@@ -27,24 +33,65 @@ class Lease:
         """
         try:
             make_folder(path.parent)
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+            self._descriptor = _take(path)
         except OSError as error:
             raise StorageError(f"{path} cannot be written: {error.strerror}.") from error
-        if not take_lock(self._descriptor):
-            text = os.pread(self._descriptor, 4096, 0).decode(errors="replace")
-            close_locked(self._descriptor)
-            raise RequestError(
-                f"run {path.parent.name} is being trained already ({_holder(text)}). Two at once "
-                "would overwrite each other's checkpoints. Wait for it, or stop that process "
-                "(SIGTERM drains it) and resume again."
-            )
+        self._name_holder()
+
+    @classmethod
+    def handed_over(cls, descriptors: Sequence[int]) -> "Lease":
+        """The lease that the parent process took and passed on at the start of this one."""
+        lease = cls.__new__(cls)
+        lease._descriptor = adopt_lock(descriptors)
+        lease._name_holder()
+        return lease
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """Open files to pass to a process that takes it over; close it here once that started."""
+        return lock_descriptors(self._descriptor)
+
+    def close(self) -> None:
+        """Give the lease back, unless another process took it over."""
+        close_locked(self._descriptor)
+
+    def _name_holder(self) -> None:
         holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.time()}
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, json.dumps(holder).encode(), 0)
 
-    def close(self) -> None:
-        """Give the lease back."""
-        close_locked(self._descriptor)
+
+def _take(path: Path) -> int:
+    """Open and lock the lease's file; one that a copy by `cp -al` shares is replaced.
+
+    Raises:
+        RequestError: Another process holds it.
+        OSError: The folder cannot be written.
+    """
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        if not take_lock(descriptor):
+            text = os.pread(descriptor, 4096, 0).decode(errors="replace")
+            links = os.fstat(descriptor).st_nlink
+            close_locked(descriptor)
+            raise RequestError(
+                f"run {path.parent.name} is being trained already ({_holder(text)}). Two at once "
+                "would overwrite each other's checkpoints. Wait for it, or stop that process "
+                f"(SIGTERM drains it) and resume again.{_SHARED * (links > 1)}"
+            )
+        if _is_file(descriptor, path):
+            if os.fstat(descriptor).st_nlink == 1:
+                return descriptor
+            break_links(path)  # the next turn locks the new file
+        close_locked(descriptor)
+
+
+def _is_file(descriptor: int, path: Path) -> bool:
+    """Whether the path still leads to an open file: another process may have replaced it."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def is_held(path: Path) -> bool:

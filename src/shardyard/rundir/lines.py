@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.errors import StorageError
-from shardyard.files import FILE_MODE, make_folder, open_plain
+from shardyard.files import FILE_MODE, break_links, make_folder, open_plain
 from shardyard.rundir.counted_lines import (
     BEGINS,
     CountedLines,
@@ -91,6 +91,7 @@ class LineWriter:
         self.path = path
         try:
             make_folder(path.parent)
+            break_links(path)
             self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, FILE_MODE)
             size = os.fstat(self._descriptor).st_size
             if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
