@@ -57,7 +57,7 @@ WRONG = {
     "nodes={instance: g5.xlarge, count: 3, max: 2}": "is more than nodes.max=2",
     "nodes={instance: g5.xlarge, efa: true}": "g5.xlarge has no Elastic Fabric Adapter",
     "nodes={instance: g5.xlarge, ami: mine}": "is no image",
-    "nodes.instance=p3.8xlarge": "have no drivers for V100 16GB. Give an image",
+    "nodes.instance=p3.8xlarge": "nvidia/recommended/image_id --region us-east-1",
     "nodes.instance=dl1.24xlarge": "have no drivers for Gaudi",
     "storage={kind: fsx, size_gib: 3600}": "would make it 4800 and bill that",
     "storage={kind: fsx, size_gib: 3600, mb_per_s_per_tib: 125}": "bill that, $696 a month",

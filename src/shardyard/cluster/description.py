@@ -501,10 +501,26 @@ def _wrong_nodes(given: Description) -> list[Problem]:
         text = (
             f"is missing: AWS's own Amazon Linux 2023 images have no drivers for "
             f"{given.instance.accelerator.name}. Give an image that has them"
-            + (", one of ECS." if given.kind == "batch" else ".")
+            + (", one of ECS." if given.kind == "batch" else f"{_nvidia_image(given)}.")
         )
         found.append(Problem("nodes.ami", text))
     return found
+
+
+def _nvidia_image(given: Description) -> str:
+    """How EKS's image for NVIDIA is found, for Volta; empty: it is not for these devices.
+
+    It has both kernel modules of NVIDIA and takes one by the instance type. Source: maintainers of
+    awslabs/amazon-eks-ami in its issue 2095, and in aws/amazon-ecs-ami, pull request 370.
+    """
+    if given.instance.accelerator.device != "cuda":
+        return ""
+    name = f"{given.version}/amazon-linux-2023/x86_64/nvidia/recommended/image_id"
+    return (
+        ", such as the one for NVIDIA that EKS publishes: nodes.ami=$(aws ssm get-parameter --name "
+        f"/aws/service/eks/optimized-ami/{name} --region {given.region} --query Parameter.Value "
+        "--output text)"
+    )
 
 
 def _wrong_storage(given: Description) -> list[Problem]:
