@@ -19,9 +19,7 @@ VARIABLE = "GLOO_SOCKET_IFNAME"
 """torch gives gloo the interfaces of this name; several are separated by commas."""
 OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """Keeps torch from a store of its own next to that of the rendezvous."""
-_NEVER_SENT = ("198.51.100.1", "2001:db8::1")
-"""Addresses of documentation (RFC 5737, RFC 3849): the kernel names the interface of the default
-route for them, and sends nothing."""
+_LOOPBACK = "127.0.0.1"
 
 
 def address_towards(host: str, port: int) -> str:
@@ -54,26 +52,20 @@ def reachable(host: str, hosts: Collection[str]) -> str:
     return address_towards(elsewhere[0], 1) if is_loopback(host) and elsewhere else host
 
 
-def own_address(host: str) -> str | None:
-    """An address of this machine at which other machines find ``host``, its own name.
+def check_loopback() -> None:
+    """Check that processes of this machine reach each other.
 
-    The name itself may lead to 127.0.1.1, to an address that this machine no longer has, or
-    nowhere: then the address of the default route, or the only one there is.
-
-    Returns:
-        None: the machine has none, or several and no default route.
+    Raises:
+        SetUpError: The loopback interface is down, as in an empty network namespace.
     """
-    here = [each for found in interfaces().values() for each in found if not is_loopback(each)]
-    with suppress(OSError):
-        named = [str(found[4][0]) for found in socket.getaddrinfo(host, None)]
-        if own := [each for each in named if each in here]:
-            return own[0]
-    for documented in _NEVER_SENT:
-        with suppress(OSError):
-            if (found := address_towards(documented, 1)) in here:
-                return found
-    lasting = [each for each in here if not ipaddress.ip_address(each).is_link_local]
-    return lasting[0] if len(lasting) == 1 else None
+    try:
+        address_towards(_LOOPBACK, 1)
+    except OSError as error:
+        raise SetUpError(
+            f"{_LOOPBACK} cannot be reached on {socket.gethostname()} ({error.strerror}): the "
+            "loopback interface lo is down. The processes of a machine find each other there. "
+            "Bring it up (`ip link set lo up`), or leave the sandbox that has no network."
+        ) from error
 
 
 def address_of_node(host: str, port: int) -> str | None:

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -20,7 +21,7 @@ from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Model, Recipe
 from shardyard.control.request import Request
 from shardyard.data.tokenizer import find_tokenizer
-from shardyard.errors import CapacityError, RecipeError, RequestError
+from shardyard.errors import CapacityError, DataError, RecipeError, RequestError
 from shardyard.hardware.machine import Machine
 from tests.hub import Hub, running_hub, saved_llama
 
@@ -195,6 +196,46 @@ def test_a_file_of_the_cache_that_is_damaged_is_fetched_from_the_hub(
     blob.write_bytes(bytes(blob.stat().st_size))
     assert (get(tmp_path / "store") / WEIGHTS).read_bytes() == (llama / WEIGHTS).read_bytes()
     assert hub.downloads[NAME, WEIGHTS] == 2
+
+
+def test_a_damaged_file_of_the_cache_is_named_where_the_hub_cannot_be_asked(
+    hub: Hub, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add(NAME, llama)
+    file = get(None) / "config.json"
+    file.resolve().write_text(file.read_text() + " ")
+    offline(monkeypatch)
+    with pytest.raises(DataError) as caught:
+        get(tmp_path / "store")
+    words = str(caught.value)
+    assert words.startswith(f"{file} is damaged") and f"`rm '{file.resolve()}'`" in words
+
+
+@pytest.mark.heavy
+def test_a_proxy_that_takes_the_connection_and_says_nothing_is_waited_for_once(
+    hub: Hub, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache is used if all is there; else the proxy is named, without its password."""
+    from huggingface_hub import close_session, constants
+
+    hub.add(NAME, llama)
+    cached = get(None)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # the kernel takes connections
+        proxy = f"127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setenv("HTTP_PROXY", f"http://me:secret@{proxy}")
+        monkeypatch.setenv("NO_PROXY", "")
+        monkeypatch.setattr(constants, "ENDPOINT", "http://hub.example")
+        monkeypatch.setattr("shardyard.config.hub.ANSWER_S", 0.5)
+        close_session()  # it keeps the proxies of its first request
+        try:
+            began_s = time.monotonic()
+            assert get(None) == cached
+            with pytest.raises(CapacityError, match=f"through the proxy {proxy} ") as caught:
+                get(tmp_path / "store", "v9")
+            assert time.monotonic() - began_s < 10.0
+        finally:
+            close_session()
+    assert "secret" not in str(caught.value)
 
 
 def test_a_connection_that_is_lost_goes_on_where_it_was(

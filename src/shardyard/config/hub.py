@@ -54,6 +54,8 @@ _SCRATCH = ".cache"
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+ANSWER_S = 10.0
+"""For one answer of the hub, or of a proxy before it."""
 _READ_BYTES = 2**20
 _NO_ROOM_LEFT_BYTES = 2**20
 """For notes, the list and the file system's own blocks."""
@@ -189,6 +191,7 @@ def _into_cache(wanted: Wanted) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
+        _ask(wanted)  # huggingface_hub has no limit for the first answer, and asks again and again
         with hub_errors_told(wanted.words, setting=wanted.kind):
             found = snapshot_download(
                 wanted.name, revision=wanted.revision, allow_patterns=list(_PATTERNS[wanted.level])
@@ -199,7 +202,7 @@ def _into_cache(wanted: Wanted) -> Path:
             f"{error.filename or 'its disk'}: {error.strerror}. Make room (`df -h`), or choose "
             "another folder with HF_HOME or model.dir."
         ) from error
-    except CapacityError:  # huggingface_hub itself looks there after some errors only
+    except (CapacityError, HubOfflineError):  # huggingface_hub looks there after some errors only
         cached = _in_cache(wanted, wanted.revision)
         if cached is None:
             raise
@@ -250,7 +253,9 @@ def _ask(wanted: Wanted) -> _Listing:
     from huggingface_hub import HfApi
 
     with hub_errors_told(wanted.words, setting=wanted.kind):
-        info = HfApi().model_info(wanted.name, revision=wanted.revision, files_metadata=True)
+        info = HfApi().model_info(
+            wanted.name, revision=wanted.revision, files_metadata=True, timeout=ANSWER_S
+        )
     files = {}
     for sibling in info.siblings or ():
         if _is_wanted(sibling.rfilename, wanted.level):
@@ -426,8 +431,11 @@ def _verified_file(wanted: Wanted, listing: _Listing, name: str, folder: Path) -
     found = digests_of(path)
     if not _is_as(expected, found):  # damaged in the cache, perhaps
         path.unlink()
-        _download(wanted, listing.commit, {name: expected}, folder, is_forced=True)
-        found = digests_of(path)
+        try:
+            _download(wanted, listing.commit, {name: expected}, folder, is_forced=True)
+            found = digests_of(path)
+        except (CapacityError, HubOfflineError, FileNotFoundError) as error:
+            raise _damaged_in_cache(wanted, listing, name) from error
     if not _is_as(expected, found):
         path.unlink()
         raise DataError(
@@ -436,6 +444,18 @@ def _verified_file(wanted: Wanted, listing: _Listing, name: str, folder: Path) -
             "the same again, and check the disk if it comes back."
         )
     return FileDigest(bytes=path.stat().st_size, sha256=found.sha256)
+
+
+def _damaged_in_cache(wanted: Wanted, listing: _Listing, name: str) -> DataError:
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(wanted.name, name, revision=listing.commit)
+    where = Path(cached if isinstance(cached, str) else name)
+    return DataError(
+        f"{where} is damaged: its digest is another one than the cache's name for it says, and the "
+        f"hub cannot be asked for it again. Remove it (`rm '{where.resolve()}'`), and do the same "
+        "where the hub can be reached and HF_HUB_OFFLINE is not set."
+    )
 
 
 def _is_as(expected: _Expected, found: Digests) -> bool:

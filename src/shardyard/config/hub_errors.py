@@ -4,6 +4,11 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
+from urllib.parse import urlsplit
+from urllib.request import (
+    getproxies_environment,
+    proxy_bypass_environment,  # type: ignore[attr-defined]  # typeshed has it for macOS alone
+)
 
 from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
 
@@ -93,9 +98,9 @@ def _told(error: Exception, words: str, setting: HubSetting) -> Exception:
         return HubOfflineError(_offline(words, setting))
     if _is_connection(error):
         return CapacityError(
-            f"{words} is not on this machine whole, and the Hugging Face hub cannot be reached "
-            f"({_reason(error)}). Finished files are kept. Check the network and do the same "
-            f"again, or fetch it elsewhere and {_FOLDER[setting]}."
+            f"{words} is not on this machine whole, and the Hugging Face hub cannot be reached"
+            f"{_by_proxy()} ({_reason(error)}). Finished files are kept. Check the network and do "
+            f"the same again, or fetch it elsewhere and {_FOLDER[setting]}."
         )
     return error
 
@@ -148,6 +153,19 @@ def _is_connection(error: Exception) -> bool:
     of_http = type(error).__module__.partition(".")[0] in _HTTP_LIBRARIES
     of_xet = type(error).__module__.partition(".")[0] == "hf_xet" or "Xet" in type(error).__name__
     return of_http or of_xet or isinstance(error, OSError)
+
+
+def _by_proxy() -> str:
+    """The proxy that a request to the hub goes through, without its credentials."""
+    from huggingface_hub import constants
+
+    hub = urlsplit(constants.ENDPOINT)
+    proxies = getproxies_environment()
+    proxy = proxies.get(hub.scheme) or proxies.get("all")
+    if not proxy or proxy_bypass_environment(hub.hostname or ""):
+        return ""
+    where = urlsplit(proxy if "://" in proxy else f"//{proxy}")
+    return f" through the proxy {where.hostname}:{where.port} ({hub.scheme.upper()}_PROXY)"
 
 
 def _reason(error: Exception) -> str:

@@ -30,7 +30,7 @@ from shardyard.elastic.seal import Seal, SealedStore
 from shardyard.elastic.signs_of_life import OwnClock
 from shardyard.elastic.store_backend import StoreBackend
 from shardyard.errors import LostNodeError, RequestError
-from shardyard.network_interface import OWN_STORE, address_towards, is_loopback
+from shardyard.network_interface import OWN_STORE, address_towards, check_loopback, is_loopback
 from shardyard.waiting import wait_for
 
 _LOOPBACK = "127.0.0.1"
@@ -167,6 +167,8 @@ def build_rendezvous(
         LostNodeError: Node 0 does not answer.
     """
     host, port = _endpoint(meeting)
+    if is_loopback(host):
+        check_loopback()
     have_a_store_each()
     if store is None:
         store = serve_store(host, port) if meeting.serves else connect_store(host, port)

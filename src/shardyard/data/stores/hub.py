@@ -110,7 +110,7 @@ def _listed(name: str, revision: str | None) -> _Listing:
     """One answer a process: a branch that moves while its text is prepared changes nothing."""
     from huggingface_hub import HfApi
 
-    about = HfApi().dataset_info(name, revision=revision, files_metadata=True)
+    about = HfApi().dataset_info(name, revision=revision, files_metadata=True, timeout=_TIMEOUT_S)
     assert about.sha is not None
     files = {
         file.rfilename: (file.size or 0, file.lfs.sha256 if file.lfs else str(file.blob_id))
