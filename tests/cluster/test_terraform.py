@@ -375,11 +375,12 @@ def terraform(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("terraform")
     (folder / "main.tf.json").write_text(json.dumps(render_terraform(given_of(next(iter(ALL))))))
     made = subprocess.run(
-        ["terraform", "init", "-backend=false", "-input=false"],
+        ["terraform", "init", "-backend=false", "-input=false", "-no-color"],
         cwd=folder, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     if made.returncode:
-        pytest.skip(f"terraform init: {made.stderr.strip().splitlines()[-1:]}")
+        why = next((line for line in made.stderr.splitlines() if "Error" in line), "it failed")
+        pytest.skip(f"terraform init: {why}")
     return folder
 
 
