@@ -36,68 +36,82 @@ def network_stack_name(given: Description) -> str:
 def render_network(given: Description, owner: str) -> dict[str, Any]:
     """The template of a new network in one zone, which is its parameter."""
     tags = [{"Key": key, "Value": value} for key, value in tags_of(given, owner).items()]
+    return {
+        "AWSTemplateFormatVersion": "2010-09-09",
+        "Description": f"Network of {given.name}",
+        "Parameters": {"Zone": {"Type": "AWS::EC2::AvailabilityZone::Name"}},
+        "Resources": {**_subnets(tags), **_ways_out(tags)},
+        "Outputs": {
+            "VPC": {"Value": _VPC},
+            "SubnetsPrivate": {"Value": {"Ref": "PrivateSubnet"}},
+            "SubnetsPublic": {"Value": {"Ref": "PublicSubnet"}},
+        },
+    }
 
-    def made(kind: str, **properties: Any) -> dict[str, Any]:
-        return {"Type": f"AWS::EC2::{kind}", "Properties": {**properties, "Tags": tags}}
 
-    def route(table: str, **target: Any) -> dict[str, Any]:
-        properties = {"RouteTableId": {"Ref": table}, "DestinationCidrBlock": "0.0.0.0/0"}
-        return {"Type": "AWS::EC2::Route", "Properties": properties | target}
+_VPC = {"Ref": "Vpc"}
 
-    def associated(subnet: str, table: str) -> dict[str, Any]:
-        properties = {"SubnetId": {"Ref": subnet}, "RouteTableId": {"Ref": table}}
-        return {"Type": "AWS::EC2::SubnetRouteTableAssociation", "Properties": properties}
 
-    vpc = {"Ref": "Vpc"}
-    resources = {
-        "Vpc": made("VPC", CidrBlock=VPC_CIDR, EnableDnsSupport=True, EnableDnsHostnames=True),
-        "Gateway": made("InternetGateway"),
+def _subnets(tags: list[dict[str, str]]) -> dict[str, Any]:
+    """The VPC, and each subnet with its route table."""
+    found = {
+        "Vpc": _made(
+            "VPC", tags, CidrBlock=VPC_CIDR, EnableDnsSupport=True, EnableDnsHostnames=True
+        )
+    }
+    for kind, block in (("Public", PUBLIC_CIDR), ("Private", PRIVATE_CIDR)):
+        found |= {
+            f"{kind}Subnet": _made(
+                "Subnet", tags, VpcId=_VPC, CidrBlock=block, AvailabilityZone={"Ref": "Zone"}
+            ),
+            f"{kind}Table": _made("RouteTable", tags, VpcId=_VPC),
+            f"{kind}Association": {
+                "Type": "AWS::EC2::SubnetRouteTableAssociation",
+                "Properties": {
+                    "SubnetId": {"Ref": f"{kind}Subnet"},
+                    "RouteTableId": {"Ref": f"{kind}Table"},
+                },
+            },
+        }
+    return found
+
+
+def _ways_out(tags: list[dict[str, str]]) -> dict[str, Any]:
+    """Out of the public subnet by the internet gateway, of the private one by NAT; to S3 directly."""
+    return {
+        "Gateway": _made("InternetGateway", tags),
         "GatewayAttachment": {
             "Type": "AWS::EC2::VPCGatewayAttachment",
-            "Properties": {"VpcId": vpc, "InternetGatewayId": {"Ref": "Gateway"}},
+            "Properties": {"VpcId": _VPC, "InternetGatewayId": {"Ref": "Gateway"}},
         },
-        "PublicSubnet": made(
-            "Subnet", VpcId=vpc, CidrBlock=PUBLIC_CIDR, AvailabilityZone={"Ref": "Zone"}
-        ),
-        "PrivateSubnet": made(
-            "Subnet", VpcId=vpc, CidrBlock=PRIVATE_CIDR, AvailabilityZone={"Ref": "Zone"}
-        ),
-        "Address": {
-            **made("EIP", Domain="vpc"),
-            "DependsOn": "GatewayAttachment",
-        },
-        "Nat": made(
+        "Address": {**_made("EIP", tags, Domain="vpc"), "DependsOn": "GatewayAttachment"},
+        "Nat": _made(
             "NatGateway",
+            tags,
             AllocationId={"Fn::GetAtt": ["Address", "AllocationId"]},
             SubnetId={"Ref": "PublicSubnet"},
         ),
-        "PublicTable": made("RouteTable", VpcId=vpc),
-        "PrivateTable": made("RouteTable", VpcId=vpc),
         "PublicRoute": {
-            **route("PublicTable", GatewayId={"Ref": "Gateway"}),
+            **_route("PublicTable", GatewayId={"Ref": "Gateway"}),
             "DependsOn": "GatewayAttachment",
         },
-        "PrivateRoute": route("PrivateTable", NatGatewayId={"Ref": "Nat"}),
-        "PublicAssociation": associated("PublicSubnet", "PublicTable"),
-        "PrivateAssociation": associated("PrivateSubnet", "PrivateTable"),
+        "PrivateRoute": _route("PrivateTable", NatGatewayId={"Ref": "Nat"}),
         "S3": {
             "Type": "AWS::EC2::VPCEndpoint",
             "Properties": {
-                "VpcId": vpc,
+                "VpcId": _VPC,
                 "ServiceName": {"Fn::Sub": "com.amazonaws.${AWS::Region}.s3"},
                 "VpcEndpointType": "Gateway",
                 "RouteTableIds": [{"Ref": "PrivateTable"}],
             },
         },
     }
-    return {
-        "AWSTemplateFormatVersion": "2010-09-09",
-        "Description": f"Network of {given.name}",
-        "Parameters": {"Zone": {"Type": "AWS::EC2::AvailabilityZone::Name"}},
-        "Resources": resources,
-        "Outputs": {
-            "VPC": {"Value": vpc},
-            "SubnetsPrivate": {"Value": {"Ref": "PrivateSubnet"}},
-            "SubnetsPublic": {"Value": {"Ref": "PublicSubnet"}},
-        },
-    }
+
+
+def _made(kind: str, tags: list[dict[str, str]], **properties: Any) -> dict[str, Any]:
+    return {"Type": f"AWS::EC2::{kind}", "Properties": {**properties, "Tags": tags}}
+
+
+def _route(table: str, **target: Any) -> dict[str, Any]:
+    properties = {"RouteTableId": {"Ref": table}, "DestinationCidrBlock": "0.0.0.0/0"}
+    return {"Type": "AWS::EC2::Route", "Properties": properties | target}
