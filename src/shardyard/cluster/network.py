@@ -77,7 +77,7 @@ def _subnets(tags: list[dict[str, str]]) -> dict[str, Any]:
 
 
 def _ways_out(tags: list[dict[str, str]]) -> dict[str, Any]:
-    """Out of the public subnet by the internet gateway, of the private one by NAT; to S3 directly."""
+    """From the public subnet by the internet gateway, from the private by NAT; to S3 directly."""
     return {
         "Gateway": _made("InternetGateway", tags),
         "GatewayAttachment": {
