@@ -237,7 +237,8 @@ MOST_LINES = {"train/loop.py": 13_000, "library/__init__.py": 18_500}
 Raise it only with a reason; better, hand the module what it needs. The last ones: whoever reads the
 lines of a run asks which of them count (`rundir/counted_lines.py`), weights are compared with their
 config.json (`config/weights_match.py`), and a step ends with what ranks compare
-(`parallel/uneven_gradients.py`), and messages hide tokens by their shapes (`config/token_shapes.py`)."""
+(`parallel/uneven_gradients.py`), and messages hide tokens by their shapes
+(`config/token_shapes.py`)."""
 
 FOR_RECIPES_ALONE = {
     f"shardyard.config.{name}"
