@@ -2,7 +2,7 @@
 
 import pytest
 
-from shardyard.units import format_seconds, parse_seconds
+from shardyard.units import format_age, format_seconds, parse_seconds
 
 UNDERSTOOD = [
     ("90min", 5400),
@@ -41,3 +41,9 @@ NO_LENGTHS = [
 def test_anything_else_is_refused_with_examples(text: str) -> None:
     with pytest.raises(ValueError, match=r"is no length of time such as 90min, 24h or 1\.5d"):
         parse_seconds(text)
+
+
+def test_an_age_is_never_negative() -> None:
+    assert (format_age(90), format_age(0.0), format_age(-90)) == (
+        "1 min 30 s ago", "0 ms ago", "just now",
+    )  # fmt: skip

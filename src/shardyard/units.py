@@ -34,6 +34,11 @@ def format_flops(flops: float) -> str:
     return f"{value:.3g} ZFLOP"
 
 
+def format_age(seconds: float) -> str:
+    """``3.2 s ago``; ``just now`` where the clock that wrote the time is ahead of this one."""
+    return "just now" if seconds < 0 else f"{format_seconds(seconds)} ago"
+
+
 def format_seconds(seconds: float) -> str:
     """``93784`` -> ``1 d 2 h``; two units at most."""
     if seconds < 0.9995:  # 0.9996 s are 1 s in three digits, not 1e+03 ms

@@ -122,3 +122,22 @@ def test_what_a_network_has_nothing_for_is_refused(
     recipe = Recipe.model_validate({**IMAGES, **sections})
     found = list(network_problems(recipe, IMAGE_PRESETS[preset]))
     assert words in str(RecipeError(found))
+
+
+@pytest.mark.parametrize(
+    ("size", "global_batch", "micro_batch", "words"),
+    [
+        (32, 5, 2, "optim.global_batch=5 in micro-batches of 2 leaves one picture alone, and at "),
+        (32, 5, 2, "Use optim.micro_batch=3, or optim.global_batch=4."),
+        (32, 4, 1, "Use optim.micro_batch=2, or optim.global_batch=3."),
+        (32, 4, 2, ""),
+        (64, 5, 2, ""),  # features of 2x2: four numbers of one picture
+    ],
+)
+def test_a_picture_that_is_left_alone_under_batch_normalisation_is_rejected(
+    size: int, global_batch: int, micro_batch: int, words: str
+) -> None:
+    optim = {**IMAGES["optim"], "global_batch": global_batch, "micro_batch": micro_batch}
+    recipe = Recipe.model_validate({**IMAGES, "optim": optim})
+    found = list(network_problems(recipe, IMAGE_PRESETS["resnet18"].at_size(size)))
+    assert [words in str(problem) for problem in found] == [True] * bool(words)

@@ -6,6 +6,7 @@ import pytest
 
 from shardyard.config.auto import Facts
 from shardyard.config.load import load_recipe
+from shardyard.config.model_problems import vocabulary_problems
 from shardyard.config.resolve import Preview, check_resume, resolve, resolve_known
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.control.run_length import length_lines
@@ -414,3 +415,21 @@ def test_a_run_of_before_goes_on_without_a_token_that_begins_documents() -> None
     assert after.reasons["data.bos"] == "as the run began"
     with pytest.raises(RecipeError, match=r"data\.bos: False -> True changes what is learnt"):
         resolved("data.tokenizer=some/llama", "data.bos=true", previous=before)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "words"),
+    [
+        (
+            "auto",
+            "Tokens were added to the model's own tokenizer: add rows to the model before, mo",
+        ),
+        ("train", "Use a smaller vocabulary: data.vocab_size=512."),
+        ("gpt2", "Use the model's own tokenizer (data.tokenizer=auto), or add rows to the model b"),
+    ],
+)
+def test_a_tokenizer_that_is_too_large_gets_the_remedy_that_fits(
+    tokenizer: str, words: str
+) -> None:
+    (found,) = vocabulary_problems(tokenizer=tokenizer, vocab_size=514, rows=512)
+    assert words in str(found)

@@ -142,6 +142,39 @@ def test_four_steps_are_those_of_a_plain_loop(
         assert apart < 1e-5
 
 
+@pytest.mark.usefixtures("steady")
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_parameter_without_a_dimension_trains_where_each_process_holds_it_whole(
+    corpus: Corpus, tmp_path: Path, processes: int
+) -> None:
+    """As CLIP's logit_scale; compared with the plain loop, and saved and resumed."""
+    with (tmp_path / "steady.py").open("a") as file:
+        file.write(
+            "\n\nimport torch\n\n_build = build\n\n\ndef build(**given):\n"
+            "    model, loss_sum = _build(**given)\n"
+            "    model.logit_scale = torch.nn.Parameter(torch.tensor(2.0))\n"
+            "    forward = model.forward\n"
+            "    model.forward = lambda *a, **k: forward(*a, **k) * model.logit_scale\n"
+            "    return model, loss_sum\n"
+        )
+    given = sections(processes, dp_replicate=processes, dp_shard=1)
+    run_dir = make_run(tmp_path / "run", corpus, given)
+    for numbers, apart in run_on_ranks(_beside, processes, [run_dir])[-1]:
+        lines = read_steps(run_dir.metrics)
+        assert [(line["loss"], line["grad_norm"]) for line in lines] == [
+            pytest.approx(pair, rel=1e-5) for pair in numbers
+        ]
+        assert apart < 1e-5
+    whole_run = make_run(tmp_path / "whole", corpus, given)
+    parts = make_run(tmp_path / "parts", corpus, given)
+    make_run(parts.path, corpus, given, attempt=1)
+    assert run_on_ranks(_in_two_parts, processes, whole_run, parts)[0] == [
+        FINISHED, DRAINED, FINISHED,
+    ]  # fmt: skip
+    ends = [read_steps(each.metrics)[-1]["loss"] for each in (whole_run, parts)]
+    assert ends[0] == ends[1]
+
+
 def _train(run_dir: RunDir, attempt: int, drain_at: int) -> str:
     calls = 0
 
@@ -203,8 +236,8 @@ def test_what_a_function_returns_is_held_to_what_it_must(corpus: Corpus, tmp_pat
         "def no_loss(**_): return nn.Linear(2, 2), 3",
         "def other(**_): return nn.Linear(2, 2), print",
         "def scalar(**_):",
-        "    model = nn.Linear(2, 2); model.scale = nn.Parameter(torch.ones(()))",
-        "    return model, print",
+        "    model = nn.Linear(2, 2); model.scale = nn.Parameter(torch.tensor(2.5))",
+        "    return model.bfloat16(), print",
     ]
     (tmp_path / "wrong.py").write_text("\n".join(lines))
     os.chdir(tmp_path)
@@ -219,7 +252,7 @@ def test_what_a_function_returns_is_held_to_what_it_must(corpus: Corpus, tmp_pat
         "alone": "returned a Linear. It must return two things: an nn.Module, and a function",
         "no_loss": "returned (Linear, int). It must return two things",
         "other": "model.blocks='blocks' names no module",
-        "scalar": "is a single number without a dimension",
+        "scalar": "with its value: nn.Parameter(torch.tensor([2.5])) computes the same. Or let ",
         "gone": "wrong has no gone. Name a function that makes the model.",
         "nowhere": "there is no module wrong.deeper here",
     }

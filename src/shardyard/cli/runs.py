@@ -24,7 +24,7 @@ from shardyard.launchers.base import FoundJob
 from shardyard.launchers.ledger import SIDE_DETAIL
 from shardyard.rundir.state import RunState
 from shardyard.terminal import say, tell
-from shardyard.units import format_seconds
+from shardyard.units import format_age
 
 
 @click.command()
@@ -106,5 +106,5 @@ def _row(state: RunState, *, now: float) -> tuple[str, str, str, str, str]:
         state.state,
         "" if state.step is None else f"{state.step:,}",
         "" if state.loss is None else f"{state.loss:.4f}",
-        "" if state.updated_at is None else f"{format_seconds(now - state.updated_at)} ago",
+        "" if state.updated_at is None else format_age(now - state.updated_at),
     )

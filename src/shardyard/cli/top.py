@@ -19,7 +19,7 @@ from shardyard.launchers.ledger import Ledger
 from shardyard.printable import printable
 from shardyard.rundir.layout import RunDir, find_run
 from shardyard.terminal import tell
-from shardyard.units import format_bytes, format_count, format_seconds, format_usd
+from shardyard.units import format_age, format_bytes, format_count, format_seconds, format_usd
 from shardyard.waiting import until_over
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def head_lines(board: Board) -> list[str]:
 
 def _since(board: Board) -> str:
     changed_at = board.state.updated_at
-    return "" if changed_at is None else f", changed {format_seconds(time.time() - changed_at)} ago"
+    return "" if changed_at is None else f", changed {format_age(time.time() - changed_at)}"
 
 
 def _four(loss: float | None) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from shardyard.config.batch import step_samples
+from shardyard.config.batch import first_batch, step_samples
 from shardyard.config.data_section import Images
 from shardyard.config.own_module import axis_problems
 from shardyard.config.schema import Recipe
@@ -10,6 +10,7 @@ from shardyard.config.task_names import task_row
 from shardyard.errors import Problem
 from shardyard.families.images.network import ImageNetwork
 from shardyard.families.images.registry import IMAGE_PRESETS, KINDS
+from shardyard.families.images.tables import operators_of
 
 _WHAT = "a network for images"
 
@@ -56,6 +57,30 @@ def step_problems(recipe: Recipe, *, ranks: int) -> Iterable[Problem]:
         yield Problem("model.compile", f"{text}model.batch_norm=micro_batch.")
 
 
+def _lone_picture_problems(recipe: Recipe, network: ImageNetwork) -> Iterable[Problem]:
+    """A last micro-batch of one picture, of which a norm sees one number of each feature."""
+    optim, micro_batch = recipe.optim, recipe.optim.micro_batch
+    if network.batch_norm_momentum is None or recipe.model.batch_norm == "step":
+        return
+    if not isinstance(micro_batch, int) or optim.batch_per_device is not None:
+        return  # of a batch that follows the devices the first step tells
+    samples = first_batch(optim)
+    if micro_batch != 1 and samples % micro_batch != 1:
+        return
+    norms = (each for each in operators_of(network) if each.kind == "norm")
+    name = next((each.name for each in norms if 2 * each.output_elements == each.buffers), None)
+    if name is None:
+        return
+    text = (
+        f"={samples} in micro-batches of {micro_batch} leaves one picture alone, and at "
+        f"data.images.size={network.size} the batch normalisation {name} sees one number of each "
+        "of its features, which has no variance. "
+    )
+    fitting = next((each for each in range(2, samples + 1) if samples % each != 1), None)
+    text += "Use larger pictures" if fitting is None else f"Use optim.micro_batch={fitting}"
+    yield Problem("optim.global_batch", f"{text}, or optim.global_batch={max(2, samples - 1)}.")
+
+
 def network_problems(recipe: Recipe, network: ImageNetwork) -> Iterable[Problem]:
     """Settings that a network has nothing for, once it is known."""
     kind, model = KINDS[network.model_type], recipe.model
@@ -65,6 +90,7 @@ def network_problems(recipe: Recipe, network: ImageNetwork) -> Iterable[Problem]
     if model.batch_norm == "step" and network.batch_norm_momentum is None:
         text = f"=step: a network of type {network.model_type} has no batch normalisation."
         yield Problem("model.batch_norm", f"{text} Leave it out.")
+    yield from _lone_picture_problems(recipe, network)
     layout = recipe.parallel
     if isinstance(layout.dp_replicate, int) and isinstance(layout.dp_shard, int):
         yield from step_problems(recipe, ranks=layout.dp_replicate * layout.dp_shard)

@@ -96,10 +96,21 @@ def vocabulary_problems(*, tokenizer: str, vocab_size: int, rows: int | None) ->
     """
     if rows is None or vocab_size <= rows:
         return []
-    text = (
-        f"={tokenizer} has {vocab_size:,} tokens, the model's embedding has {rows:,} rows. Use the "
-        "model's own tokenizer, or a smaller data.vocab_size."
-    )
+    text = f"={tokenizer} has {vocab_size:,} tokens, the model's embedding has {rows:,} rows. "
+    match tokenizer:
+        case "train":
+            text += f"Use a smaller vocabulary: data.vocab_size={rows}."
+        case "auto":
+            text += (
+                "Tokens were added to the model's own tokenizer: add rows to the model before, "
+                f"model.resize_token_embeddings({vocab_size}) in transformers, and save both into "
+                "its folder."
+            )
+        case _:
+            text += (
+                "Use the model's own tokenizer (data.tokenizer=auto), or add rows to the model "
+                f"before: model.resize_token_embeddings({vocab_size}) in transformers."
+            )
     return [Problem("data.tokenizer", text)]
 
 

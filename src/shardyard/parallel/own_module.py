@@ -116,15 +116,23 @@ def _shared_parameters(
     return found
 
 
-def refuse_scalars(model: nn.Module) -> None:
-    """Ranks share a parameter's rows; one without any has nothing that could be shared."""
-    scalars = [name for name, param in model.named_parameters() if param.dim() == 0]
+def refuse_scalars(model: nn.Module, *, or_whole: str = "") -> None:
+    """Ranks share a parameter's rows; one without any has nothing that could be shared.
+
+    Args:
+        or_whole: Settings with which every process holds the model whole, so that it may stay.
+    """
+    scalars = {name: param for name, param in model.named_parameters() if param.dim() == 0}
     if scalars:
-        more = f" and {len(scalars) - 1} others" if len(scalars) > 1 else ""
+        (name, param), more = next(iter(scalars.items())), ""
+        if len(scalars) > 1:
+            more = f" and {len(scalars) - 1} others"
+        value = "..." if param.is_meta else f"{param.item():g}"
         raise RequestError(
-            f"the parameter {scalars[0]}{more} of this {type(model).__name__} is a single number "
-            "without a dimension, and ranks share parameters by their first one. Give it one: "
-            "nn.Parameter(torch.zeros(1)) computes the same."
+            f"the parameter {name}{more} of this {type(model).__name__} is a single number "
+            "without a dimension, and ranks share parameters by their first one. Give it one, with "
+            f"its value: nn.Parameter(torch.tensor([{value}])) computes the same."
+            f"{or_whole and f' Or let every process hold the model whole: {or_whole}.'}"
         )
 
 

@@ -149,7 +149,8 @@ def _stall(events: Sequence[dict[str, Any]]) -> tuple[float | None, float | None
     said = next((event for event in reversed(events) if event["kind"] == "stalled"), None)
     if said is None or not said.get("seconds") or said.get("t") is None:
         return None, None
-    return time.time() - said["t"] + said["seconds"], said.get("usual_s")
+    since_s = max(0.0, time.time() - said["t"])  # the node's clock may be ahead
+    return since_s + said["seconds"], said.get("usual_s")
 
 
 def _newest_events(file: Path) -> list[dict[str, Any]]:

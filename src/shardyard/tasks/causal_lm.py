@@ -63,6 +63,7 @@ class CausalLM(LanguageTask):
             mesh=mesh,
             device=device,
             ends=ends,
+            known=[each for each in tokenizer.get_vocab().values() if each < vocabulary(resolved)],
         )
         if is_asked:
             return f"{prompt}\n\n{tokenizer.decode(continuation).strip()}"

@@ -17,11 +17,14 @@ from shardyard.tasks.token_losses import LanguageModel
 def generate(
     computation: LanguageModel, prompt: list[int], *, num_tokens: int, seq_len: int,
     vocab_size: int, seed: int, temperature: float, mesh: Mesh, device: torch.device,
-    ends: Collection[int] = (),
+    ends: Collection[int] = (), known: Collection[int] | None = None,
 ) -> list[int]:  # fmt: skip
     """Continue ``prompt`` by ``num_tokens`` tokens, or to one of ``ends``.
 
     Each is the likeliest, or at a temperature above 0 drawn by its probability.
+
+    Args:
+        known: Ids that the tokenizer has, which alone are drawn: a head may have more rows.
 
     All ranks call it together: each forward pass is a collective. There is no KV cache: a short
     text is quicker than the code for one would be long.
@@ -35,12 +38,20 @@ def generate(
         window = tokens[-seq_len:]
         batch = _batch(window, length or len(window), device)
         logits_V = _logits(computation, batch, len(window) - 1, mesh=mesh, vocab_size=vocab_size)
-        tokens.append(_next_token(logits_V.cpu(), temperature, draw))
+        tokens.append(_next_token(possible(logits_V.cpu(), known), temperature, draw))
         if tokens[-1] in ends:  # all ranks draw the same
             break
     computation.model.train()
     reshard(computation.roots)
     return tokens[len(prompt) :]
+
+
+def possible(logits_V: Tensor, known: Collection[int] | None) -> Tensor:
+    """Logits with those of ids that the tokenizer does not have at minus infinity."""
+    if known is None:
+        return logits_V
+    ids = torch.tensor(sorted(known))
+    return torch.full_like(logits_V, -torch.inf).index_copy(0, ids, logits_V[ids])
 
 
 def _next_token(logits_V: Tensor, temperature: float, draw: torch.Generator) -> int:

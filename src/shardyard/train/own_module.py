@@ -28,6 +28,7 @@ from shardyard.parallel.own_module import (
     refuse_scalars,
 )
 from shardyard.parallel.precision import DTYPES
+from shardyard.parallel.replicas import stays_whole
 from shardyard.python_program import look_in_current_folder
 from shardyard.tasks.own import Loss, OwnComputation
 from shardyard.train.generic_model import (
@@ -73,7 +74,8 @@ def build_own(
             setting = "data.pack=whole" if is_whole else "data.attend_across_documents=false"
             refuse_mixed_documents(opened, setting)
             loss = loss_of_documents
-    refuse_scalars(model)
+    if not stays_whole(model, mesh, recipe):
+        refuse_scalars(model, or_whole="parallel.strategy=NO_SHARD in fp32")
     found += module_problems(model, blocks, tp=1, setting="model.blocks")
     if found:
         raise RecipeError(found, place if folder is not None else f"model.module={place}")
