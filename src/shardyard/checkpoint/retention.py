@@ -4,8 +4,12 @@ A folder is renamed before it is emptied, so a kill leaves either a whole checkp
 name no reader takes for a checkpoint. Only rank 0 changes anything.
 """
 
+import itertools
+import os
 import shutil
 from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from shardyard.errors import StorageError
@@ -107,19 +111,27 @@ def _shown(held: bytes) -> str:
     return f"it holds '{shown}'"
 
 
-def prune(checkpoints_dir: Path, keep_last: int, *, keep: Collection[int] = ()) -> list[int]:
-    """Remove old checkpoints and return their steps.
+@dataclass(frozen=True)
+class Pruned:
+    """What a removal of old checkpoints did."""
+
+    steps: list[int]
+    """Steps of the checkpoints that were to go."""
+    not_removed: str | None
+    """Why some folders are still there, and what to do; None: all are gone."""
+
+
+def prune(checkpoints_dir: Path, keep_last: int, *, keep: Collection[int] = ()) -> Pruned:
+    """Remove old checkpoints.
 
     Kept are the ``keep_last`` newest up to ``latest``, what ``best`` names, and ``keep``. Without
     a ``latest`` nothing is removed. A checkpoint that was set aside, damaged or replaced, goes once
-    the run has a durable one as far on.
-
-    Raises:
-        StorageError: A folder cannot be removed.
+    the run has a durable one as far on. What cannot be removed is tried again with the next
+    checkpoint: the newest one is durable, so training continues.
     """
     latest = read_pointer(checkpoints_dir, "latest")
     if latest is None:
-        return []
+        return Pruned([], None)
     passed = [step for step in complete_steps(checkpoints_dir) if step <= latest]
     protected = {*passed[-keep_last:], read_pointer(checkpoints_dir, "best"), *keep}
     removed = [step for step in passed if step not in protected]
@@ -129,18 +141,25 @@ def prune(checkpoints_dir: Path, keep_last: int, *, keep: Collection[int] = ()) 
         for step in complete_steps(checkpoints_dir, ending)
         if step <= latest
     ]
+    names = [*map(step_name, removed), *aside]
+    failures = [_try_to_remove(checkpoints_dir / name) for name in names]
+    words = "; ".join(filter(None, failures))
+    if not words:
+        return Pruned(removed, None)
+    return Pruned(
+        removed,
+        f"{words}. Training continues, and the next checkpoint tries again; kept, such folders "
+        "fill the disk. Check who owns the folder and which process uses it (`lsof +D FOLDER`).",
+    )
+
+
+def _try_to_remove(folder: Path) -> str | None:
+    """Remove a checkpoint; why it is still there, None: it is gone."""
     try:
-        for step in removed:
-            remove(checkpoints_dir / step_name(step))
-        for name in aside:
-            remove(checkpoints_dir / name)
+        remove(folder)
     except OSError as error:
-        raise StorageError(
-            f"{error.filename or checkpoints_dir} cannot be removed: {error.strerror}. It belongs "
-            "to an old checkpoint; kept, such folders would fill the disk. The checkpoint of step "
-            f"{latest} is intact: check who owns the folder, then resume the run."
-        ) from error
-    return removed
+        return f"{error.filename or folder} cannot be removed: {error.strerror or error}"
+    return None
 
 
 def set_aside(checkpoints_dir: Path, step: int) -> None:
@@ -151,8 +170,8 @@ def set_aside(checkpoints_dir: Path, step: int) -> None:
     """
     folder = checkpoints_dir / step_name(step)
     aside = folder.with_name(folder.name + SET_ASIDE)
-    if aside.exists():
-        remove(aside)
+    if os.path.lexists(aside):
+        clear(aside)
     folder.rename(aside)
     flush_folder(checkpoints_dir)
 
@@ -160,21 +179,38 @@ def set_aside(checkpoints_dir: Path, step: int) -> None:
 def remove(folder: Path) -> None:
     """Remove a checkpoint so that a kill in between cannot leave a part that looks whole.
 
+    Of a link, as to a checkpoint that was moved to another disk, only the link goes.
+
     Raises:
-        OSError: The file system refused.
+        OSError: The file system refused. The name may be free all the same.
     """
-    doomed = folder.with_name(f"{folder.name}.removed.tmp")
-    if doomed.exists():
-        shutil.rmtree(doomed)
+    if folder.is_symlink():
+        folder.unlink()
+        return
+    names = (f"{folder.name}.removed{number or ''}.tmp" for number in itertools.count())
+    doomed = next(each for each in map(folder.with_name, names) if not os.path.lexists(each))
     folder.rename(doomed)
     shutil.rmtree(doomed)
 
 
-def remove_leftovers(checkpoints_dir: Path) -> None:
-    """Remove what a killed save or a killed removal left behind.
+def clear(folder: Path) -> None:
+    """Free the name of a checkpoint; what cannot be removed now, the next save removes.
 
     Raises:
         OSError: The file system refused.
     """
-    for folder in checkpoints_dir.glob("step-*.tmp"):
-        shutil.rmtree(folder)
+    try:
+        remove(folder)
+    except OSError:
+        if os.path.lexists(folder):
+            raise
+
+
+def remove_leftovers(checkpoints_dir: Path) -> None:
+    """Remove what a killed save or an unfinished removal left behind, as far as that works."""
+    for left in checkpoints_dir.glob("step-*.tmp"):
+        with suppress(OSError):
+            if left.is_dir() and not left.is_symlink():
+                shutil.rmtree(left)
+            else:
+                left.unlink()

@@ -52,6 +52,8 @@ class Durable:
     """From the call of ``save`` until ``latest`` named it."""
     bytes: int
     """Files of all ranks together."""
+    not_removed: str | None = None
+    """Why old checkpoints are still there, and what to do; None: all are gone."""
 
 
 class Saver:
@@ -201,8 +203,8 @@ class Saver:
                 shutil.rmtree(order.scratch, ignore_errors=True)  # give the room back
             reason = _not_finite(error)
             return Abandoned(order.step, reason) if reason else _first_failure(error, order.step)
-        seconds, size = metadata.storage_data
-        return Durable(order.step, seconds, size)
+        seconds, size, not_removed = metadata.storage_data
+        return Durable(order.step, seconds, size, not_removed)
 
     def _agree(self) -> None:
         """Fix the number of the poll that reports: one that no rank has begun yet.

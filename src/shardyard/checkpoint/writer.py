@@ -38,12 +38,12 @@ from torch.futures import Future
 from shardyard.checkpoint.buffers import digests, is_buffer, refuse_differing
 from shardyard.checkpoint.finite import refuse_not_finite
 from shardyard.checkpoint.retention import (
+    clear,
     complete_steps,
     mark_best,
     mark_latest,
     prune,
     read_pointer,
-    remove,
     remove_leftovers,
     step_name,
 )
@@ -239,8 +239,8 @@ class CheckpointWriter(StorageWriter):
         except OSError as error:
             raise self._refused(error, needed_bytes=self._planner.total_bytes) from error
 
-    def _commit(self, files: dict[str, FileDigest]) -> tuple[float, int]:
-        """Returns seconds since the save began until it was durable, and its bytes."""
+    def _commit(self, files: dict[str, FileDigest]) -> tuple[float, int, str | None]:
+        """Returns seconds until it was durable, its bytes, and which old ones could not go."""
         order = self._order
         values = memoryview(order.values_json.encode())
         files[VALUES] = write_flushed(order.scratch / VALUES, [values])
@@ -261,9 +261,10 @@ class CheckpointWriter(StorageWriter):
         seconds = time.monotonic() - order.started
         if order.is_best:
             mark_best(order.checkpoints_dir, order.step)
+        not_removed: str | None = None
         if order.keep_last is not None:
-            prune(order.checkpoints_dir, order.keep_last)
-        return seconds, manifest.bytes
+            not_removed = prune(order.checkpoints_dir, order.keep_last).not_removed
+        return seconds, manifest.bytes, not_removed
 
     def _clear_the_way(self) -> None:
         """Remove an older checkpoint of the same step, once ``latest`` names it no more."""
@@ -275,7 +276,7 @@ class CheckpointWriter(StorageWriter):
             else:
                 (order.checkpoints_dir / "latest").unlink()
         flush_folder(order.checkpoints_dir)
-        remove(order.folder)
+        clear(order.folder)
 
     def _refused(self, error: OSError, *, needed_bytes: int) -> StorageError:
         order = self._order

@@ -289,7 +289,9 @@ def _describe_unsent(event: dict[str, Any]) -> str:
 
 def _describe_save(event: dict[str, Any]) -> str:
     if event["kind"] == "checkpoint_durable":
-        return f"checkpoint of step {event['step']} is durable"
+        kept = event.get("not_removed")
+        warning = f"\nwarning: {kept}" if kept else ""
+        return f"checkpoint of step {event['step']} is durable{warning}"
     if event["kind"] == "checkpoint_interval":
         return f"a checkpoint every {event['every']:,} steps from now on loses the least time"
     return f"step {event['step']} was not saved: it is not finite ({event['reason']})"

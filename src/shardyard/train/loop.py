@@ -391,7 +391,8 @@ class Loop:
         for save in saves:
             if isinstance(save, Durable):
                 self.durable_step = save.step
-                self.training.report("checkpoint_durable", **asdict(save))
+                told = {name: value for name, value in asdict(save).items() if value is not None}
+                self.training.report("checkpoint_durable", **told)
                 self.training.save_interval.counts_s.append(save.seconds)
                 self.training.save_interval.learn(self.progress.step)
             else:
