@@ -148,6 +148,42 @@ def break_links(path: Path) -> None:
     flush_folder(path.parent)
 
 
+def publish_folder(scratch: Path, to: Path) -> None:
+    """Give a finished folder its name: everything in it is on disk before, the name after.
+
+    Raises:
+        OSError: The file system refused.
+    """
+    flush_tree(scratch)
+    scratch.rename(to)
+    flush_folder(to.absolute().parent)
+
+
+def publish_file(scratch: Path, to: Path) -> None:
+    """Give a finished file its name, in place of what has it; on disk when this returns.
+
+    Raises:
+        OSError: The file system refused.
+    """
+    _flush(scratch, os.O_RDONLY)
+    scratch.replace(to)
+    flush_folder(to.absolute().parent)
+
+
+def flush_tree(folder: Path) -> None:
+    """Make all files and names in a folder durable.
+
+    Raises:
+        OSError: The file system refused.
+    """
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            _flush(path, os.O_RDONLY)
+        elif path.is_dir() and not path.is_symlink():
+            flush_folder(path)
+    flush_folder(folder)
+
+
 def flush_folder(folder: Path) -> None:
     """Make the names in a folder durable; a file's own flush does not cover its name."""
     _flush(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -8,7 +8,6 @@ same memory. ``complete.json``, written last, says what every file must be.
 import argparse
 import json
 import math
-import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -64,7 +63,7 @@ from shardyard.errors import (
 from shardyard.families.file_tensors import Piece, file_tensors, whole_shape
 from shardyard.families.registry import family_of
 from shardyard.families.shape import ModelShape
-from shardyard.files import flush_folder
+from shardyard.files import publish_folder
 from shardyard.models.build import build_on_meta
 from shardyard.rundir.exported import sentence
 from shardyard.rundir.layout import RunDir
@@ -256,8 +255,7 @@ def write_export(plan: ExportPlan, resolved: Resolved) -> Exported:
         scratch.mkdir(parents=True)
         _write(plan, resolved, scratch)
         complete = write_complete(scratch, made_of)
-        scratch.rename(to)
-        flush_folder(to.absolute().parent)
+        publish_folder(scratch, to)
     except (OSError, SafetensorError) as error:
         raise StorageError(
             f"{to} cannot be written: {error}. The export needs about {format_bytes(plan.bytes)}. "
@@ -387,10 +385,6 @@ def _write(plan: ExportPlan, resolved: Resolved, folder: Path) -> None:
         write_network(plan.checkpoint, resolved, folder, dtype=plan.dtype)
     else:
         _write_tensors(plan, resolved, folder)
-    for path in _all_files(folder):
-        with path.open("rb") as written:
-            os.fsync(written.fileno())
-    flush_folder(folder)
 
 
 def _write_tensors(plan: ExportPlan, resolved: Resolved, folder: Path) -> None:
@@ -428,10 +422,6 @@ def _write_buffers(checkpoint: Path, folder: Path) -> None:
         load_tensors(checkpoint, judged, allow_extra=True)
         named = {buffer_name(name): tensor for name, tensor in tensors.items()}
         save_file(named, folder / BUFFERS_FILE, metadata={"format": "pt"})
-
-
-def _all_files(folder: Path) -> Iterator[Path]:
-    return (path for path in sorted(folder.rglob("*")) if path.is_file())
 
 
 def _describe(plan: ExportPlan, chosen: Chosen, exported: Exported | None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from shardyard.aws import UncertainError, aws_client, aws_errors, aws_session, e
 from shardyard.cluster.adopted import AdoptedCluster
 from shardyard.cluster.description import Description
 from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
-from shardyard.files import make_folder
+from shardyard.files import make_folder, write_json
 from shardyard.launchers.ledger import Ledger
 from shardyard.talk import say
 
@@ -248,9 +248,7 @@ def new_world(given: Description, clusters: Path) -> World:
         "is_adopted": isinstance(given, AdoptedCluster),
         "cluster": given.model_dump(mode="json"),
     }
-    temporary = folder / f"{_DESCRIPTION}.tmp"
-    temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    temporary.rename(folder / _DESCRIPTION)
+    write_json(folder / _DESCRIPTION, content)
     return World(folder=folder, given=given, owner=owner)
 
 

@@ -27,7 +27,7 @@ from shardyard.complete import COMPLETE, Complete, FileDigest, read_complete
 from shardyard.config.fingerprint import digest
 from shardyard.config.hub_errors import HubOfflineError, HubSetting, hub_errors_told
 from shardyard.errors import CapacityError, DataError, RequestError, StorageError
-from shardyard.files import make_folder, write_text
+from shardyard.files import make_folder, publish_file, write_text
 from shardyard.locks import locked
 from shardyard.units import format_bytes
 
@@ -404,7 +404,7 @@ def _copy_from_cache(
             make_folder(path.parent)
             part = path.with_name(f"{path.name}{_PART}")
             shutil.copyfile(cached, part)
-            part.replace(path)
+            publish_file(part, path)
 
 
 @dataclass(frozen=True)

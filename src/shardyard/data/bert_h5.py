@@ -16,6 +16,7 @@ from shardyard.data.loader import Samples
 from shardyard.data.micro_batch import IGNORED, MicroBatch
 from shardyard.data.readers.bert_h5 import ARRAYS
 from shardyard.errors import RequestError, StorageError
+from shardyard.files import publish_file
 
 Told = Callable[[str, int, int], None]
 """Called with what is being done, and how many bytes of token ids of how many are done."""
@@ -63,7 +64,7 @@ def write_h5(stream: Samples, folder: Path, *, epochs: int, split: str, told: To
             part = path.with_suffix(".part")
             with h5py.File(part, "w") as file:
                 _fill(file, stream, range(begin, min(begin + of_file, total)), total, told)
-            part.replace(path)
+            publish_file(part, path)
             paths.append(path)
     except OSError as error:
         raise StorageError(

@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, supported
 
 from shardyard.config.profile_problems import ranks_of
 from shardyard.errors import RequestError, ShardyardError
-from shardyard.files import make_folder, write_json
+from shardyard.files import make_folder, publish_folder, write_json
 from shardyard.observe.exchanges import exchanges_named
 from shardyard.observe.ranges import APART, STEPS
 from shardyard.observe.step_terms import AXES, read_step_terms, table, terms_of
@@ -323,7 +323,7 @@ class Profiles(Profiling):
             {**found.to_json(), "by_rank": {str(rank): terms for rank, terms in by_rank.items()}},
         )
         shutil.rmtree(folder, ignore_errors=True)  # of the same step, before work was lost
-        unfinished(folder).rename(folder)
+        publish_folder(unfinished(folder), folder)
         training.report("profiled", id=found.id, step=found.step, profile=found.to_json())
         self._forget(taking.request)
 

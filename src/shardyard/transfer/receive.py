@@ -16,7 +16,7 @@ from typing import Protocol
 
 from shardyard.complete import COMPLETE, Complete, FileDigest, checked_name, why_differs
 from shardyard.errors import DataError, LostError, StorageError
-from shardyard.files import flush_folder, make_folder, write_text
+from shardyard.files import make_folder, publish_file, publish_folder, write_text
 from shardyard.units import format_bytes
 from shardyard.waiting import growing_wait_s
 
@@ -137,7 +137,7 @@ def receive(
             key = hashlib.sha256(f"{name}\n{wanted.sha256}".encode()).hexdigest()[:32]
             _bring(source, name, wanted, parts / key, told=told, sleep=sleep)
             make_folder(target.parent)
-            (parts / key).replace(target)
+            publish_file(parts / key, target)
         shutil.rmtree(parts, ignore_errors=True)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -190,13 +190,11 @@ def receive_whole(
 
 
 def _put_in_place(scratch: Path, to: Path) -> None:
-    flush_folder(scratch)
     old = to.absolute().with_name(f".{to.name}.replaced")
     shutil.rmtree(old, ignore_errors=True)
     if to.exists():
         to.rename(old)
-    scratch.rename(to)
-    flush_folder(to.absolute().parent)
+    publish_folder(scratch, to)
     shutil.rmtree(old, ignore_errors=True)
 
 

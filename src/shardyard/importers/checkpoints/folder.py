@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.errors import RequestError, StorageError
-from shardyard.files import flush_folder
+from shardyard.files import publish_folder
 from shardyard.importers.checkpoints.like import CONFIG, INDEX, Like
 from shardyard.importers.checkpoints.stored import Stored, blocks, can_be_copied, copy
 from shardyard.safetensors_header import ITEM_BYTES, header
@@ -87,8 +87,7 @@ def write_folder(
             shutil.copyfile(source, scratch / name)
         _write_json(scratch / CONFIG, _config(like, tensors, dtype))
         _write_json(scratch / ORIGIN, dict(origin))
-        scratch.rename(to)
-        flush_folder(to.parent)
+        publish_folder(scratch, to)
     except OSError as error:
         shutil.rmtree(scratch, ignore_errors=True)
         raise StorageError(
