@@ -59,6 +59,18 @@ def test_a_machine_whose_loopback_interface_is_down_is_named() -> None:
     check_loopback()
 
 
+@pytest.mark.parametrize("name", ["a" * 64, "node." + "b" * 64])
+def test_a_host_name_that_torch_cannot_look_up_is_named(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UnicodeError):
+        socket.getaddrinfo(name, None)  # as torch does
+    monkeypatch.setattr(socket, "gethostname", lambda: name)
+    with pytest.raises(SetUpError, match=r"the host name .* has 64 letters.*`hostname "):
+        check({})
+    assert network_interface.host_name_problem("a" * 63) == ""
+
+
 def test_an_interface_that_is_given_stays() -> None:
     assert for_workers("127.0.0.1", [], {})[VARIABLE] == LO
     assert VARIABLE not in for_workers("127.0.0.1", [], {VARIABLE: "eth1"})

@@ -91,13 +91,27 @@ def for_workers(
 
 
 def check(environ: Mapping[str, str]) -> None:
-    """Check the interfaces that a variable names.
+    """Check the interfaces that a variable names, and the name of this machine.
 
     Raises:
-        SetUpError: One of them is not there, or has no address.
+        SetUpError: One of them is not there, or has no address; or the name cannot be looked up.
     """
-    if problem := problem_of(environ):
+    if problem := host_name_problem(socket.gethostname()) or problem_of(environ):
         raise SetUpError(problem)
+
+
+def host_name_problem(name: str) -> str:
+    """Why torch could not look a host name up; empty: it can."""
+    try:
+        name.encode("idna")
+    except UnicodeError:
+        part = max(name.split("."), key=len)
+        return (
+            f"the host name {name} cannot be looked up, as torch does: a part of it has "
+            f"{len(part)} letters, and names have parts of 1 to 63. Give the machine a shorter "
+            f"name: `hostname {part[:15]}` (--hostname of a container)."
+        )
+    return ""
 
 
 def problem_of(environ: Mapping[str, str]) -> str:

@@ -8,7 +8,7 @@ from shardyard.config.schema import Recipe
 from shardyard.control.attempt import Attempt
 from shardyard.control.request import Request
 from shardyard.control.train import begin, first_attempt, next_attempt
-from shardyard.errors import RequestError, ShardyardError, StorageError
+from shardyard.errors import RequestError, SetUpError, ShardyardError, StorageError
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease
 from tests.report.synthetic import LAPTOP, resolved_run
@@ -40,6 +40,16 @@ def test_what_this_machine_cannot_do_is_told_before_it_is_looked_at(
     with pytest.raises(kind, match=why):
         first_attempt(asked(tmp_path / runs, *words))
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_an_interface_that_is_not_there_is_named_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # launch.env outranks it
+    request = asked(tmp_path / "runs", "launch.env={GLOO_SOCKET_IFNAME: eth9}")
+    with pytest.raises(SetUpError, match="GLOO_SOCKET_IFNAME=eth9: there is no interface"):
+        first_attempt(request)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_of_two_that_begin_one_run_at_once_the_second_changes_nothing(tmp_path: Path) -> None:

@@ -201,3 +201,9 @@ def test_an_interface_that_a_variable_names_is_looked_for() -> None:
     (finding,) = check_interface({"GLOO_SOCKET_IFNAME": "eth9"})
     assert finding.verdict == "problem" and "GLOO_SOCKET_IFNAME=eth9" in finding.what
     assert finding.mend.startswith("Unset the variable (`unset GLOO_SOCKET_IFNAME`)")
+
+
+def test_a_host_name_of_64_letters_is_a_problem() -> None:
+    finding = check_address("a" * 64)
+    assert finding.verdict == "problem" and "64 letters" in finding.what
+    assert finding.mend.startswith("Give the machine a shorter name: `hostname ")

@@ -54,6 +54,16 @@ def test_a_node_beyond_the_last_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.heavy
+def test_an_interface_that_is_not_there_is_named_before_anything_is_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "^lo,docker0")
+    code, talk = node(tmp_path, *GIVEN, "--session", "s")
+    assert code == 2
+    assert "GLOO_SOCKET_IFNAME=^lo,docker0: gloo takes plain names, without ^" in talk
+
+
+@pytest.mark.heavy
 def test_a_place_without_its_variables_names_the_first_that_is_missing(tmp_path: Path) -> None:
     code, talk = node(tmp_path, "--place", "slurm")
     assert code == 2 and "the variable SLURM_JOB_ID is not set" in talk

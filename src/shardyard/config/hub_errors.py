@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 from urllib.parse import urlsplit
-from urllib.request import (
+from urllib.request import (  # type: ignore[attr-defined]  # typeshed has one for macOS alone
     getproxies_environment,
-    proxy_bypass_environment,  # type: ignore[attr-defined]  # typeshed has it for macOS alone
+    proxy_bypass_environment,
 )
 
 from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from shardyard import network_interface
 from shardyard.config.anchor import anchor_paths
 from shardyard.config.check import load_checked_recipe
 from shardyard.config.compatibility import check_packages, engines_for
@@ -76,6 +77,7 @@ def first_attempt(request: Request) -> Attempt:
         StorageError: No run folder can be made.
     """
     run = request.recipe.run
+    network_interface.check(os.environ)
     if run.id is not None:
         refuse_existing(RunDir(Path(run.dir).expanduser().resolve() / run.id))
     _refuse_unwritable(Path(run.dir).expanduser())
@@ -130,6 +132,7 @@ def _next_attempt(
         warn(warning)
     refuse_other_nodes(recipe)
     take_environment(recipe)
+    network_interface.check(os.environ)
     machine, resolved = resolve_here(
         Request.of(recipe, name=run_dir.run_id, previous=previous),
         previous=previous,

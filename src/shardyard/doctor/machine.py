@@ -30,7 +30,7 @@ from shardyard.hardware.catalogue import accelerator_named
 from shardyard.hardware.machine import Machine
 from shardyard.hardware.probe import probe
 from shardyard.memory_limit import MemoryLimit, memory_limit
-from shardyard.network_interface import VARIABLE, problem_of
+from shardyard.network_interface import VARIABLE, host_name_problem, problem_of
 from shardyard.units import format_bytes
 
 MIB, GIB = 2**20, 2**30
@@ -279,6 +279,9 @@ def judge_locked_memory(limit: int) -> Finding:
 
 def check_address(hostname: str) -> Finding:
     """Whether this machine's name leads to this machine, as the other nodes will need it."""
+    if wrong := host_name_problem(hostname):
+        what, _, remedy = wrong.partition(" Give")
+        return Finding(name="address", verdict="problem", what=what, mend=f"Give{remedy}")
     try:
         address = str(socket.getaddrinfo(hostname, None, socket.AF_INET)[0][4][0])
     except OSError:

@@ -17,6 +17,7 @@ from typing import NoReturn
 
 import click
 
+from shardyard import network_interface
 from shardyard.config.anchor import anchor_paths
 from shardyard.config.check import load_checked_recipe
 from shardyard.config.compatibility import check_packages, engines_for
@@ -96,7 +97,9 @@ def command(
     talk = Session(run, place.session)
     try:
         asked = load_checked_recipe([recipe], [], of_run=True)
-    except ShardyardError as error:  # a package of the recipe may be missing on this node alone
+        if bench is None:
+            network_interface.check(os.environ)
+    except ShardyardError as error:  # a package may be missing, or a variable wrong, here alone
         _tell_refusal(error, run, place, talk)
     os.environ.update(resolve_local(asked.secrets, os.environ))
     if bench is not None:
