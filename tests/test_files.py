@@ -33,9 +33,12 @@ def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def rename(name: str) -> None:
         real = getattr(Path, name)
-        monkeypatch.setattr(
-            Path, name, lambda path, to: (asked.append(f"{path.name} -> {to.name}"), real(path, to))
-        )
+
+        def renamed(path: Path, to: Path) -> None:
+            asked.append(f"{path.name} -> {to.name}")
+            real(path, to)
+
+        monkeypatch.setattr(Path, name, renamed)
 
     monkeypatch.setattr(os, "fsync", watch)
     rename("rename")

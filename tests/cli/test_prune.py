@@ -9,6 +9,7 @@ import pytest
 from shardyard.cli import main
 from shardyard.config.schema import Recipe
 from shardyard.control.prune import delete, unused_sets
+from shardyard.data.in_use import InUse
 
 
 def a_set(above: Path, number: int, name: str = "text") -> Path:
@@ -95,3 +96,21 @@ def test_pruning_goes_with_no_preparing(
 ) -> None:
     assert main(["prepare", *settings, "--prune", option]) == 2
     assert "--prune goes with --yes, --dry-run and --json alone" in capfd.readouterr().err
+
+
+def test_what_a_training_of_another_folder_reads_stays_and_so_do_a_mixture_s_parts(
+    settings: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    above = tmp_path / "prepared"
+    read, part, mixture = (a_set(above, number) for number in (1, 2, 3))
+    for name in ("manifest.json", "train-00000.bin", "train-00000.idx.npy"):
+        (mixture / name).unlink()
+    parts = {"format": 1, "parts": [{"folder": f"../{part.name}"}]}
+    (mixture / "mixture.json").write_text(json.dumps(parts))
+    trainings = [InUse(read), InUse(mixture), InUse(tmp_path / "nowhere")]
+    assert main(["prepare", *settings, "--prune", "--yes"]) == 0
+    assert capfd.readouterr().err.count("stays: a training reads it") == 3
+    for training in trainings:
+        training.close()
+    assert main(["prepare", *settings, "--prune", "--yes"]) == 0
+    assert list(above.iterdir()) == []

@@ -19,7 +19,7 @@ from shardyard.control.side_jobs import SideTerms
 from shardyard.control.splits import split_rows
 from shardyard.control.submission import launcher_named
 from shardyard.launchers.base import LAUNCHERS
-from shardyard.terminal import tell
+from shardyard.terminal import say, tell
 from shardyard.units import format_bytes
 
 
@@ -110,6 +110,9 @@ def _prune(recipe: tuple[str, ...], *, is_yes: bool, dry_run: bool, as_json: boo
         what = f"{len(unused)} data set{'s' * (len(unused) > 1)}, {total}"
         confirm(f"Delete {what}? Runs elsewhere may read them.", is_yes=is_yes)
         deleted = [each for each in unused if delete(each)]
+        for each in unused:
+            if each not in deleted:
+                say(f"{each.folder} stays: a training reads it, or another command writes it")
     if as_json:
         found = {"unused": unused, "deleted": deleted}
         tell(json.dumps({name: [str(e.folder) for e in sets] for name, sets in found.items()}))

@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 
 from shardyard.config.schema import Recipe
@@ -44,7 +45,7 @@ def unused_sets(recipe: Recipe) -> list[Unused]:
 
 
 def delete(unused: Unused) -> bool:
-    """Delete a data set; False: somebody began to write it, so it stays.
+    """Delete a data set; False: a training reads it or a command writes it, so it stays.
 
     Raises:
         StorageError: The file system refused.
@@ -52,7 +53,7 @@ def delete(unused: Unused) -> bool:
     try:
         lock = os.open(unused.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         try:
-            if not take_lock(lock):
+            if not take_lock(lock) or not all(map(_is_unread, _MANIFESTS, repeat(unused.folder))):
                 return False
             for name in _MANIFESTS:  # first: what is left is no data set, whatever happens next
                 (unused.folder / name).unlink(missing_ok=True)
@@ -65,6 +66,17 @@ def delete(unused: Unused) -> bool:
             "rest of its folder can be deleted by hand."
         ) from error
     return True
+
+
+def _is_unread(name: str, folder: Path) -> bool:
+    """Whether no training reads a data set, of whatever run.dir; see ``InUse``."""
+    try:
+        descriptor = os.open(folder / name, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    is_free = take_lock(descriptor)
+    close_locked(descriptor)
+    return is_free
 
 
 def _what_runs_read(runs: Path) -> Iterator[str]:

@@ -23,6 +23,7 @@ from shardyard.config.allocator import let_memory_grow
 from shardyard.config.metrics_place import metrics_place
 from shardyard.config.resolved import Resolved
 from shardyard.config.snapshots import snapshot_labels
+from shardyard.data.in_use import InUse
 from shardyard.elastic import forkserver
 from shardyard.elastic.agent_memory import NOTES, AgentMemory
 from shardyard.elastic.drain import DrainRequest, end_with
@@ -87,6 +88,7 @@ def _conduct(
         lease = Lease.handed_over(args.lease)
     elif args.node_rank == 0 and not is_moved:
         lease = Lease(run.lease)
+    data = InUse(Path(resolved.data.dir))
     log = _log(args)
     _send_talk_to(log)
     drain = DrainRequest(resolved.recipe.elastic.drain_timeout_s, is_asked_once=args.asked_once)
@@ -136,6 +138,7 @@ def _conduct(
     finally:
         forkserver.stop()
         drain.stop_listening()
+        data.close()
         if lease:
             lease.close()
 
