@@ -132,3 +132,26 @@ def test_the_first_step_of_each_start_is_no_measure_of_speed() -> None:
     restarted = tuple({"attempt": 1, "generation": 1, "step_time_s": s} for s in (9.0, 2.0))
     assert steady((*first, *second, *restarted), "step_time_s") == [1.0, 1.0, 1.0, 2.0]
     assert steady(first[:1], "step_time_s") == [9.0], "there is no other"
+
+
+def test_a_run_that_finished_and_was_resumed_for_more_steps_is_whole_only_at_its_new_end(
+    tmp_path: Path,
+) -> None:
+    writer = writer_on_h100(tmp_path)
+    writer.begin()
+    writer.start()
+    writer.steps(1, 30)
+    writer.finish(30)
+    writer.end(0, "finished")
+    assert "wall time" in rows_of(writer.write())[0]
+    writer.begin()
+    writer.start(load_step=30)
+    writer.steps(31, 40)
+    writer.end(1, "a rank was lost")
+    assert "wall time" not in rows_of(writer.write())[0]
+    writer.begin()
+    writer.start(load_step=30)
+    writer.steps(31, 60)
+    writer.finish(60)
+    writer.end(0, "finished")
+    assert "wall time" in rows_of(writer.write())[0]

@@ -248,7 +248,7 @@ def _planned(study: Study, nodes: int, proposal: Proposal) -> Row:
 def _finished(run_dir: RunDir, planned: Row) -> Row | None:
     """The row of a run that reached its end; None: it has not."""
     record = _record(run_dir)
-    if record is None or record.last("run_finished") is None:
+    if record is None or record.state != "finished":
         return None
     return measured_row(record, planned)
 

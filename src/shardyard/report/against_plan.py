@@ -113,7 +113,7 @@ def _memory(record: RunRecord, plan: Plan) -> list[PlanRow]:
 
 def _pace(record: RunRecord, plan: Plan) -> list[PlanRow]:
     steps_s = sum(line.get("step_time_s") or 0.0 for line in record.steps)
-    is_whole, spent = record.last("run_finished") is not None, record.last("spent") or {}
+    is_whole, spent = record.state == "finished", record.last("spent") or {}
     return [
         PlanRow(
             name="time of a step", unit="s", note=plan.speed.reason,
@@ -153,7 +153,7 @@ def _failures(record: RunRecord, plan: Plan, times: list[AttemptTime]) -> list[P
         note=f"of the wall time, steps whose result stands; {expected}{lost} happened",
         predicted=None if outlook is None else outlook.ettr, measured=effective_share(phases),
     )  # fmt: skip
-    if outlook is None or record.last("run_finished") is None:
+    if outlook is None or record.state != "finished":
         return [effective]
     return [
         PlanRow(
