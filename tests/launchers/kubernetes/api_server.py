@@ -28,6 +28,7 @@ KINDS = {
     "trainjobs": ("trainer.kubeflow.org/v1alpha1", "TrainJob"),
     "clustertrainingruntimes": ("trainer.kubeflow.org/v1alpha1", "ClusterTrainingRuntime"),
     "pytorchjobs": ("kubeflow.org/v1", "PyTorchJob"),
+    "networkpolicies": ("networking.k8s.io/v1", "NetworkPolicy"),
     "podgroups": ("scheduling.volcano.sh/v1beta1", "PodGroup"),
     "localqueues": ("kueue.x-k8s.io/v1beta2", "LocalQueue"),
     "podmonitors": ("monitoring.coreos.com/v1", "PodMonitor"),

@@ -35,7 +35,7 @@ def test_without_gang_scheduling_a_launch_of_several_nodes_warns(
 @pytest.mark.parametrize("target", ["jobset", "pytorchjob"])
 def test_volcano_gets_a_group_of_all_pods_and_pods_that_name_it(target: str) -> None:
     words = (VOLCANO, f"launch.kubernetes.target={target}", "launch.kubernetes.queue=team")
-    _, group, job = objects = render_objects(request_for(*words, "cluster.nodes=3"))
+    _, _, group, job = objects = render_objects(request_for(*words, "cluster.nodes=3"))
     assert group["kind"] == "PodGroup" and group["metadata"]["name"] == RUN_ID
     assert group["spec"] == {"minMember": 3, "queue": "team"}
     template = pod_of(objects)
@@ -47,7 +47,7 @@ def test_volcano_gets_a_group_of_all_pods_and_pods_that_name_it(target: str) -> 
 
 def test_a_job_that_may_shrink_starts_with_as_few_as_it_may_have() -> None:
     words = ("launch.kubernetes.target=pytorchjob", "elastic.min_nodes=1", "elastic.max_nodes=4")
-    _, group, _ = render_objects(request_for(VOLCANO, *words))
+    _, _, group, _ = render_objects(request_for(VOLCANO, *words))
     assert group["spec"] == {"minMember": 1}
 
 
@@ -74,8 +74,9 @@ def test_what_volcano_is_not_asked_for_is_refused_by_name(
 def test_the_group_is_made_before_the_job_and_removed_with_it(world: World) -> None:
     job = world.submit(VOLCANO)
     posts = [path.rpartition("/")[2] for method, path in world.server.requests if method == "POST"]
-    assert posts == ["configmaps", "podgroups", "jobsets"]
-    assert [kind for kind, _ in world.live()] == ["ConfigMap", "PodGroup", "JobSet"]
+    assert posts == ["configmaps", "networkpolicies", "podgroups", "jobsets"]
+    kinds = ["ConfigMap", "NetworkPolicy", "PodGroup", "JobSet"]
+    assert [kind for kind, _ in world.live()] == kinds
     removal = world.launcher.remove(job, world.ledger)
     assert f"PodGroup {RUN_ID}" in removal.removed
     assert world.server.objects == {} and world.live() == []

@@ -142,7 +142,9 @@ def test_our_own_etcd_goes_through_the_api_and_comes_back_out(site: Site) -> Non
     container = site.server.only("deployments")["spec"]["template"]["spec"]["containers"][0]
     assert container["image"] == IMAGE and container["command"][0] == "etcd"
     assert site.server.names("services") == ["etcd"]
-    assert site.ledger()[1::2] == ["created Service etcd", "created Deployment etcd"]
+    assert site.ledger()[1::2] == [
+        "created NetworkPolicy etcd", "created Service etcd", "created Deployment etcd"
+    ]  # fmt: skip
     assert site.doctor("--uninstall", "--yes", *ETCD) == 0
     assert site.server.objects == {}
 
@@ -219,7 +221,7 @@ def test_the_etcd_is_accepted_by_the_schema() -> None:
     objects: tuple[dict[str, Any], ...] = render_etcd(load_recipe([], ETCD).launch.kubernetes)
     for item in objects:
         check_builtin(item)
-    assert yaml.safe_load(yaml.safe_dump(objects[0]))["spec"]["ports"][0]["port"] == 2379
+    assert yaml.safe_load(yaml.safe_dump(objects[1]))["spec"]["ports"][0]["port"] == 2379
 
 
 def forge(site: Site, changes: dict[str, str]) -> Path:

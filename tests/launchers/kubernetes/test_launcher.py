@@ -55,12 +55,12 @@ def set_conditions(world: World, *conditions: dict[str, str]) -> None:
 def test_a_submission_makes_the_config_map_and_then_the_job(world: World) -> None:
     job = world.submit()
     posts = [path.rpartition("/")[2] for method, path in world.server.requests if method == "POST"]
-    assert posts == ["configmaps", "jobsets"]
+    assert posts == ["configmaps", "networkpolicies", "jobsets"]
     assert job.name == RUN_ID
     assert job.id == world.server.only("jobsets")["metadata"]["uid"]
     assert job.details["context"] == "test" and job.details["namespace"] == "default"
     config = world.server.only("configmaps")["metadata"]["name"]
-    assert world.live() == [("ConfigMap", config), ("JobSet", RUN_ID)]
+    assert world.live() == [("ConfigMap", config), ("NetworkPolicy", config), ("JobSet", RUN_ID)]
     assert all(entry.is_confirmed for entry in world.ledger.live())
     assert "fieldValidation=Strict" in world.server.queries
 
@@ -102,7 +102,7 @@ def test_an_uncertain_creation_stays_in_the_ledger_to_be_looked_for(world: World
     with pytest.raises(CapacityError):
         world.submit()
     states = {entry.kind: entry.is_confirmed for entry in world.ledger.live()}
-    assert states == {"ConfigMap": True, "JobSet": False}
+    assert states == {"ConfigMap": True, "NetworkPolicy": True, "JobSet": False}
 
 
 def test_a_job_waits_runs_and_succeeds(world: World) -> None:
@@ -150,6 +150,7 @@ def test_removal_leaves_nothing_and_is_safe_to_repeat(world: World) -> None:
     assert world.launcher.remove(job, world.ledger).removed == [
         f"JobSet {RUN_ID}",
         f"ConfigMap {config}",
+        f"NetworkPolicy {config}",
     ]
     assert world.server.objects == {} and world.live() == []
     assert world.launcher.remove(job, world.ledger).removed == []

@@ -100,7 +100,9 @@ def test_an_object_that_was_made_again_by_another_user_lives_on(world: World) ->
         assert path and item["metadata"].pop("uid")
         item["metadata"]["uid"] = UID
     found = world.launcher.remove(job, world.ledger)
-    assert found == Removal(foreign=[f"JobSet {job.name}", f"ConfigMap {job.details['config']}"])
+    name = job.details["config"]
+    kinds = ("ConfigMap", "NetworkPolicy")
+    assert found == Removal(foreign=[f"JobSet {job.name}", *(f"{kind} {name}" for kind in kinds)])
     world.launcher.cancel(job)
     assert deleted(world) == [] and world.live() == []
     assert "shardyard/cancelled" not in config["annotations"]
@@ -133,7 +135,11 @@ def test_a_runtime_stays_while_a_job_of_the_same_name_elsewhere_uses_it(world: W
         spec={"runtimeRef": {"name": runtime}},
     )
     removed = world.launcher.remove(job, world.ledger).removed
-    assert [name.partition(" ")[0] for name in removed] == ["TrainJob", "ConfigMap"]
+    assert [name.partition(" ")[0] for name in removed] == [
+        "TrainJob",
+        "ConfigMap",
+        "NetworkPolicy",
+    ]
     assert world.server.names("clustertrainingruntimes") == [runtime]
 
 

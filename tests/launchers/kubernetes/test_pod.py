@@ -312,7 +312,7 @@ def test_a_node_is_not_emptied_to_save_money_while_a_run_is_on_it(target: str) -
     assert notes["karpenter.sh/do-not-disrupt"] == "true"
     assert notes["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
     if target == "trainjob":  # that of Trainer 2.0 patches no metadata
-        (replicated,) = objects[1]["spec"]["template"]["spec"]["replicatedJobs"]
+        (replicated,) = objects[-2]["spec"]["template"]["spec"]["replicatedJobs"]
         template = replicated["template"]["spec"]["template"]
         assert template["metadata"]["annotations"].items() <= notes.items()
 

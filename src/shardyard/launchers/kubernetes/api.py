@@ -52,6 +52,7 @@ PLURALS = {
     "ClusterTrainingRuntime": ("trainer.kubeflow.org/v1alpha1", "clustertrainingruntimes", False),
     "PyTorchJob": ("kubeflow.org/v1", "pytorchjobs", True),
     "LocalQueue": ("kueue.x-k8s.io/v1beta2", "localqueues", True),
+    "NetworkPolicy": ("networking.k8s.io/v1", "networkpolicies", True),
     "PodGroup": ("scheduling.volcano.sh/v1beta1", "podgroups", True),
     "PersistentVolumeClaim": ("v1", "persistentvolumeclaims", True),
     "PersistentVolume": ("v1", "persistentvolumes", False),

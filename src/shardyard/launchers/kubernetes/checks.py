@@ -153,6 +153,11 @@ def _runtime(request: LaunchRequest, api: Api) -> Iterator[Finding]:
 
 _RIGHTS_BESIDE = (
     (
+        "network policy",
+        [(verb, "networkpolicies", "networking.k8s.io") for verb in ("create", "get", "delete")],
+        "without one every pod of the cluster reaches the ports of a run",
+    ),
+    (
         "side jobs",
         [(verb, "jobs", "batch") for verb in ("create", "get", "delete")],
         "prepare --on, export and fetch of far runs and doctor --probe are plain Jobs",

@@ -6,6 +6,8 @@ A rendezvous lives in it for minutes, so nothing is lost with it that a restart 
 from typing import Any
 
 from shardyard.config.launch_section import Kubernetes
+from shardyard.launchers.kubernetes.network_policy import policy
+from shardyard.launchers.kubernetes.ownership import MANAGED_BY
 from shardyard.launchers.kubernetes.pod import container_security, labels, pod_security
 from shardyard.launchers.kubernetes.prerequisites import ETCD
 from shardyard.launchers.kubernetes.resources import Demand
@@ -24,8 +26,10 @@ def service_name(settings: Kubernetes) -> str | None:
     return name if name and is_here else None
 
 
-def render_etcd(settings: Kubernetes) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A service and a deployment under the name and port of launch.kubernetes.etcd.
+def render_etcd(settings: Kubernetes) -> tuple[dict[str, Any], ...]:
+    """A policy, a service and a deployment under the name and port of launch.kubernetes.etcd.
+
+    It has no password: only pods of runs in its namespace reach it.
 
     Args:
         settings: With an address for which ``service_name`` has a name.
@@ -51,7 +55,9 @@ def render_etcd(settings: Kubernetes) -> tuple[dict[str, Any], dict[str, Any]]:
             "template": {"metadata": {"labels": labels(name)}, "spec": _pod(name, port)},
         },
     }
-    return service, deployment
+    runs = {"podSelector": {"matchLabels": dict([MANAGED_BY])}}
+    allowed = {"from": [runs], "ports": [{"protocol": "TCP", "port": port}]}
+    return policy(meta, {"matchLabels": labels(name)}, [allowed]), service, deployment
 
 
 def command(name: str, port: int, *, data: str = _DATA) -> list[str]:
@@ -76,7 +82,10 @@ def _pod(name: str, port: int) -> dict[str, Any]:
                 "ports": [{"name": "client", "containerPort": port}],
                 "readinessProbe": {"httpGet": {"path": "/health", "port": "client"}},
                 "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
-                "securityContext": container_security(_NO_DEVICES),
+                "securityContext": {
+                    **container_security(_NO_DEVICES),
+                    "readOnlyRootFilesystem": True,
+                },
                 "volumeMounts": [{"name": "data", "mountPath": _DATA}],
             }
         ],

@@ -47,7 +47,9 @@ from shardyard.launchers.kubernetes.install import (
 )
 from shardyard.launchers.kubernetes.logs import follow_logs, logs_so_far
 from shardyard.launchers.kubernetes.monitoring import lacking, watchers
-from shardyard.launchers.kubernetes.names import SIDE_KIND, TARGETS, container_of
+from shardyard.launchers.kubernetes.names import POD_LABELS, SIDE_KIND, TARGETS, container_of
+from shardyard.launchers.kubernetes.network_policy import KIND as POLICY_KIND
+from shardyard.launchers.kubernetes.network_policy import NOT_ALLOWED
 from shardyard.launchers.kubernetes.objects import render_objects, to_yaml
 from shardyard.launchers.kubernetes.ownership import (
     ORIGIN,
@@ -84,15 +86,8 @@ _CONTENT = ("data", "binaryData")
 _MOST_NAMES = 100
 """In one selector: of 63 characters each they stay below the 8 KB that proxies take."""
 
-_PARTS = ("ConfigMap", GROUP_KIND, SHARED, "Service", "Deployment", *MONITORS)
+_PARTS = ("ConfigMap", POLICY_KIND, GROUP_KIND, SHARED, "Service", "Deployment", *MONITORS)
 """Kinds that are created beside a job, for etcd and for monitoring."""
-
-_POD_LABELS = {
-    "JobSet": "jobset.sigs.k8s.io/jobset-name",
-    "TrainJob": "jobset.sigs.k8s.io/jobset-name",
-    "PyTorchJob": "training.kubeflow.org/job-name",
-    SIDE_KIND: "batch.kubernetes.io/job-name",
-}
 
 
 class KubernetesLauncher:
@@ -194,7 +189,9 @@ class KubernetesLauncher:
         made = [] if config_entry is None else [config_entry]
         try:
             for item in shared:
-                if item["kind"] != SHARED:
+                if item["kind"] == POLICY_KIND:
+                    made += _created_if_allowed(api, item, ledger, noted)
+                elif item["kind"] != SHARED:
                     made.append(_created(api, item, ledger, noted))
             uid = _create(api, job, ledger, noted)
         except UncertainError:
@@ -384,13 +381,13 @@ def _pods_of(api: Api, jobs: Sequence[Submission]) -> dict[str, list[Object]]:
     """Uid of a job -> its pods; one question for all whose controllers use one label."""
     names: dict[str, set[str]] = {}
     for job in jobs:
-        names.setdefault(_POD_LABELS[job.details["kind"]], set()).add(job.name)
+        names.setdefault(POD_LABELS[job.details["kind"]], set()).add(job.name)
     found: dict[tuple[str, str], list[Object]] = {}
     for label, of_label in names.items():
         for selector in _among(label, of_label):
             for item in api.pods(selector):
                 found.setdefault((label, item["metadata"]["labels"][label]), []).append(item)
-    return {job.id: found.get((_POD_LABELS[job.details["kind"]], job.name), []) for job in jobs}
+    return {job.id: found.get((POD_LABELS[job.details["kind"]], job.name), []) for job in jobs}
 
 
 def _cancelled(api: Api, names: Collection[str]) -> set[str]:
@@ -411,7 +408,7 @@ def _among(label: str, values: Collection[str]) -> Iterator[str]:
 
 
 def _pods(api: Api, job: Submission) -> list[Object]:
-    return api.pods(f"{_POD_LABELS[job.details['kind']]}={job.name}")
+    return api.pods(f"{POD_LABELS[job.details['kind']]}={job.name}")
 
 
 def _submission(kind: str, item: Object) -> Submission:
@@ -468,13 +465,21 @@ def _create(api: Api, item: Object, ledger: Ledger, place: dict[str, str]) -> st
 def _create_config(api: Api, item: Object, ledger: Ledger, place: dict[str, str]) -> Entry | None:
     """Create the ConfigMap; None: the run's own was there, as its name says what it holds."""
     name, run_id = item["metadata"]["name"], item["metadata"]["annotations"][RUN_ID]
-    found = api.get("ConfigMap", name)
-    mine = [each for each in ledger.live() if (each.kind, each.name) == ("ConfigMap", name)]
-    is_mine = found and any(is_ours(api, found, entry, run_id=run_id) for entry in mine)
-    if found and is_mine and all(found.get(key) == item.get(key) for key in _CONTENT):
+    found = _own(api, item, ledger)
+    if found and all(found.get(key) == item.get(key) for key in _CONTENT):
         _mark_cancelled(api, name, None, run_id=run_id)
         return None
     return _created(api, item, ledger, place)
+
+
+def _own(api: Api, item: Object, ledger: Ledger) -> Object | None:
+    """What is there under an object's name, if this run made it."""
+    meta = item["metadata"]
+    mine = [e for e in ledger.live() if (e.kind, e.name) == (item["kind"], meta["name"])]
+    found = api.get(item["kind"], meta["name"]) if mine else None
+    run_id = meta["annotations"][RUN_ID]
+    is_mine = found and any(is_ours(api, found, entry, run_id=run_id) for entry in mine)
+    return found if is_mine else None
 
 
 def _created(api: Api, item: Object, ledger: Ledger, place: dict[str, str]) -> Entry:
@@ -484,6 +489,19 @@ def _created(api: Api, item: Object, ledger: Ledger, place: dict[str, str]) -> E
         kind=item["kind"], name=item["metadata"]["name"], launcher=KubernetesLauncher.name, id=uid,
         details=place, is_confirmed=True,
     )  # fmt: skip
+
+
+def _created_if_allowed(
+    api: Api, item: Object, ledger: Ledger, place: dict[str, str]
+) -> list[Entry]:
+    """A policy's line; none where it is there, or, with a warning, may not be created."""
+    try:
+        if _own(api, item, ledger):
+            return []
+        return [_created(api, item, ledger, place)]
+    except AccessError:
+        warn(NOT_ALLOWED)
+        return []
 
 
 def _ensure_runtime(api: Api, item: Object, ledger: Ledger, place: dict[str, str]) -> None:
@@ -526,7 +544,7 @@ def _entries(ledger: Ledger, job: Submission) -> list[Entry]:
 
 
 def _removal_order(entry: Entry) -> int:
-    return {GROUP_KIND: 1, "ConfigMap": 1, SHARED: 2}.get(entry.kind, 0)
+    return {GROUP_KIND: 1, POLICY_KIND: 1, "ConfigMap": 1, SHARED: 2}.get(entry.kind, 0)
 
 
 def _delete(api: Api, entry: Entry, found: Object, *, mine: Container[str | None]) -> bool:

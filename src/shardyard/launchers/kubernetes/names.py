@@ -50,6 +50,15 @@ SIDE_KIND = "Job"
 """Of a side job: Kubernetes' own, which needs no controller beside it."""
 
 
+POD_LABELS = {
+    "JobSet": "jobset.sigs.k8s.io/jobset-name",
+    "TrainJob": "jobset.sigs.k8s.io/jobset-name",
+    "PyTorchJob": "training.kubeflow.org/job-name",
+    SIDE_KIND: "batch.kubernetes.io/job-name",
+}
+"""Label that a kind's controller gives the pods of a job: its name."""
+
+
 def job_kind(request: LaunchRequest) -> str:
     """Kind of the object that stands for a request's job."""
     if request.side is not None:

@@ -14,6 +14,7 @@ from shardyard.launchers.kubernetes.names import (
     job_name,
     side_job_name,
 )
+from shardyard.launchers.kubernetes.network_policy import network_policy
 from shardyard.launchers.kubernetes.pod import config_map, metadata
 from shardyard.launchers.kubernetes.pytorchjob import node_range, pytorchjob
 from shardyard.launchers.kubernetes.side_job import side_job
@@ -21,7 +22,7 @@ from shardyard.launchers.kubernetes.trainjob import runtime, trainjob
 
 
 def render_objects(request: LaunchRequest) -> tuple[dict[str, Any], ...]:
-    """The recipe's ConfigMap, a runtime where the target has one, and last the job.
+    """The recipe's ConfigMap, the pods' network policy, a TrainJob's runtime, and last the job.
 
     A side job is a plain Job, whatever the target.
 
@@ -41,14 +42,15 @@ def render_objects(request: LaunchRequest) -> tuple[dict[str, Any], ...]:
     config_name = config["metadata"]["name"]
     fewest = node_range(request)[0] if target == "pytorchjob" else request.nodes
     meta = metadata(request, name, job=name)
+    policy = network_policy(request, metadata(request, config_name, job=name), name)
     group = [pod_group(request, meta, members=fewest)] if is_asked(request) else []
     match target:
         case "jobset":
-            return (config, *group, jobset(request, name, config=config_name))
+            return (config, policy, *group, jobset(request, name, config=config_name))
         case "trainjob":
-            return (config, runtime(request), trainjob(request, name, config=config_name))
+            return (config, policy, runtime(request), trainjob(request, name, config=config_name))
         case "pytorchjob":
-            return (config, *group, pytorchjob(request, name, config=config_name))
+            return (config, policy, *group, pytorchjob(request, name, config=config_name))
 
 
 def to_yaml(objects: tuple[dict[str, Any], ...]) -> str:

@@ -1,0 +1,49 @@
+"""Who may reach the pods of a run: its own pods, and Prometheus where it reads their metrics.
+
+torch's store, gloo and NCCL ask nobody for a password, and use free ports. Fields: kubernetes.io,
+Network Policies. A cluster whose network plug-in knows no policies takes the object and ignores it.
+"""
+
+from typing import Any
+
+from shardyard.config.metrics_place import metrics_place
+from shardyard.launchers.base import LaunchRequest
+from shardyard.launchers.kubernetes.names import POD_LABELS, job_kind
+from shardyard.launchers.kubernetes.prerequisites import PROMETHEUS
+
+API_VERSION = "networking.k8s.io/v1"
+KIND = "NetworkPolicy"
+
+
+def network_policy(request: LaunchRequest, metadata: dict[str, Any], name: str) -> dict[str, Any]:
+    """The policy of a job.
+
+    Args:
+        name: Of the job.
+    """
+    own = {"matchLabels": {POD_LABELS[job_kind(request)]: name}}
+    allowed: list[dict[str, Any]] = [{"from": [{"podSelector": own}]}]
+    place = metrics_place(request.recipe.observe.prometheus)
+    if place is not None and place.port:
+        assert PROMETHEUS.release is not None
+        watcher = {"kubernetes.io/metadata.name": PROMETHEUS.release.namespace}
+        allowed.append({
+            "from": [{"namespaceSelector": {"matchLabels": watcher}}],
+            "ports": [{"protocol": "TCP", "port": place.port}],
+        })  # fmt: skip
+    return policy(metadata, own, allowed)
+
+
+def policy(
+    metadata: dict[str, Any], pods: dict[str, Any], allowed: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Let nothing come to pods but what is allowed; what they send is not limited."""
+    spec = {"podSelector": pods, "policyTypes": ["Ingress"], "ingress": allowed}
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
+
+
+NOT_ALLOWED = (
+    "this run has no NetworkPolicy, because you may not create one: every pod of the cluster can "
+    "reach its ports. Ask for `create`, `get` and `delete` of networkpolicies in "
+    "networking.k8s.io (docs/launch-kubernetes.md)."
+)
