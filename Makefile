@@ -2,6 +2,8 @@
 # make test   lint, types, and the quick part of every package: what a change should pass first
 # make test-fast   the tests that start no process and take at most half a second each
 # make test-system   launchers, schedulers, containers, whole runs, and more layouts
+# make kubernetes   a real Kubernetes control plane from Debian's sources, into ~/.cache/shardyard-tests
+# make test-kubernetes   that, and the launcher's whole life against it
 # make test-all   every test but those that need an accelerator
 # make test-versions   the tests closest to torch, with each minor version of it (5 GB each)
 # make test-oldest   the same with the oldest torch, and the oldest of all else, that is accepted
@@ -12,7 +14,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-fast test-system test-all test-versions test-oldest system-packages durations lint types bench docs site clean
+.PHONY: demo test test-fast test-system kubernetes test-kubernetes test-all test-versions test-oldest system-packages durations lint types bench docs site clean
 
 demo: .venv/installed
 	$(BIN)/shardyard train examples/quickstart.yaml
@@ -36,6 +38,13 @@ test-fast: .venv/installed-dev
 
 test-system: .venv/installed-dev
 	$(PYTEST) -m "system and not slow and not gpu" --durations=25
+
+# Built once; test-system runs these tests too where it is built, and skips them elsewhere.
+kubernetes:
+	nice tests/launchers/kubernetes/build_control_plane.sh
+
+test-kubernetes: .venv/installed-dev kubernetes
+	$(PYTEST) tests/launchers/kubernetes/test_control_plane.py
 
 test-all: lint types
 	$(PYTEST) -m "not gpu" --durations=25

@@ -64,6 +64,8 @@ class ApiServer:
         self.outputs: dict[str, Output] = {}
         self.refusals: dict[tuple[str, str], tuple[int, str]] = {}
         """(method, end of the path) -> what is answered instead."""
+        self.missing: dict[str, str] = {}
+        """End of a path -> name of what is answered to be missing."""
         self.execs = Execs()
         self.forbidden: set[str] = set()
         """Resources of which an access review says no."""
@@ -200,6 +202,10 @@ class _Handler(BaseHTTPRequestHandler):
         for (refused, end), (code, message) in state.refusals.items():
             if refused == method and url.path.endswith(end):
                 self._status(code, message)
+                return
+        for end, name in state.missing.items():
+            if url.path.endswith(end):
+                self._status(404, f'pods "{name}" not found', name=name)
                 return
         query = {key: values[0] for key, values in parse_qs(url.query).items()}
         if url.path.endswith("/exec"):

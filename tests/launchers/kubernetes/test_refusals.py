@@ -146,6 +146,18 @@ def test_a_kind_that_is_not_served_is_no_right_that_is_lacking(world: World) -> 
         api.get("LocalQueue", "team")
 
 
+def test_jobs_are_found_with_a_role_for_one_kind_of_them(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = world.submit()
+    world.server.refusals["GET", "/pytorchjobs"] = (403, "pytorchjobs is forbidden")
+    assert [found.id for found in world.launcher.find(request_for().recipe)] == [job.id]
+    assert "pytorchjobs are left out, as you may not list them" in caplog.text
+    world.server.refusals["GET", "/jobsets"] = (403, "jobsets is forbidden")
+    with pytest.raises(AccessError, match="jobsets is forbidden"):
+        world.launcher.find(request_for().recipe)
+
+
 @pytest.mark.parametrize(
     ("code", "words"),
     [
@@ -192,6 +204,17 @@ def test_the_log_of_a_node_that_is_not_reached_names_pod_and_node_and_keeps_the_
     assert "the log of pod p-0 cannot be read" in str(raised.value)
     assert "lookup lost: no such host" in str(raised.value)
     assert "overloaded" not in str(raised.value)
+
+
+def test_the_log_of_a_pod_on_a_node_that_was_removed_is_not_empty(world: World) -> None:
+    """Kubernetes answers 404 with the name of the node; one with the pod's name means the pod."""
+    job = world.submit()
+    world.server.add_pod("p-0", job=job.name, rank=0, status=RUNNING, lines=["hello"])
+    world.server.missing["/pods/p-0/log"] = "lost"
+    with pytest.raises(CapacityError, match=r"log of pod p-0 .*node lost is not there"):
+        list(world.launcher.logs(job, node=0, follow=False))
+    world.server.missing["/pods/p-0/log"] = "p-0"
+    assert list(world.launcher.logs(job, node=0, follow=False)) == []
 
 
 def test_a_node_that_comes_back_is_followed_and_its_silence_is_reported_once() -> None:

@@ -283,22 +283,27 @@ class Api:
         query = {"container": container, "follow": "true" if follow else "false"}
         try:
             response = self._call("GET", path, query=query, timeout_s=_LOG_TIMEOUT_S)
-        except NoSuchObjectError:  # gone since it was listed
-            return
+        except NoSuchObjectError as error:
+            if error.name in ("", pod):  # gone since it was listed
+                return
+            raise self._node_silent(pod, f"node {error.name} is not there") from error
         except UncertainError as error:
             if error.status is None:
                 raise
-            raise NodeSilentError(
-                f"context {self.context!r}, namespace {self.namespace!r}: the log of pod {pod} "
-                f"cannot be read, as the API server does not reach the kubelet of its node "
-                f"({error.words}). Look at the node: kubectl --context {self.context} get nodes"
-            ) from error
+            raise self._node_silent(pod, error.words) from error
         try:
             yield from response.stream(2**16)
         except _transport_errors():
             return  # the node or the pod is gone; whoever follows looks again
         finally:
             response.close()
+
+    def _node_silent(self, pod: str, words: str) -> NodeSilentError:
+        return NodeSilentError(
+            f"context {self.context!r}, namespace {self.namespace!r}: the log of pod {pod} cannot "
+            f"be read, as the API server does not reach the kubelet of its node ({words}). Look at "
+            f"the node: kubectl --context {self.context} get nodes"
+        )
 
     def exec(
         self,

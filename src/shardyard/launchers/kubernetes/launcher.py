@@ -238,11 +238,12 @@ class KubernetesLauncher:
         """Those of the namespace that have our label and that nothing else has made."""
         settings = recipe.launch.kubernetes
         api = Api(settings.context, settings.namespace, self._kubeconfig)
+        own = (TARGETS[settings.target].kind, SIDE_KIND)
         found = {
             item["metadata"]["uid"]: (kind, item)
             for kind in _JOB_KINDS
             if kind == SIDE_KIND or api.serves(kind)
-            for item in api.in_namespace(kind, pod.MANAGED)
+            for item in _managed(api, kind, is_optional=kind not in own)
             if not item["metadata"].get("ownerReferences")
         }
         jobs = [_submission(kind, item) for kind, item in found.values()]
@@ -348,6 +349,17 @@ class KubernetesLauncher:
 
     def _api(self, job: Submission) -> Api:
         return Api(job.details["context"], job.details["namespace"], self._kubeconfig)
+
+
+def _managed(api: Api, kind: str, *, is_optional: bool) -> list[Object]:
+    """Objects of a kind with our label; of one that may not be listed none, which is reported."""
+    try:
+        return api.in_namespace(kind, pod.MANAGED)
+    except ForbiddenError as error:
+        if not is_optional:
+            raise
+        warn(f"{PLURALS[kind][1]} are left out, as you may not list them: {error}")
+        return []
 
 
 def _status(api: Api, job: Submission) -> JobStatus:

@@ -50,11 +50,16 @@ class NodeSilentError(CapacityError):
 
 
 class NoSuchObjectError(ShardyardError):
-    """A path of the API server, or an object, is not there."""
+    """A path of the API server, or an object, is not there.
 
-    def __init__(self, words: str, *, is_kind_unknown: bool) -> None:
+    Args:
+        name: Of the object; empty: the path itself is unknown.
+    """
+
+    def __init__(self, words: str, *, name: str) -> None:
         super().__init__(words)
-        self.is_kind_unknown = is_kind_unknown
+        self.name = name
+        self.is_kind_unknown = not name
 
 
 def refusal(error: Any, *, context: str | None, namespace: str) -> ShardyardError:
@@ -62,7 +67,7 @@ def refusal(error: Any, *, context: str | None, namespace: str) -> ShardyardErro
     words = _status_message(error)
     where = f"context {context!r}, namespace {namespace!r}"
     if error.status == 404:
-        return NoSuchObjectError(words, is_kind_unknown=_is_kind_unknown(error))
+        return NoSuchObjectError(words, name=_missing_name(error))
     if error.status == 401:
         return AccessError(
             f"{where}: the API server does not accept your credentials. They are missing or "
@@ -147,10 +152,10 @@ def _status_message(error: Any) -> str:
     return str(words).strip().rstrip(".")
 
 
-def _is_kind_unknown(error: Any) -> bool:
-    """Whether a 404 is of the path, not of an object: its Status then names none."""
+def _missing_name(error: Any) -> str:
+    """Name of the object that is missing; empty: a 404 of the path, whose Status names none."""
     try:
         details = json.loads(error.body).get("details") or {}
     except (TypeError, ValueError, AttributeError):
-        return True
-    return not details.get("name")
+        return ""
+    return str(details.get("name") or "")
