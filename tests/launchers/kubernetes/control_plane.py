@@ -29,7 +29,7 @@ from tests.debian_packages import need
 
 PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
 ADMIN, ALICE = "admin-token", "alice-token"
-_PATIENCE_S = 90.0
+_PATIENCE_S = 240.0
 _TRAINER = "trainer.kubeflow.org"
 _KINDS = (
     ("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet", True),
