@@ -108,10 +108,12 @@ def read_yaml(text: str, *, source: str, is_file: bool = True) -> Any:
 
     Raises:
         WrongYamlError: Not YAML, or a key is given twice; names line and column.
-        RequestError: It cannot be YAML: control characters, no Unicode, or nested too deep.
+        RequestError: It cannot be YAML: control characters, no Unicode, or nested too deep; or it
+            stands for too many values.
     """
     try:
-        return yaml.load(text, _Loader)
+        content = yaml.load(text, _Loader)
+        count = _count_values(content, {})
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -124,7 +126,27 @@ def read_yaml(text: str, *, source: str, is_file: bool = True) -> Any:
             f"{source} is not YAML that can be read ({str(error).splitlines()[0]}). "
             "Write it as UTF-8 text without control characters."
         ) from error
+    if count > MOST_VALUES:
+        raise RequestError(
+            f"{source} stands for more than {MOST_VALUES:,} values, by its length or by aliases "
+            "(*name) of aliases. Write fewer."
+        )
+    return content
 
+
+def _count_values(content: Any, known: dict[int, int]) -> int:
+    """Values that a text stands for once its aliases are written out; each is counted once."""
+    if not isinstance(content, dict | list):
+        return 1
+    if id(content) not in known:
+        known[id(content)] = MOST_VALUES  # of what holds itself
+        inner = content.values() if isinstance(content, dict) else content
+        known[id(content)] = 1 + sum(_count_values(each, known) for each in inner)
+    return known[id(content)]
+
+
+MOST_VALUES = 200_000
+"""Of one text: a model's config with the labels of ImageNet-21k has 44,000."""
 
 _FORM = "The file must be one YAML mapping of sections, such as `model: {preset: llama-tiny}`."
 _ONE_VALUE = "The value must be YAML of one line, such as 3, text, [a, b] or {NAME: text}."

@@ -230,3 +230,18 @@ def test_no_text_breaks_the_cleaner() -> None:
              "\n", "a", " ", "'''", "<b>", "[http://a b]", "&amp;", "File:", "=", "*"]  # fmt: skip
     for _ in range(2000):
         plain_text("".join(draw.choices(parts, k=draw.randrange(40))), {"file"})
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    "unit", ["[//a ", "[//a" + " " * 50, "[[", "{{", "<a ", "'", "&#9", "<!--"]
+)
+def test_an_odd_article_takes_time_that_grows_with_its_length(unit: str) -> None:
+    for text in (unit * (200_000 // len(unit)), unit + " " * 200_000, unit + "9" * 200_000):
+        begun = time.process_time()
+        plain_text(text)
+        assert time.process_time() - begun < 3
+
+
+def test_a_reference_to_no_character_is_one_sign() -> None:
+    assert plain_text("a&#" + "9" * 5000 + "; &#65; &#x" + "f" * 5000 + ";") == "a\ufffd A \ufffd"

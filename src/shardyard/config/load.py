@@ -21,7 +21,8 @@ from shardyard.config.validate import (
     setting_named,
     typed,
 )
-from shardyard.errors import Problem, RecipeError, RequestError
+from shardyard.errors import Problem, RecipeError, RequestError, StorageError
+from shardyard.files import read_given
 from shardyard.yaml_text import WrongYamlError, is_null_word, read_yaml, write_yaml
 
 Source: TypeAlias = str | Path | Mapping[str, Any] | Recipe
@@ -157,9 +158,15 @@ def _phase(
     return {}
 
 
+_MOST_BYTES = 8 * 2**20
+"""Of a recipe; one with the config.json of a model is a few MB at most."""
+
+
 def _read(file: Path) -> dict[str, Any]:
     try:
-        text = file.read_text(encoding="utf-8")
+        if file.is_dir():
+            raise IsADirectoryError
+        text = read_given(file, limit_bytes=_MOST_BYTES).decode()
     except FileNotFoundError as error:
         raise RequestError(f"recipe {file} does not exist. {_meant(file)}") from error
     except IsADirectoryError as error:
@@ -168,10 +175,8 @@ def _read(file: Path) -> dict[str, Any]:
         raise RequestError(f"recipe {file} is a folder.{hint} Give a YAML file.") from error
     except UnicodeDecodeError as error:
         raise RequestError(f"recipe {file} is not UTF-8 text. Give a YAML file.") from error
-    except OSError as error:
-        raise RequestError(
-            f"recipe {file} cannot be read: {error.strerror}. Check its permissions."
-        ) from error
+    except StorageError as error:
+        raise RequestError(f"recipe {error} Give a YAML file.") from error
     content = read_yaml(text, source=f"recipe {file}")
     if content is None:
         return {}

@@ -13,7 +13,7 @@ from shardyard.config.hub import Say, Wanted, fetch
 from shardyard.config.schema import Model, Recipe
 from shardyard.config.task_names import task_row
 from shardyard.config.weight_files import INDEX, SINGLE, has_weight_files
-from shardyard.errors import RequestError
+from shardyard.errors import RequestError, StorageError
 from shardyard.families.config_json import shape_of_config
 from shardyard.families.images.network import ImageNetwork
 from shardyard.families.images.registry import IMAGE_PRESETS, KINDS
@@ -21,6 +21,7 @@ from shardyard.families.presets import PRESETS
 from shardyard.families.registry import family_of, is_family
 from shardyard.families.shape import ModelShape
 from shardyard.file_faults import why_no_content
+from shardyard.files import read_given
 
 
 def model_folder(
@@ -247,14 +248,16 @@ def _read_config(path: Path) -> dict[str, Any]:
         why = why_no_content(path)
         if why is not None:
             raise RequestError(f"{path} {why}")
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(read_given(path, limit_bytes=64 * 2**20).decode())
     except FileNotFoundError as error:
         raise RequestError(
             f"{path} does not exist. A Hugging Face folder has one; give the folder that "
             "save_pretrained wrote, or a snapshot of the hub."
         ) from error
-    except OSError as error:
-        raise RequestError(f"{path} cannot be read: {error.strerror}.") from error
+    except StorageError as error:
+        raise RequestError(f"{error} Fetch or save it again.") from error
+    except RecursionError as error:
+        raise RequestError(f"{path} is nested too deep. Fetch or save it again.") from error
     except ValueError as error:
         raise RequestError(f"{path} is not JSON ({error}). Fetch or save it again.") from error
     if not isinstance(config, dict):

@@ -35,7 +35,7 @@ _MANIFESTS = (
     "application/vnd.docker.distribution.manifest.list.v2+json",
     "application/vnd.docker.distribution.manifest.v2+json",
 )
-_PARAMETER = re.compile(r'(\w+)="([^"]*)"')
+_PARAMETER = re.compile(r'\b(\w+)="([^"]*)"')
 
 Answer = Literal["there", "missing", "closed", "silent"]
 """``closed``: not without a password; ``silent``: it does not answer this machine."""

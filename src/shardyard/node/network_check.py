@@ -35,7 +35,7 @@ _NETWORK = re.compile(r"using network (socket|ib)\b|selected provider is (\w+)",
 # "NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>", "NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/
 # RoCE [RO]; OOB eth0:10.0.0.1<0>", and "(found 16 nics)" of EFA's.
 _INTERFACES = re.compile(r"NET/(?:Socket|IB) : Using ([^;]*)")
-_INTERFACE = re.compile(r"\[\d+\]([^:\s]+):")
+_INTERFACE = re.compile(r"\[\d+\]([^:\s]{1,64}):")
 _COUNTED = re.compile(r"\(found (\d+) nics\)", re.IGNORECASE)
 
 _QUIET = ("", "VERSION", "WARN")

@@ -17,7 +17,7 @@ _HALF = rf"\s+({_NUMBER})\s+({_NUMBER})\s+({_NUMBER})\s+({_NUMBER}|N/A)"
 _ROW = re.compile(
     rf"(?<![\w.+-])(\d+)\s+(\d+)\s+([a-z]\w*)\s+([a-z]\w*)(?:\s+-?\d+)?{_HALF}{_HALF}\s*$"
 )
-_RANK = re.compile(r"#\s+Rank\s+(\d+)\s+.*?\bPid\s+\d+\s+on\s+(\S+)\s+device\s+\d+")
+_RANK = re.compile(r"#\s+Rank\s+(\d+)\s+.{0,200}?\bPid\s+\d+\s+on\s+(\S+)\s+device\s+\d+")
 _PROGRAM = re.compile(
     r"\b(all_gather|all_reduce|alltoall|broadcast|gather|hypercube|reduce|reduce_scatter|scatter"
     r"|sendrecv)_perf\b"

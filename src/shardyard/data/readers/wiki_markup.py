@@ -29,7 +29,9 @@ _BREAKS = frozenset({"br", "p", "div", "li", "td", "blockquote"})
 """Words before and behind them are two."""
 _MOST_LINK = 5_000
 """Characters of a link or a file's caption; what is longer is no link."""
-_OUTSIDE_LINK = re.compile(r"\[(?:https?:|ftp:)?//[^\s\[\]]+[^\S\n]*([^\[\]\n]*)\]")
+_OUTSIDE_LINK = re.compile(r"\[(?:https?:|ftp:)?//[^\s\[\]]++[^\S\n]*+([^\[\]\n]*+)\]")
+_NO_CHARACTER = re.compile(r"&#(?:[0-9]{8,}|[xX][0-9a-fA-F]{7,});?")
+"""References to characters beyond Unicode, of any length."""
 _SWITCH = re.compile(r"__[A-Z]+__")
 _LANGUAGE = re.compile(r"[a-z]{2,3}(?:-[a-z]+)*")
 _NOT_PROSE = tuple("*#:;|!={}")
@@ -43,7 +45,8 @@ def plain_text(markup: str, namespaces: Collection[str] = ()) -> str:
         namespaces: Lower-case names, in the wiki's language, that files, categories and others
             stand under: links to them are left out.
     """
-    text = html.unescape(_without_structures(markup, frozenset(namespaces)))
+    text = _NO_CHARACTER.sub("\ufffd", _without_structures(markup, frozenset(namespaces)))
+    text = html.unescape(text)
     text = _SWITCH.sub("", _OUTSIDE_LINK.sub(r"\1", text))
     lines = (" ".join(line.split()) for line in text.split("\n"))
     return "\n\n".join(line for line in lines if line and not line.startswith(_NOT_PROSE))

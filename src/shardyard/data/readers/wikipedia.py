@@ -28,7 +28,7 @@ _STREAM = re.compile(rb"BZh[1-9]1AY&SY")
 """How a stream that is not empty begins: https://en.wikipedia.org/wiki/Bzip2#File_format."""
 _STREAM_BYTES = 10
 _PAGE = b"<page>"
-_NAMESPACE = re.compile(rb'<namespace key="(-?\d+)"[^>]*>([^<]+)</namespace>')
+_NAMESPACE = re.compile(rb'<namespace key="(-?\d{1,9})"[^>]{0,200}>([^<]{1,200})</namespace>')
 _KEPT = ("title", "ns", "text")
 _USUAL_NAMESPACES = (b"File", b"Image", b"Category", b"Media", b"Special")
 

@@ -7,9 +7,11 @@ its key says whether that matters.
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from shardyard.errors import RequestError
 from shardyard.importers.configs.rules import Entry
 
 _SHORT = {
@@ -45,6 +47,12 @@ _TALK = re.compile(
 
 _PROGRAMS = re.compile(r"(\S*/)?(torchrun|accelerate|deepspeed|python[\d.]*|bash|sh|env)")
 
+_MOST_SCRIPT_BYTES, _MOST_SCRIPT_LINES = 200_000, 5_000
+"""Scripts that start a job have a few hundred lines."""
+_MOST_NESTED = 100
+"""Parentheses in parentheses."""
+_MOST_DIGITS = 300
+"""Of a number; what has more is no float."""
 _MOST_TEXT = 20_000
 """Characters that a text may grow to by its variables."""
 
@@ -84,13 +92,14 @@ class Script:
 
     entries: list[Entry] = field(default_factory=list)
     variables: dict[str, str] = field(default_factory=dict)
+    _counts: Counter[str] = field(default_factory=Counter)
+    """Entries of each path."""
 
     def add(self, path: str, value: object, line: int | None) -> None:
         """One value; a second of the same path gets a number."""
-        known = {entry.path for entry in self.entries}
-        name, number = path, 2
-        while name in known:
-            name, number = f"{path}#{number}", number + 1
+        number = self._counts.get(path, 0) + 1
+        self._counts[path] = number
+        name = path if number == 1 else f"{path}#{number}"
         self.entries.append(Entry(path=name, value=value, line=line))
 
     def get(self, path: str) -> object:
@@ -109,6 +118,7 @@ def read_script(text: str) -> list[Entry]:
     the program that starts processes (``torchrun.*``, ``accelerate.*``, ``deepspeed.*``),
     ``script``, its ``arguments.*``, and ``line.N`` for every other command.
     """
+    refuse_long_script(text)
     script = Script()
     commands = list(_commands(text))
     first = commands[0].number if commands else len(text)
@@ -126,6 +136,21 @@ def read_script(text: str) -> list[Entry]:
     if not any(entry.path == "start.program" for entry in script.entries):
         script.add("start", "nothing that starts processes", None)
     return script.entries
+
+
+def refuse_long_script(text: str) -> None:
+    """Refuse what is too long to be a script, before it is read.
+
+    Raises:
+        RequestError: It has more bytes or lines than a script that starts a job.
+    """
+    lines = text.count("\n") + 1
+    if len(text) > _MOST_SCRIPT_BYTES or lines > _MOST_SCRIPT_LINES:
+        raise RequestError(
+            f"the script has {lines:,} lines and {len(text):,} characters, more than the "
+            f"{_MOST_SCRIPT_LINES:,} lines and {_MOST_SCRIPT_BYTES:,} characters that are read. "
+            "Give the script that starts the job."
+        )
 
 
 def read_words(words: list[str], line: int | None) -> list[Entry]:
@@ -182,7 +207,7 @@ def _commands(text: str) -> Iterator[Line]:
             else:
                 ending = ""
             continue
-        ending = "" if held else _here(line, lines[number:])
+        ending = "" if held or "<<" not in line else _here(line, lines[number:])
         if not held and (not line.strip() or line.lstrip().startswith("#")):
             continue
         if held and held.endswith("\n") and line.lstrip().startswith("#"):
@@ -223,7 +248,7 @@ def _command(script: Script, line: Line, *, in_loop: bool = False) -> None:
     if line.is_text:
         script.add(f"line.{line.number}", line.text, line.number)
         return
-    parts = re.split(r"\s*(?:&&|;)\s+", line.text)
+    parts = re.split(r"(?<!\s)\s*(?:&&|;)\s+", line.text)
     if len(parts) > 1 and not re.search(r"[\"'(`]|\b(for|while|if|do|then|case)\b", line.text):
         for part in parts:
             _command(script, Line(number=line.number, text=part), in_loop=in_loop)
@@ -256,8 +281,10 @@ def _is_prefix(text: str) -> bool:
     if re.match(r"(export|local|declare)\s", text):
         return False
     plain = re.sub(r"`[^`]*`", "X", text)
-    while re.search(r"\$?\([^()]*\)", plain):
-        plain = re.sub(r"\$?\([^()]*\)", "X", plain)
+    for _ in range(_MOST_NESTED):
+        plain, count = re.subn(r"\$?\([^()]*\)", "X", plain)
+        if not count:
+            break
     return any(_ASSIGNMENT.match(word) is None for word in _words(plain))
 
 
@@ -325,6 +352,8 @@ def _inner(script: Script, found: re.Match[str]) -> str:
 
 
 def _arithmetic(found: re.Match[str]) -> str:
+    if max(len(found[1]), len(found[3])) > 18:  # more than 64 bits, which a shell has
+        return found[0]
     one, other = int(found[1]), int(found[3])
     match found[2]:
         case "*":
@@ -458,6 +487,8 @@ def _target(script: Script, words: list[str], number: int | None) -> None:
 
 def _typed(text: str) -> object:
     """Numbers and switches of a command line as such."""
+    if len(text) > _MOST_DIGITS:
+        return text
     if re.fullmatch(r"[-+]?\d+", text):
         return int(text)
     if re.fullmatch(r"[-+]?(\d+\.\d*|\.\d+|\d+)([eE][-+]?\d+)?", text):

@@ -6,19 +6,24 @@ JSON, TOML and YAML become their leaves; everything else is a text, which ``shel
 import json
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from shardyard.errors import RequestError
+from shardyard.errors import RequestError, StorageError
+from shardyard.files import read_given
 from shardyard.importers.configs.rules import Entry
 from shardyard.yaml_text import read_yaml
 
 MOST_BYTES = 4_000_000
 """A configuration is a few kB; what is larger is something else, given by mistake."""
+MOST_VALUES = 20_000
+"""Values of a configuration; DeepSpeed and the Trainer have a few hundred."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +54,22 @@ def read_files(path: Path) -> list[SourceFile]:
     files = _documents(path)
     try:
         for file in files:
-            list(leaves(file.content or {}))
+            _refuse_many(str(path), file.content)
     except RecursionError as error:
         raise RequestError(f"{path} is nested too deep. Give a configuration file.") from error
     return files
+
+
+def _too_many(name: str) -> str:
+    return (
+        f"{name} holds more than {MOST_VALUES:,} values, and no configuration of a job has so "
+        "many. Give the file that configures the job."
+    )
+
+
+def _refuse_many(name: str, content: Any) -> None:
+    if sum(1 for _ in islice(leaves(content or {}), MOST_VALUES + 1)) > MOST_VALUES:
+        raise RequestError(_too_many(name))
 
 
 def _documents(path: Path) -> list[SourceFile]:
@@ -63,6 +80,7 @@ def _documents(path: Path) -> list[SourceFile]:
         return [_json(name, text)]
     toml = _toml(text)
     if toml is not None:
+        _refuse_many(name, toml)
         return [SourceFile(name=name, text=text, content=toml, lines=_key_lines(text, toml, "="))]
     return _yaml(name, text)
 
@@ -84,29 +102,25 @@ def leaves(content: Any, at: str = "") -> Iterator[tuple[str, Any]]:
 
 def _text(path: Path) -> str:
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise RequestError(
-                f"{path} has {path.stat().st_size:,} bytes, and no configuration is so large. "
-                "Give the file that configures the job."
-            )
-        return path.read_text(encoding="utf-8")
+        if path.is_dir():
+            raise RequestError(f"{path} is a folder. Give the files in it that count.")
+        return read_given(path, limit_bytes=MOST_BYTES).decode()
     except FileNotFoundError as error:
         raise RequestError(f"{path} does not exist. Give a file of your job.") from error
-    except IsADirectoryError as error:
-        raise RequestError(f"{path} is a folder. Give the files in it that count.") from error
     except UnicodeDecodeError as error:
         raise RequestError(f"{path} is no UTF-8 text. Give a configuration file.") from error
-    except OSError as error:
-        raise RequestError(
-            f"{path} cannot be read: {error.strerror}. Check its permissions."
-        ) from error
+    except StorageError as error:
+        raise RequestError(f"{error} Give the file that configures the job.") from error
 
 
 def _json(name: str, text: str) -> SourceFile:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        twice = {key for key, _ in pairs if [name for name, _ in pairs].count(key) > 1}
+        if len(pairs) > MOST_VALUES:
+            raise RequestError(_too_many(name))
+        counts = Counter(key for key, _ in pairs)
+        twice = sorted(key for key, count in counts.items() if count > 1)
         if twice:
-            raise RequestError(f"{name}: {sorted(twice)[0]} is given twice. Keep one.")
+            raise RequestError(f"{name}: {twice[0]} is given twice. Keep one.")
         return dict(pairs)
 
     try:
@@ -118,13 +132,16 @@ def _json(name: str, text: str) -> SourceFile:
         ) from error
     except RecursionError as error:
         raise RequestError(f"{name} is nested too deep. Give a configuration file.") from error
+    except ValueError as error:  # a number of thousands of digits
+        raise RequestError(f"{name} holds a number that is too long. Shorten it.") from error
+    _refuse_many(name, content)
     return SourceFile(name=name, text=text, content=content, lines=_key_lines(text, content, ":"))
 
 
 def _toml(text: str) -> dict[str, Any] | None:
     try:
         return tomllib.loads(text) or None
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # wrong, nested too deep, or a number too long
         return None
 
 
@@ -156,7 +173,7 @@ def _looks_like_yaml(text: str) -> bool:
 
 
 def _yaml_lines(text: str) -> Iterator[tuple[str, int]]:
-    root = yaml.compose(text, yaml.SafeLoader)
+    root = yaml.compose(text, yaml.SafeLoader)  # its aliases were counted by read_yaml
 
     def walk(node: Any, at: str) -> Iterator[tuple[str, int]]:
         if isinstance(node, yaml.MappingNode):
@@ -175,7 +192,8 @@ def _yaml_lines(text: str) -> Iterator[tuple[str, int]]:
 
 def _key_lines(text: str, content: Any, sign: str) -> dict[str, int]:
     """Lines of keys in a text that holds them in the order of its content."""
-    found, position = {}, 0
+    found: dict[str, int] = {}
+    position = line = counted = 0
     for path, _ in leaves(content):
         keys = [part for part in path.split(".") if not part.isdigit()]
         if not keys:
@@ -184,5 +202,7 @@ def _key_lines(text: str, content: Any, sign: str) -> dict[str, int]:
         match = pattern.search(text, position)
         if match:
             position = match.end()
-            found[path] = text.count("\n", 0, match.start()) + 1
+            line += text.count("\n", counted, match.start())
+            counted = match.start()
+            found[path] = line + 1
     return found
