@@ -32,7 +32,7 @@ BASE_ROWS = [
         "network_interface",
         "foreign_variables",
     },
-    {"hardware", "complete", "cores", "families", "locks", "memory_limit", "set_up"},
+    {"hardware", "complete", "cores", "families", "locks", "memory_limit", "set_up", "given_file"},
     {"config"},
     {"rundir"},
     {"health"},
@@ -232,7 +232,7 @@ def test_only_the_device_module_of_the_training_half_names_kinds_of_accelerators
     assert any(words(text) & KINDS for _, text in named(PACKAGE / DEVICE_SEAM))
 
 
-MOST_LINES = {"train/loop.py": 13_000, "library/__init__.py": 18_500}
+MOST_LINES = {"train/loop.py": 13_150, "library/__init__.py": 18_600}
 """What a reader may have to know of a module: lines of all that it imports, and what they import.
 Raise it only with a reason; better, hand the module what it needs. The last ones: whoever reads the
 lines of a run asks which of them count (`rundir/counted_lines.py`), weights are compared with their

@@ -3,10 +3,8 @@
 import errno
 import json
 import os
-import select
 import shutil
 import stat
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -73,42 +71,6 @@ def read_plain(path: Path, *, limit_bytes: int | None = None) -> bytes:
             return file.read()
         except OSError as error:
             raise StorageError(f"{path} cannot be read: {error.strerror}.") from error
-
-
-def read_given(path: Path, *, limit_bytes: int, within_s: float = 10.0) -> bytes:
-    """The content of a file that a user names: a plain file, or a pipe such as ``<(command)``.
-
-    Args:
-        limit_bytes: Most that it may have.
-        within_s: How long a pipe is waited for.
-
-    Raises:
-        FileNotFoundError: Nothing has this name.
-        StorageError: It cannot be read, is a folder, a socket or a device, is too large, or nobody
-            writes to the pipe.
-    """
-    if not path.is_fifo():
-        return read_plain(path, limit_bytes=limit_bytes)
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    content, deadline = b"", time.monotonic() + within_s
-    try:
-        while len(content) <= limit_bytes:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0 or not select.select([descriptor], [], [], left_s)[0]:
-                raise StorageError(
-                    f"{path} is a named pipe, and nothing came from it in {within_s:g} s."
-                )
-            block = os.read(descriptor, 65536)
-            if not block:
-                break
-            content += block
-    finally:
-        os.close(descriptor)
-    if not content:
-        raise StorageError(f"{path} is a named pipe, and no process writes to it.")
-    if len(content) > limit_bytes:
-        raise StorageError(f"{path} has more than the {limit_bytes:,} bytes that are read.")
-    return content
 
 
 def make_folder(folder: Path) -> None:

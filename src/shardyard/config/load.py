@@ -22,7 +22,7 @@ from shardyard.config.validate import (
     typed,
 )
 from shardyard.errors import Problem, RecipeError, RequestError, StorageError
-from shardyard.files import read_given
+from shardyard.given_file import read_given
 from shardyard.yaml_text import WrongYamlError, is_null_word, read_yaml, write_yaml
 
 Source: TypeAlias = str | Path | Mapping[str, Any] | Recipe

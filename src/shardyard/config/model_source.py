@@ -21,7 +21,7 @@ from shardyard.families.presets import PRESETS
 from shardyard.families.registry import family_of, is_family
 from shardyard.families.shape import ModelShape
 from shardyard.file_faults import why_no_content
-from shardyard.files import read_given
+from shardyard.given_file import read_given
 
 
 def model_folder(

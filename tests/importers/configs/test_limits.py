@@ -9,7 +9,7 @@ import pytest
 
 from shardyard.config.load import load_recipe
 from shardyard.errors import RequestError, StorageError
-from shardyard.files import read_given
+from shardyard.given_file import read_given
 from shardyard.importers.configs.shell import read_script
 from shardyard.importers.configs.source import read_files
 from shardyard.yaml_text import read_yaml

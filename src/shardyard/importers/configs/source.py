@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from shardyard.errors import RequestError, StorageError
-from shardyard.files import read_given
+from shardyard.given_file import read_given
 from shardyard.importers.configs.rules import Entry
 from shardyard.yaml_text import read_yaml
 
