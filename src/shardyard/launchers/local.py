@@ -64,6 +64,8 @@ _FOLDER = "{folder}"
 """Stands in a rendered request for the job's folder, which is known once it is made."""
 _START_TIMEOUT_S = 60.0
 _POLL_S = 0.3
+_REAPED_S = 3.0
+"""For its parent to ask how a process ended, so that no other program takes it for alive."""
 _SUPERVISOR = python_program(MODULE)
 _FORM = EntryForm(
     name=form(rf"{RUN_ID}/job-\d{{1,9}}"),
@@ -226,6 +228,8 @@ class LocalLauncher:
             self.cancel(job)
             # the supervisor kills what does not drain in time
             wait_for(lambda: not _is_alive(job), every_s=_POLL_S)
+            process = Path(f"/proc/{who.pid}") if who is not None else Path("/nowhere")
+            wait_for(lambda: not process.exists(), within_s=_REAPED_S, every_s=_POLL_S)
             removed.append(f"{_KIND} {job.name}")
         for entry in ledger.live():
             if (entry.launcher, entry.kind, entry.name) == (self.name, _KIND, job.name):
