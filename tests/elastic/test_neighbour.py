@@ -234,7 +234,7 @@ def test_a_snapshot_of_somebody_else_is_refused(
 def test_one_that_the_node_has_no_room_for_is_refused(
     come: Callable[[], Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardyard.elastic.held_snapshots._node_bytes", lambda: 4 * 2**20)
+    monkeypatch.setattr("shardyard.elastic.held_snapshots.usable_memory_bytes", lambda: 4 * 2**20)
     first, second = come(), come()
     meet([first, second], generation=4)
     slot = slot_of(rows(1), Moment(5, 4), world_size=2)

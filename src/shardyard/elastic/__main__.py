@@ -82,12 +82,7 @@ def _conduct(
 ) -> "Answer":
     run = RunDir(args.run_dir.resolve())
     resolved = read_resolved(run.resolved(args.attempt))
-    is_moved = read_store_place(run, args.attempt) is not None  # whoever serves it has the lease
-    lease: Lease | None = None
-    if args.lease:
-        lease = Lease.handed_over(args.lease)
-    elif args.node_rank == 0 and not is_moved:
-        lease = Lease(run.lease)
+    lease = _lease_of(run, args)
     data = InUse(Path(resolved.data.dir))
     log = _log(args)
     _send_talk_to(log)
@@ -141,6 +136,14 @@ def _conduct(
         data.close()
         if lease:
             lease.close()
+
+
+def _lease_of(run: RunDir, args: argparse.Namespace) -> Lease | None:
+    """Handed over by whoever started this, or taken by the node that serves the store."""
+    if args.lease:
+        return Lease.handed_over(args.lease)
+    is_moved = read_store_place(run, args.attempt) is not None  # whoever serves it has the lease
+    return Lease(run.lease) if args.node_rank == 0 and not is_moved else None
 
 
 def _telemetry(
