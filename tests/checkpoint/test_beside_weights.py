@@ -158,6 +158,14 @@ def test_code_that_was_left_behind_is_not_named_in_the_config() -> None:
     assert config == {"architectures": ["BertForMaskedLM"], "dtype": "bfloat16"}
 
 
+def test_no_file_beside_the_weights_names_code(source: Path, tmp_path: Path) -> None:
+    path = source / "tokenizer_config.json"
+    known = json.loads(path.read_text())
+    path.write_text(json.dumps({**known, "auto_map": {"AutoTokenizer": ["mine.Tokenizer", None]}}))
+    exported(resolved_of(source, tmp_path / "gone"), tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "tokenizer_config.json").read_text()) == known
+
+
 def test_another_tokenizer_than_the_sources_brings_its_own_ends_and_no_foreign_template(
     source: Path, tmp_path: Path
 ) -> None:

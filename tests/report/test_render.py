@@ -252,3 +252,16 @@ def test_trackers_are_links_and_a_folder_of_an_offline_client_is_none(tmp_path: 
     link = "https://mlflow.example/#/runs/&lt;1&gt;"
     assert f'<a href="{link}">{link}</a>' in page
     assert "<code>javascript:alert(1)</code>" in page and 'href="javascript' not in page
+
+
+def test_a_report_shows_no_file_that_a_link_points_to(run: RunDir, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("of another place")
+    kept = run.sample.read_text()
+    run.sample.unlink()
+    run.sample.symlink_to(secret)
+    try:
+        assert read_run(run).sample is None
+    finally:
+        run.sample.unlink()
+        run.sample.write_text(kept)

@@ -7,7 +7,7 @@ files those of known kinds are taken; code is not, as it would run when the expo
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,7 @@ def write_beside_weights(
         OSError: The file system refused.
     """
     copy_files(found.copied, folder)
+    _name_no_code(folder / name for name in found.copied if name.endswith(".json"))
     ends = {}
     if found.has_tokenizer and not found.has_own_tokenizer:
         tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -122,6 +123,17 @@ def write_beside_weights(
         _write(folder / GENERATION, {**_read(folder / GENERATION), **ends})
     elif ends and shape.is_causal:
         GenerationConfig(**ends).save_pretrained(folder)
+
+
+def _name_no_code(files: Iterable[Path]) -> None:
+    """Leave out where a class is looked for in code, which is not taken and would be run."""
+    for file in files:
+        try:
+            content = json.loads(file.read_bytes())
+        except (ValueError, RecursionError):
+            continue  # whoever opens the export says so
+        if isinstance(content, dict) and "auto_map" in content:
+            _write(file, {key: value for key, value in content.items() if key != "auto_map"})
 
 
 def copy_files(files: Mapping[str, Path], folder: Path) -> None:

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 from shardyard.config.resolved import Resolved
 from shardyard.config.tasks import unit_of
-from shardyard.errors import RequestError
+from shardyard.errors import RequestError, StorageError
+from shardyard.files import read_plain
 from shardyard.planner.plan import Plan
 from shardyard.rundir.counted_lines import CountedLines, counted
 from shardyard.rundir.layout import RunDir
@@ -194,10 +195,17 @@ def _read_plan(path: Path) -> Plan | None:
         return None
 
 
+_MOST_SAMPLE_BYTES = 2**20
+
+
 def _read_sample(run: RunDir, events: Sequence[Line]) -> str | None:
+    """The sample; None of a link: a page that is handed on shows no other file of this machine."""
+    if run.sample.is_symlink():
+        return None
     try:
-        return run.sample.read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        content = read_plain(run.sample, limit_bytes=_MOST_SAMPLE_BYTES)
+        return content.decode("utf-8", errors="replace")
+    except (OSError, StorageError):
         finished = [event for event in events if event["kind"] == "run_finished"]
         return finished[-1].get("sample") if finished else None
 
