@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.files import write_json
+from shardyard.report.run import read_run
 from shardyard.report.timeline import describe
 from shardyard.report.write import write_report
 from shardyard.rundir.layout import RunDir
