@@ -3,6 +3,7 @@
 import io
 import os
 import pickle
+import resource
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
@@ -192,3 +193,55 @@ def test_a_stretch_of_a_file_is_a_file(tmp_path: Path) -> None:
     sizes = [len(part.getvalue()) for part in parts]
     stored = load(whole, first_byte=sizes[0], length=sizes[1])
     assert b"".join(map(bytes, blocks(stored, "F32"))) == torch.ones(5).numpy().tobytes()
+
+
+def doubling(levels: int) -> bytes:
+    """A list of the same list twice, and so on: 2 ** levels values in a few bytes a level."""
+    level: list[Any] = []
+    for _ in range(levels):
+        level = [level, level]
+    return pickle.dumps(level, protocol=2)
+
+
+def endless() -> bytes:
+    held: list[Any] = []
+    held.append(held)
+    return pickle.dumps({"model": held}, protocol=2)
+
+
+def nested(depth: int) -> bytes:
+    return b"\x80\x02" + b"]" * depth + b"a" * (depth - 1) + b"."
+
+
+EATERS = {
+    "a far place in memory": (b"\x80\x02]r\xff\xff\xff\x7f.", "place 2147483647 of its memory"),
+    "a far place, in text": (b"]p2147483647\n.", "place 2147483647 of its memory"),
+    "bytes that it does not have": (b"\x80\x05\x96\xff\xff\xff\xff\x00\x00\x00\x00.", "damaged"),
+    "lists that double": (doubling(60), "grows far beyond its bytes"),
+    "a list that holds itself": (endless(), "it holds itself"),
+    "lists in lists": (nested(100_000), "grows far beyond its bytes"),
+    "a set over and over": (
+        b"\x80\x02c__builtin__\nset\nq\x00](" + b"K\x01" * 5000 + b"eq\x01"
+        + b"h\x00h\x01\x85R0" * 5000 + b".",
+        "copies the same values over and over",
+    ),
+    "many dimensions": (
+        b"\x80\x02ctorch\nSize\n(" + b"K\x01" * 100 + b"t\x85R.", "sizes that are no whole numbers",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EATERS)
+def test_few_bytes_cannot_take_the_machines_memory_or_time(name: str, tmp_path: Path) -> None:
+    pickled, why = EATERS[name]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(CheckpointError, match=why):
+        load(saved(tmp_path / "a.pt", pickled))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024
+
+
+def test_values_that_several_places_share_are_read(tmp_path: Path) -> None:
+    sizes = tuple(range(20))
+    state = {f"layer.{number}": {"shape": sizes, "step": 1} for number in range(200)}
+    torch.save(state, tmp_path / "a.pt")
+    assert load(tmp_path / "a.pt") == state

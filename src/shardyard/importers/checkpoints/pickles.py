@@ -13,7 +13,7 @@ import math
 import pickle
 import pickletools
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -167,7 +167,10 @@ def _unpickled(
 ) -> Any:
     reader = _Reader(data, storage, file)
     try:
-        return reader.load()
+        _refuse_places(data)
+        made = reader.load()
+        _refuse_growth(made, most=_TIMES_ITS_BYTES * len(data))
+        return made
     except _RefusedError as error:
         raise CheckpointError(f"{what}: {error.why}{_hint(data)}") from error
     except CheckpointError as error:
@@ -177,6 +180,54 @@ def _unpickled(
         raise CheckpointError(
             f"{what} is damaged, or no checkpoint ({type(error).__name__}: {error}). Bring it anew."
         ) from error
+
+
+_TIMES_ITS_BYTES = 8
+"""A value takes a byte at least; what several places share, such as sizes, is read a few times."""
+_MOST_DEPTH = 100
+_PLACED = ("PUT", "BINPUT", "LONG_BINPUT")
+_DAMAGED = "{}: no checkpoint has that. It was not read"
+
+
+def _refuse_places(data: bytes) -> None:
+    """A number of a place in memory takes all places before it, without a byte of the file.
+
+    Raises:
+        _RefusedError: There is one beyond what the file can have.
+        ValueError: It is cut off, or speaks of more bytes than it has.
+    """
+    for operation, argument, _ in pickletools.genops(data):
+        if operation.name in _PLACED and int(argument) > len(data):
+            raise _RefusedError(_DAMAGED.format(f"it names place {argument} of its memory"))
+
+
+def _refuse_growth(made: Any, *, most: int) -> None:
+    """A few bytes can hold a tree that holds itself, or doubles with each level.
+
+    Raises:
+        _RefusedError: It has more values than its bytes account for, or is too deep.
+    """
+    count, inside = 0, [(made, 0)]
+    while inside:
+        value, depth = inside.pop()
+        count += 1
+        if count > most or depth > _MOST_DEPTH:
+            raise _RefusedError(
+                _DAMAGED.format("it holds itself, or grows far beyond its bytes when it is read")
+            )
+        inside += [(each, depth + 1) for each in _parts(value)]
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    match value:
+        case dict():
+            return (*value.keys(), *value.values())
+        case list() | tuple() | set():
+            return value
+        case Record():
+            return (value.args, value.state)
+        case _:
+            return ()
 
 
 def _hint(data: bytes) -> str:
@@ -211,6 +262,7 @@ class _Reader(pickle.Unpickler):
     ) -> None:
         super().__init__(io.BytesIO(data))
         self._storage, self._file = storage, file
+        self._most_copied = _TIMES_ITS_BYTES * len(data)
 
     def find_class(self, module: str, name: str) -> Any:
         if module in ("torch", "torch.storage") and name in _STORAGES:
@@ -274,6 +326,7 @@ class _Reader(pickle.Unpickler):
         return made(*args)
 
     def _dict(self, *args: Any) -> dict[Any, Any]:
+        self._count_copied(*args)
         return _Dict(*args)
 
     def _emptied(self, *_: Any) -> dict[Any, Any]:
@@ -283,7 +336,14 @@ class _Reader(pickle.Unpickler):
         return _sizes(sizes)
 
     def _set(self, items: Any = ()) -> list[Any]:
+        self._count_copied(items)
         return list(items)
+
+    def _count_copied(self, *args: Any) -> None:
+        """What is copied again and again takes memory that the file has no bytes for."""
+        self._most_copied -= sum(len(arg) for arg in args)
+        if self._most_copied < 0:
+            raise _RefusedError(_DAMAGED.format("it copies the same values over and over"))
 
     def _encoded(self, text: Any, encoding: Any = "latin1") -> bytes:
         if not isinstance(text, str) or encoding != "latin1":
@@ -310,9 +370,15 @@ def partial_of(reader: _Reader, made: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args: made(reader, *args)
 
 
+_MOST_DIMENSIONS = 64
+"""Of a tensor in torch."""
+
+
 def _sizes(values: Any) -> tuple[int, ...]:
-    if not isinstance(values, list | tuple) or any(
-        type(value) is not int or value < 0 for value in values
+    if (
+        not isinstance(values, list | tuple)
+        or len(values) > _MOST_DIMENSIONS
+        or any(type(value) is not int or value < 0 for value in values)
     ):
         raise CheckpointError("sizes that are no whole numbers")
     return tuple(values)
