@@ -197,8 +197,9 @@ def _refuse_places(data: bytes) -> None:
         ValueError: It is cut off, or speaks of more bytes than it has.
     """
     for operation, argument, _ in pickletools.genops(data):
-        if operation.name in _PLACED and int(argument) > len(data):
-            raise _RefusedError(_DAMAGED.format(f"it names place {argument} of its memory"))
+        place = argument if operation.name in _PLACED else None
+        if isinstance(place, int) and place > len(data):
+            raise _RefusedError(_DAMAGED.format(f"it names place {place} of its memory"))
 
 
 def _refuse_growth(made: Any, *, most: int) -> None:
