@@ -1,5 +1,6 @@
 """Any checkpoint loads into any layout; a damaged or foreign one is named and never loaded."""
 
+import errno
 import hashlib
 import io
 import json
@@ -7,6 +8,7 @@ import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -110,10 +112,14 @@ def test_a_damaged_checkpoint_is_named_set_aside_and_the_one_before_used(
 
 
 def test_a_damaged_one_that_cannot_be_set_aside_stops_the_resume(
-    steps: Path, alone: dist.ProcessGroup
+    steps: Path, alone: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (steps / "step-00000003" / "values.json").unlink()
-    (steps / "step-00000003.damaged").write_text("no folder, so it cannot be replaced")
+
+    def read_only(*_: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("shardyard.checkpoint.retention.Path.rename", read_only)
     with pytest.raises(StorageError, match=r"cannot be renamed to step-00000003\.damaged.*resume"):
         choose_alone(steps, alone)
 

@@ -143,7 +143,7 @@ def test_an_exit_code_says_which_error_it_was(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # the current folder is not looked in
     answer = {"error": "no way", "exit_code": exit_code}
     module = program(tmp_path, f"print('''{json.dumps(answer)}'''); raise SystemExit({exit_code})")
     with pytest.raises(error, match="no way") as raised:
@@ -155,7 +155,7 @@ def test_an_exit_code_says_which_error_it_was(
 def test_a_program_that_dies_without_an_answer_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # the current folder is not looked in
     module = program(tmp_path, "import os; os.kill(os.getpid(), 9)")
     with pytest.raises(ShardyardError, match=r"signal SIGKILL \(out of memory\?\)"):
         run_program(module, [])
@@ -165,6 +165,6 @@ def test_a_program_that_dies_without_an_answer_is_named(
 def test_an_interrupted_program_interrupts_us(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # the current folder is not looked in
     with pytest.raises(KeyboardInterrupt):
         run_program(program(tmp_path, "raise SystemExit(130)"), [])

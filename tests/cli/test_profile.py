@@ -182,7 +182,7 @@ def test_far_nodes_are_asked_beside_the_training(
         def exec(self, job, command):  # type: ignore[no-untyped-def]
             del job
             asked.append(list(command))
-            ask_on_a_node([str(trained.path), *command[4:]])
+            ask_on_a_node([str(trained.path), *command[command.index("/far/runs/first") + 1 :]])
             yield capsys.readouterr().out.encode()
 
     launcher = Reached(training=status(JobState.RUNNING))
@@ -192,7 +192,7 @@ def test_far_nodes_are_asked_beside_the_training(
     capsys.readouterr()
     there = ("--runs-dir", str(folder / "runs"))
     assert shardyard(launcher, "profile", "first", "--detach", *there) == 0, capsys.readouterr()
-    assert asked[0][3:] == ["/far/runs/first", "--steps", "3", "--ranks", "auto"]
+    assert asked[0][4:] == ["/far/runs/first", "--steps", "3", "--ranks", "auto"]
     assert shardyard(launcher, "profile", "first", "--detach", *there) == 2
     assert "is being taken already" in capsys.readouterr().err
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from shardyard.cluster.batch import render_environment
 from shardyard.cluster.description import STOP_MARGIN_S, Description, read_description
-from shardyard.cluster.network import LATER
+from shardyard.cluster.network import place_named
 from shardyard.config.schema import Recipe
 from shardyard.launchers.aws_batch.objects import LOG_GROUP
 from tests.launchers.docker_engine import DockerEngine
@@ -113,7 +113,10 @@ class BatchServer:
         groups where they stand in the launch template.
         """
         self.make_role("arn:aws:iam::123456789012:role/batch", trusted="batch.amazonaws.com")
-        made = render_environment(self._description(recipe), "0" * 16, None, LATER)["Resources"]
+        given = self._description(recipe)
+        place = place_named(given)
+        assert place is not None
+        made = render_environment(given, "0" * 16, None, place)["Resources"]
         group = self.client("ec2").describe_security_groups()["SecurityGroups"][0]["GroupId"]
         template = made["Template"]["Properties"]
         data = template["LaunchTemplateData"]

@@ -64,7 +64,11 @@ def _(desk: QueueDesk) -> int:
     return desk.create("kind=eks", "other_zone=us-east-1b", "nodes.user_data='#!/bin/sh'")
 
 
-@row("no network", 2, says="vpc.id: is missing", do="Give it in a file, or as vpc.id=...")
+@row(
+    "subnets without their network", 2,
+    says="vpc.subnets: are given and vpc.id is not",
+    do="Give both, or neither for a new network",
+)  # fmt: skip
 def _(desk: QueueDesk) -> int:
     return desk.create("vpc={id: null}")
 

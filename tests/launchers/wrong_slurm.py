@@ -10,13 +10,13 @@ row = SITUATIONS.row
 
 _FAILED = "sbatch: error: Batch job submission failed: "
 _SBATCH = """#!/bin/sh
-[ -z "$SBATCH_SAYS" ] || { echo "$SBATCH_SAYS" >&2; exit 1; }
-echo 17 >> "$SLURM_JOBS"
+[ -z "$STAND_IN_SAYS" ] || { echo "$STAND_IN_SAYS" >&2; exit 1; }
+echo 17 >> "$STAND_IN_JOBS"
 echo 17
 """
-# The controller has one job, which runs; SCONTROL_SAYS is its refusal.
+# The controller has one job, which runs; STAND_IN_REFUSAL is its refusal.
 _SCONTROL = """#!/bin/sh
-[ -z "$SCONTROL_SAYS" ] || { echo "$SCONTROL_SAYS" >&2; exit 1; }
+[ -z "$STAND_IN_REFUSAL" ] || { echo "$STAND_IN_REFUSAL" >&2; exit 1; }
 case "$*" in
 *"show job"*)
   echo "JobId=17 JobName=first JobState=RUNNING ExitCode=0:0 NodeList=n0 Restarts=0" \
@@ -45,10 +45,10 @@ class SlurmDesk(Desk):
         for name in ("sacct", "squeue", "scancel", "sinfo"):
             (programs / name).symlink_to("scontrol")
         self.environ.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-        self.environ.setenv("SLURM_JOBS", str(self.folder / "jobs"))
+        self.environ.setenv("STAND_IN_JOBS", str(self.folder / "jobs"))
         self.environ.setenv("RUN_DIR", str(self.runs / "first"))
-        self.environ.setenv("SBATCH_SAYS", says)
-        self.environ.setenv("SCONTROL_SAYS", "")
+        self.environ.setenv("STAND_IN_SAYS", says)
+        self.environ.setenv("STAND_IN_REFUSAL", "")
         return programs
 
     def outside(self) -> set[str]:
@@ -158,7 +158,7 @@ def _(desk: SlurmDesk) -> int:
     desk.log_in()
     desk.launched()
     away = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
-    desk.environ.setenv("SCONTROL_SAYS", away)
+    desk.environ.setenv("STAND_IN_REFUSAL", away)
     return desk.steer("status")
 
 

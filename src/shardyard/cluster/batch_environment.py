@@ -15,7 +15,7 @@ from shardyard.cluster.batch_queue import (
 )
 from shardyard.cluster.description import Description
 from shardyard.cluster.eksctl import tags_of
-from shardyard.cluster.network import LATER, Place, network_stack_name, render_network
+from shardyard.cluster.network import LATER, network_stack_name, place_named, render_network
 from shardyard.cluster.steps import FileSystem, Stack, State, refuse_foreign, stack_outputs
 from shardyard.cluster.storage import Made, as_json, made_of
 from shardyard.cluster.sweep import details_of_network
@@ -68,10 +68,7 @@ class Environment(Stack):
         mount = "MOUNT-NAME" if given.storage.kind == "fsx" else ""
         later = Made(file_system="FILE-SYSTEM", mount_name=mount, group="FILE-SYSTEM-GROUP")
         made = None if given.storage.kind == "none" else later
-        place = (
-            Place(vpc=given.vpc.id, subnet=given.vpc.subnets[given.zone]) if given.vpc.id else LATER
-        )
-        return as_json(render_environment(given, owner, made, place))
+        return as_json(render_environment(given, owner, made, place_named(given) or LATER))
 
     def make(self, world: World) -> None:
         given = world.given

@@ -6,7 +6,7 @@ Asked before anything is made: each of these makes an environment that stands an
 from typing import Any
 
 from shardyard.cluster.batch_queue import reservation_of
-from shardyard.cluster.network import Place, network_stack_name
+from shardyard.cluster.network import Place, network_stack_name, place_named
 from shardyard.cluster.steps import stack_outputs
 from shardyard.cluster.world import World
 from shardyard.errors import CapacityError, RequestError
@@ -39,8 +39,8 @@ def place_of(world: World) -> Place:
         ShardyardError: The stack of the network is gone.
     """
     given = world.given
-    if given.vpc.id is not None:
-        return Place(vpc=given.vpc.id, subnet=given.vpc.subnets[given.zone])
+    if (named := place_named(given)) is not None:
+        return named
     outputs = stack_outputs(world, network_stack_name(given))
     return Place(vpc=outputs["VPC"], subnet=outputs["SubnetsPrivate"])
 

@@ -28,6 +28,13 @@ LATER = Place(vpc="VPC", subnet="SUBNET")
 """In what a dry run prints of a network that is still to be made."""
 
 
+def place_named(given: Description) -> Place | None:
+    """The network that the description names; None: one is to be made."""
+    if given.vpc.id is None:
+        return None
+    return Place(vpc=given.vpc.id, subnet=given.vpc.subnets[given.zone])
+
+
 def network_stack_name(given: Description) -> str:
     """Of the stack in CloudFormation."""
     return f"shardyard-{given.name}-network"

@@ -293,15 +293,17 @@ def _claimed(proposal: Proposal, ledger: Ledger) -> Iterator[None]:
         with _alone(proposal, ledger):
             yield
     except BaseException:
-        if any(entry not in before for entry in ledger.live()):
+        is_blank = ledger.is_blank()  # made to be held, and nothing was written into it
+        has_jobs = not is_blank and _has_jobs(ledger)
+        if not is_blank and any(entry not in before for entry in ledger.live()):
             say(
                 f"note: what was created before this stands in {ledger.path}; "
                 f"`shardyard teardown {run_dir.handle}` removes it"
             )
-        elif is_new and not _has_jobs(ledger):
+        elif is_new and not has_jobs:
             with suppress(OSError):
                 shutil.rmtree(run_dir.path)
-        elif not is_resume and not _has_jobs(ledger):
+        elif not is_resume and not has_jobs:
             for made in (run_dir.recipe, run_dir.ledger, *run_dir.submissions()):
                 made.unlink(missing_ok=True)
         ledger.remove_empty()

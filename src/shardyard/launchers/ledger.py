@@ -196,11 +196,16 @@ class Ledger:
         """Everything that was ever confirmed, oldest first."""
         return [_entry(line) for line in self._lines() if line["action"] == "created"]
 
+    def is_blank(self) -> bool:
+        """Whether the file is there and nothing was written into it."""
+        with suppress(OSError):
+            return self.path.stat().st_size == 0
+        return False
+
     def remove_empty(self) -> None:
         """Remove the file if nothing was written: an empty one reads as damaged."""
-        with suppress(OSError):
-            if self.path.stat().st_size == 0:
-                self.path.unlink()
+        if self.is_blank():
+            self.path.unlink(missing_ok=True)
 
     def open(self) -> BinaryIO:
         """The file, to append to or to lock; made if it is not there."""
