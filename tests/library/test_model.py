@@ -26,6 +26,6 @@ def test_a_parameter_without_a_dimension_is_refused_by_its_name() -> None:
         shardyard.parallelize(Scaled(is_scalar=True), no_mesh, blocks="up")
     said = str(refused.value)
     assert said.startswith("the parameter temperature of this Scaled is a single number")
-    assert "Give it one, with its value: nn.Parameter(torch.tensor([1]))" in said
+    assert "Give it one, with its value: nn.Parameter(torch.tensor([1.0]))" in said
     with pytest.raises(AttributeError):  # goes on to ask the mesh
         shardyard.parallelize(Scaled(is_scalar=False), no_mesh, blocks="up")

@@ -127,7 +127,7 @@ def refuse_scalars(model: nn.Module, *, or_whole: str = "") -> None:
         (name, param), more = next(iter(scalars.items())), ""
         if len(scalars) > 1:
             more = f" and {len(scalars) - 1} others"
-        value = "..." if param.is_meta else f"{param.item():g}"
+        value = "..." if param.is_meta else repr(round(float(param.item()), 6))
         raise RequestError(
             f"the parameter {name}{more} of this {type(model).__name__} is a single number "
             "without a dimension, and ranks share parameters by their first one. Give it one, with "
