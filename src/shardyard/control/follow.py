@@ -311,7 +311,7 @@ def _describe_begin(event: dict[str, Any]) -> str:
         f"; {words}: {', '.join(event[key])}" for key, words in _GAPS.items() if event.get(key)
     )
     begun = f"continuing from step {event['step']}{where}"
-    return f"{begun}{note}{damaged}{gaps}{_snapshots_refused(event)}"
+    return f"{begun}{damaged}{note}{gaps}{_snapshots_refused(event)}"
 
 
 def _memory(event: dict[str, Any]) -> str:
