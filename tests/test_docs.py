@@ -264,7 +264,7 @@ def test_weights_come_in_and_go_out_as_a_hugging_face_folder(
     example = "examples/llama2-7b-finetune.yaml"
     smaller = ("data.seq_len=64", "optim.global_batch=2", "optim.lr=1e-2")
     ours = ("model.hub=null", "model.preset=null", "model.path=before", "data.source=my-text")
-    monkeypatch.setenv("HF_TOKEN", "not used")
+    monkeypatch.setenv("HF_TOKEN", "not-used")
     train(folder, "tuned", example, *ours, *smaller, *HERE)
     shardyard(folder, "export", "tuned", "--to", "after", "--dtype", "bfloat16", "--json")
 

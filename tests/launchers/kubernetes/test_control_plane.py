@@ -102,7 +102,11 @@ class World:
 def world(plane: ControlPlane, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[World]:
     made = World(plane, request.param, tmp_path)
     yield made
-    for path in (made.base, f"{made.core}/configmaps", f"/apis/batch/v1{made.core[7:]}/jobs"):
+    within = made.core.removeprefix("/api/v1")
+    for path in (
+        made.base, f"{made.core}/configmaps", f"/apis/batch/v1{within}/jobs",
+        f"/apis/networking.k8s.io/v1{within}/networkpolicies",
+    ):  # fmt: skip
         plane.call("DELETE", f"{path}?propagationPolicy=Background")
 
 
