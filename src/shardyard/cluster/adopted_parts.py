@@ -265,8 +265,7 @@ class AddedNodes(NodeGroup):
         given = world.given
         assert isinstance(given, AdoptedCluster)
         if StandingCluster().state(world).word == "absent":  # its owner removed it under us
-            params = {"StackName": self.stack(given)}
-            return [Act(service="cloudformation", call="delete_stack", params=params)]
+            return [self.deletion(given)]
         # eksctl brought its EFA plugin with the group; it stays where there was one before.
         is_ours = AddedEfaPlugin.kind in given.adds
         return [*([WITHOUT_EKSCTLS_EFA_PLUGIN] if is_ours else []), *super().removal(world)]

@@ -14,7 +14,6 @@ from shardyard.cluster.batch_queue import (
     launch_settings,
 )
 from shardyard.cluster.description import Description
-from shardyard.cluster.eksctl import tags_of
 from shardyard.cluster.network import LATER, network_stack_name, place_named, render_network
 from shardyard.cluster.steps import FileSystem, Stack, State, refuse_foreign, stack_outputs
 from shardyard.cluster.storage import Made, as_json, made_of
@@ -35,25 +34,15 @@ class Network(Stack):
         return as_json(render_network(given, owner))
 
     def make(self, world: World) -> None:
-        given = world.given
-        tags = tags_of(given, world.owner)
-        world.ask(
-            "cloudformation",
-            "create_stack",
-            StackName=self.stack(given),
-            TemplateBody=as_json(render_network(given, world.owner)),
-            Parameters=[{"ParameterKey": "Zone", "ParameterValue": given.zone}],
-            Tags=[{"Key": key, "Value": value} for key, value in tags.items()],
-            ClientRequestToken=f"shardyard-{world.owner}-network",
-        )
+        zone = {"ParameterKey": "Zone", "ParameterValue": world.given.zone}
+        self.create(world, render_network(world.given, world.owner), Parameters=[zone])
 
     def details(self, world: World) -> dict[str, str]:
         network = details_of_network(stack_outputs(world, self.stack(world.given)))
         return {**super().details(world), **network}
 
     def removal(self, world: World) -> list[Act]:
-        params = {"StackName": self.stack(world.given)}
-        return [Act(service="cloudformation", call="delete_stack", params=params)]
+        return [self.deletion(world.given)]
 
 
 class Environment(Stack):
@@ -71,19 +60,9 @@ class Environment(Stack):
         return as_json(render_environment(given, owner, made, place_named(given) or LATER))
 
     def make(self, world: World) -> None:
-        given = world.given
-        tags = tags_of(given, world.owner)
-        world.ask(
-            "cloudformation",
-            "create_stack",
-            StackName=self.stack(given),
-            TemplateBody=as_json(
-                render_environment(given, world.owner, file_system_of(world), place_of(world))
-            ),
-            Capabilities=["CAPABILITY_IAM"],
-            Tags=[{"Key": key, "Value": value} for key, value in tags.items()],
-            ClientRequestToken=f"shardyard-{world.owner}-batch",
-        )
+        files, place = file_system_of(world), place_of(world)
+        template = render_environment(world.given, world.owner, files, place)
+        self.create(world, template, Capabilities=["CAPABILITY_IAM"])
 
     def state(self, world: World) -> State:
         """The stack's, and once it is at rest that of environment and queue themselves."""
@@ -115,9 +94,7 @@ class Environment(Stack):
         )
 
     def removal(self, world: World) -> list[Act]:
-        params = {"StackName": self.stack(world.given)}
-        deletion = Act(service="cloudformation", call="delete_stack", params=params)
-        return [*closing(world.given), deletion]
+        return [*closing(world.given), self.deletion(world.given)]
 
     def remove(self, world: World) -> None:
         close(world, self.held_by)  # each of its acts is waited for, and jobs are looked at again

@@ -20,6 +20,7 @@ from shardyard.cluster.eksctl import (
     SYSTEM_GROUP,
     render_cluster,
     render_nodes,
+    tags_of,
 )
 from shardyard.cluster.exports import running_exports
 from shardyard.cluster.reach import account_of, kubectl_json
@@ -118,6 +119,29 @@ class Stack(Part):
 
     def name(self, given: Description) -> str:
         return self.stack(given)
+
+    def create(self, world: World, template: dict[str, Any], **more: Any) -> None:
+        """Have CloudFormation begin a stack of ours, tagged as made from here.
+
+        Args:
+            more: Of CreateStack, such as ``Parameters``.
+        """
+        given = world.given
+        name, tags = self.stack(given), tags_of(given, world.owner)
+        world.ask(
+            "cloudformation",
+            "create_stack",
+            StackName=name,
+            TemplateBody=as_json(template),
+            Tags=[{"Key": key, "Value": value} for key, value in tags.items()],
+            ClientRequestToken=f"shardyard-{world.owner}-{name.rpartition('-')[2]}",
+            **more,
+        )
+
+    def deletion(self, given: Description) -> Act:
+        """What has CloudFormation delete the stack."""
+        params = {"StackName": self.stack(given)}
+        return Act(service="cloudformation", call="delete_stack", params=params)
 
     def state(self, world: World) -> State:
         name = self.stack(world.given)
@@ -350,27 +374,17 @@ class FileSystem(Stack):
         return as_json(render_stack(given, owner))
 
     def make(self, world: World) -> None:
-        given = world.given
-        values = _network_of(world)
-        tags = {NAME_TAG: given.name, OWNER_TAG: world.owner}
-        world.ask(
-            "cloudformation",
-            "create_stack",
-            StackName=self.stack(given),
-            TemplateBody=as_json(render_stack(given, world.owner)),
-            Parameters=[
-                {"ParameterKey": key, "ParameterValue": value} for key, value in values.items()
-            ],
-            Tags=[{"Key": key, "Value": value} for key, value in tags.items()],
-            ClientRequestToken=f"shardyard-{world.owner}",
-        )
+        parameters = [
+            {"ParameterKey": key, "ParameterValue": value}
+            for key, value in _network_of(world).items()
+        ]
+        self.create(world, render_stack(world.given, world.owner), Parameters=parameters)
 
     def unfinished(self, world: World) -> str:
         return running_exports(world) if world.given.storage.kind == "fsx" else ""
 
     def removal(self, world: World) -> list[Act]:
-        params = {"StackName": self.stack(world.given)}
-        return [Act(service="cloudformation", call="delete_stack", params=params)]
+        return [self.deletion(world.given)]
 
 
 def _network_of(world: World) -> dict[str, str]:
