@@ -44,8 +44,10 @@ class Agents:
     scratch: Path
     _started: list[subprocess.Popen[str]] = field(default_factory=list)
 
-    def prepare(self, *, devices: int = 2, nodes: int = 1, **elastic: Any) -> None:
-        """Write attempts/1/resolved.json."""
+    def prepare(
+        self, *, attempt: int = 1, devices: int = 2, nodes: int = 1, **elastic: Any
+    ) -> None:
+        """Write the attempt's resolved.json."""
         settings = {"max_restarts": 1, "drain_timeout_s": 20.0, "collective_timeout_s": 60.0}
         recipe = Recipe(
             cluster=Cluster(devices=devices, device="cpu", nodes=nodes),
@@ -54,7 +56,7 @@ class Agents:
         resolved = Resolved(
             recipe=recipe, reasons={}, shape=PRESETS["llama-tiny"].shape, data=_FACTS, steps=3
         )
-        write_resolved(self.run.resolved(1), resolved)
+        write_resolved(self.run.resolved(attempt), resolved)
 
     def start(
         self,
@@ -73,7 +75,7 @@ class Agents:
         program = [*on] if shared_memory is None else with_shared_memory(shared_memory)
         program += [sys.executable, str(_PROGRAM)]
         process = subprocess.Popen(
-            [*program, str(self.run.path), "--attempt", "1", *options],
+            [*program, str(self.run.path), "--attempt", "1", *options],  # the last of two counts
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,

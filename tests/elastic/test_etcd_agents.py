@@ -76,11 +76,12 @@ def test_a_loss_while_etcd_is_away_waits_for_it(agents: Agents, etcd: EtcdServer
 
 
 @pytest.mark.slow
-def test_twenty_runs_in_a_row_of_one_name_meet_on_the_same_server(
+def test_twenty_attempts_in_a_row_of_one_run_meet_on_the_same_server(
     agents: Agents, etcd: EtcdServer
 ) -> None:
-    agents.prepare(devices=1, nodes=2, rendezvous=etcd.setting)
-    for _ in range(20):
-        nodes = [agents.start("finish", "--node-rank", str(rank)) for rank in range(2)]
+    for attempt in range(1, 21):
+        agents.prepare(attempt=attempt, devices=1, nodes=2, rendezvous=etcd.setting)
+        options = ["--attempt", str(attempt), "--node-rank"]
+        nodes = [agents.start("finish", *options, str(rank)) for rank in range(2)]
         assert [answer(node)["outcome"] for node in nodes] == ["finished", "finished"]
     assert etcd.left() == []

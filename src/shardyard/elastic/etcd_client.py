@@ -14,7 +14,7 @@ import ssl
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException, HTTPSConnection, RemoteDisconnected
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
 
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
@@ -219,7 +219,7 @@ class Etcd:
                 "authority in ETCDCTL_CACERT, and a certificate of this client, where it asks for "
                 "one, in ETCDCTL_CERT and ETCDCTL_KEY. Without TLS its address is etcd://..."
             ) from error
-        except RemoteDisconnected as error:
+        except (ConnectionResetError, BrokenPipeError) as error:  # which, is a matter of moments
             hint = "" if self._tls else "; one with TLS does so, and its address is etcds://..."
             raise _Silent(f"it ended the connection without an answer{hint}") from error
         except (OSError, HTTPException) as error:
