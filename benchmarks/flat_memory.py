@@ -40,7 +40,7 @@ TASKS: dict[str, dict[str, dict[str, Any]]] = {
     "bert_pretraining": {
         **BERT,
         "task": {"name": "bert_pretraining"},
-        "data": {"format": "sentences", "tokenizer_kind": "wordpiece"},
+        "data": {"format": "sentences", "tokenizer_kind": "wordpiece", "min_true_pairs": 0},
     },
     "mixture": {},
     "LoRA": {"model": {"preset": "llama-tiny", "lora": {"rank": 4}}},

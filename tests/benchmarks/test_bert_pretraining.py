@@ -19,7 +19,7 @@ def test_it_trains_and_judges_a_small_model(tmp_path: Path) -> None:
     documents = [file.read_text() for file in modules]
     text.write_text("".join(json.dumps({"text": each}) + "\n" for each in documents))
     out = tmp_path / "result.json"
-    words = [str(text), "--steps", "20", "--every", "10", "--accuracy", "0", "--width", "32"]
+    words = [str(text), "--steps", "20", "--every", "10", "--accuracy", "1e-9", "--width", "32"]
     words += ["--layers", "1", "--vocabulary", "512", "--out", str(out)]
     if importlib.util.find_spec("accelerate") is None:
         words.append("--without-trainer")
