@@ -273,6 +273,23 @@ PROBLEMS = [
         ],
         "etcd=e:2379 and elastic.rendezvous=etcd://f:2379 name two places to meet. Keep one.",
     ),
+    (
+        [
+            "launch.kubernetes.target=pytorchjob",
+            "launch.kubernetes.etcd=e:2379",
+            "elastic.rendezvous=etcd://e:2379",
+        ],
+        "etcd=e:2379 and elastic.rendezvous=etcd://e:2379 name two places to meet. Keep one.",
+    ),
+    (
+        [
+            "launch.kubernetes.target=pytorchjob",
+            "launch.kubernetes.etcd=e:2379",
+            "launch.env={ETCDCTL_CERT: /c}",
+        ],
+        "etcd_secret=e-tls sets ETCDCTL_CERT, and so do launch.env or secrets. Keep one",
+    ),
+    (["launch.kubernetes.etcd_secret=s"], "read for launch.kubernetes.target=pytorchjob alone"),
     (["elastic.rendezvous=etcd"], "elastic.rendezvous=etcd names no place to meet. Use tcp (a po"),
     (["elastic.rendezvous=etcd://a:b"], "'a:b' is not HOST:PORT. Agents ask etcd there."),
     (["elastic.rendezvous=etcd://a:1,"], "'' is not HOST:PORT."),

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from shardyard.config.capacity import capacity_problems
+from shardyard.config.kubernetes_etcd import rendezvous_of, secret_name
 from shardyard.config.launch_section import Kubernetes, Launch, Slurm
 from shardyard.config.meeting_place import TCP
 from shardyard.config.schema import Recipe
@@ -142,16 +143,26 @@ def _etcd(recipe: Recipe) -> Iterable[Problem]:
     if not host or not port.isdecimal():
         text = (
             f"={etcd} is not host:port. Pods meet there. Give the service's name and port, such "
-            "as etcd:2379; with TLS write elastic.rendezvous=etcds://etcd:2379 instead."
+            "as etcd:2379; launch.kubernetes.etcd_secret says whether they use TLS."
         )
         yield Problem("launch.kubernetes.etcd", text)
-    if rendezvous not in (TCP, f"etcd://{etcd}"):
+    if rendezvous not in (TCP, rendezvous_of(recipe.launch.kubernetes)):
         text = f"={etcd} and elastic.rendezvous={rendezvous} name two places to meet. Keep one."
         yield Problem("launch.kubernetes.etcd", text)
+    secret = secret_name(recipe.launch.kubernetes)
+    files = {"ETCDCTL_CACERT", "ETCDCTL_CERT", "ETCDCTL_KEY"}
+    given = files.intersection({*recipe.launch.env, *recipe.secrets})
+    if secret is not None and given:
+        text = (
+            f"={secret} sets {', '.join(sorted(given))}, and so do launch.env or secrets. Keep one "
+            "of the two: remove them there, or set launch.kubernetes.etcd_secret=null and write "
+            f"elastic.rendezvous=etcds://{etcd} in place of launch.kubernetes.etcd."
+        )
+        yield Problem("launch.kubernetes.etcd_secret", text)
 
 
 def _kubernetes(kubernetes: Kubernetes) -> Iterable[Problem]:
-    belongs_to = {"etcd": "pytorchjob", "runtime": "trainjob"}
+    belongs_to = {"etcd": "pytorchjob", "etcd_secret": "pytorchjob", "runtime": "trainjob"}
     for key, target in belongs_to.items():
         value = getattr(kubernetes, key)
         if value != getattr(Kubernetes(), key) and kubernetes.target != target:

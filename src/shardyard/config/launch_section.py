@@ -88,6 +88,8 @@ class Kubernetes(Section):
     """TrainJob: the ClusterTrainingRuntime, rendered too."""
     etcd: str | None = None
     """PyTorchJob: host:port of the etcd in which its nodes meet; null: elastic.rendezvous."""
+    etcd_secret: str | Auto | None = "auto"
+    """Secret with ca.crt, tls.crt, tls.key for it; auto: SERVICE-tls of our own; null: no TLS."""
     allow_host_paths: bool = False
     """Whether volumes may be folders of the node."""
 

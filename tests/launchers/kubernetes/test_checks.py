@@ -268,6 +268,16 @@ def test_an_etcd_that_is_not_there_and_one_that_is_elsewhere(cluster: Cluster) -
     assert {one.verdict for one in away} == {"ok"}
 
 
+def test_an_etcd_without_its_certificate_names_both_ways_out(cluster: Cluster) -> None:
+    words = ("launch.kubernetes.target=pytorchjob", "launch.kubernetes.etcd=etcd:2379")
+    cluster.server.add("/api/v1/namespaces/default/services/etcd")
+    found = cluster.only_trouble(*words)
+    assert found.what.startswith("the namespace default has no Secret etcd-tls")
+    assert "etcd_secret=null" in found.mend and "--uninstall, then --install" in found.mend
+    cluster.server.add("/api/v1/namespaces/default/secrets/etcd-tls")
+    assert {one.verdict for one in cluster.findings(*words)} == {"ok"}
+
+
 def test_a_cluster_that_is_down_is_one_problem(tmp_path: Path) -> None:
     with running_server(tmp_path) as (server, _):
         port = server.port

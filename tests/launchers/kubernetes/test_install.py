@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
+from shardyard.config.kubernetes_etcd import service_name
 from shardyard.config.load import load_recipe
-from shardyard.launchers.kubernetes.etcd import IMAGE, render_etcd, service_name
+from shardyard.launchers.kubernetes.etcd import IMAGE, render_etcd
 from tests.launchers.kubernetes.api_server import write_kubeconfig
 from tests.launchers.kubernetes.conftest import Site, rented
 from tests.launchers.kubernetes.schemas import check_builtin
@@ -136,6 +137,7 @@ def test_a_missing_program_is_named_before_anything_is_done(
     assert not (site.runs / "installed-kubernetes-test.jsonl").exists()
 
 
+@pytest.mark.heavy
 def test_our_own_etcd_goes_through_the_api_and_comes_back_out(site: Site) -> None:
     assert site.doctor("--install", "--yes", *ETCD) == 0
     assert site.calls() == []
@@ -143,12 +145,27 @@ def test_our_own_etcd_goes_through_the_api_and_comes_back_out(site: Site) -> Non
     assert container["image"] == IMAGE and container["command"][0] == "etcd"
     assert site.server.names("services") == ["etcd"]
     assert site.ledger()[1::2] == [
-        "created NetworkPolicy etcd", "created Service etcd", "created Deployment etcd"
+        "created Secret etcd-tls", "created NetworkPolicy etcd", "created Service etcd",
+        "created Deployment etcd",
     ]  # fmt: skip
+    key = site.server.only("secrets")["data"]["tls.key"]
+    rest = [item for item in site.server.objects.values() if item["kind"] != "Secret"]
+    assert key not in json.dumps(rest) and key not in "".join(site.ledger())
     assert site.doctor("--uninstall", "--yes", *ETCD) == 0
     assert site.server.objects == {}
 
 
+def test_a_dry_run_names_the_secret_of_etcd_and_makes_no_key(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert site.doctor("--install", "--dry-run", *ETCD) == 0
+    said = capsys.readouterr().out
+    assert "# Secret etcd-tls: made at the installation" in said
+    assert "PRIVATE KEY" not in said and "tls.key:" not in said
+    assert all(item["kind"] != "Secret" for item in yaml.safe_load_all(said))
+
+
+@pytest.mark.heavy
 def test_an_etcd_of_somebody_else_is_left_alone(
     site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -271,6 +288,7 @@ def test_what_was_installed_is_not_removed_where_others_may_write_the_ledger(
     assert site.doctor("--uninstall", "--yes", "--trust-folder") == 0
 
 
+@pytest.mark.heavy
 def test_an_etcd_that_was_made_again_by_others_stays(site: Site) -> None:
     assert site.doctor("--install", "--yes", *ETCD) == 0
     for item in site.server.objects.values():

@@ -58,6 +58,7 @@ PLURALS = {
     "PersistentVolume": ("v1", "persistentvolumes", False),
     "ResourceQuota": ("v1", "resourcequotas", True),
     "ServiceAccount": ("v1", "serviceaccounts", True),
+    "Secret": ("v1", "secrets", True),
     "Service": ("v1", "services", True),
     "Deployment": ("apps/v1", "deployments", True),
     "DaemonSet": ("apps/v1", "daemonsets", True),

@@ -6,13 +6,13 @@ Nodes, claims and quotas are looked at in files of their own.
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from shardyard.config.kubernetes_etcd import secret_name, service_name
 from shardyard.config.secret_reference import parse_references
 from shardyard.doctor.finding import Finding, gather
 from shardyard.errors import ShardyardError
 from shardyard.launchers.base import LaunchRequest
 from shardyard.launchers.kubernetes.api import PLURALS, Api
 from shardyard.launchers.kubernetes.claim_checks import check_claims
-from shardyard.launchers.kubernetes.etcd import service_name
 from shardyard.launchers.kubernetes.names import TARGETS
 from shardyard.launchers.kubernetes.node_checks import check_image, check_nodes, check_side_nodes
 from shardyard.launchers.kubernetes.prerequisites import ETCD, how_to_install, needed
@@ -86,7 +86,9 @@ def _controllers(request: LaunchRequest, api: Api) -> Iterator[Finding]:
 
 def _etcd(request: LaunchRequest, api: Api) -> Iterator[Finding]:
     settings = request.recipe.launch.kubernetes
-    name = service_name(settings)
+    name, secret = service_name(settings), secret_name(settings)
+    if secret is not None and (name is None or api.get("Service", name) is not None):
+        yield _certificate(secret, api)
     if name is None:
         what = f"{settings.etcd} is not in the namespace {api.namespace}, and is not asked"
         yield Finding(name="etcd", verdict="ok", what=what)
@@ -96,6 +98,18 @@ def _etcd(request: LaunchRequest, api: Api) -> Iterator[Finding]:
         what = f"launch.kubernetes.etcd={settings.etcd}: there is no service {name}"
         mend = "Install it: shardyard doctor RECIPE --on kubernetes --install"
         yield Finding(name="etcd", verdict="problem", what=what, mend=mend)
+
+
+def _certificate(secret: str, api: Api) -> Finding:
+    """The Secret without which no pod of the run starts."""
+    if api.has_secret(secret):
+        return Finding(name="etcd certificate", verdict="ok", what=f"Secret {secret} exists")
+    what = f"the namespace {api.namespace} has no Secret {secret}, so that no pod would start"
+    mend = (
+        "If this etcd has no TLS: launch.kubernetes.etcd_secret=null. If `doctor --install` made "
+        "it: shardyard doctor RECIPE --on kubernetes --uninstall, then --install"
+    )
+    return Finding(name="etcd certificate", verdict="problem", what=what, mend=mend)
 
 
 def _rights(request: LaunchRequest, api: Api) -> Iterator[Finding]:

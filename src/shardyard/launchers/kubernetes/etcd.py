@@ -5,10 +5,19 @@ A rendezvous lives in it for minutes, so nothing is lost with it that a restart 
 
 from typing import Any
 
+from shardyard.config.kubernetes_etcd import secret_name, service_name
 from shardyard.config.launch_section import Kubernetes
+from shardyard.launchers.kubernetes.etcd_certificate import (
+    FILES,
+    FOLDER,
+    MOUNT,
+    SECRET_TYPE,
+    new_certificate,
+    volume,
+)
 from shardyard.launchers.kubernetes.network_policy import policy
 from shardyard.launchers.kubernetes.ownership import MANAGED_BY
-from shardyard.launchers.kubernetes.pod import container_security, labels, pod_security
+from shardyard.launchers.kubernetes.pod import INSTANCE, container_security, labels, pod_security
 from shardyard.launchers.kubernetes.prerequisites import ETCD
 from shardyard.launchers.kubernetes.resources import Demand
 
@@ -17,19 +26,10 @@ _DATA = "/data"
 _NO_DEVICES = Demand(devices={}, huge_pages_mib=0, cpus=1, memory_mib=256)
 
 
-def service_name(settings: Kubernetes) -> str | None:
-    """Name of the service that we can make for it; None: the address is of somewhere else."""
-    host = (settings.etcd or "").rpartition(":")[0]
-    name, _, rest = host.partition(".")
-    ours = f"{settings.namespace}.svc.cluster.local"
-    is_here = rest in ("", settings.namespace, f"{settings.namespace}.svc", ours)
-    return name if name and is_here else None
-
-
 def render_etcd(settings: Kubernetes) -> tuple[dict[str, Any], ...]:
     """A policy, a service and a deployment under the name and port of launch.kubernetes.etcd.
 
-    It has no password: only pods of runs in its namespace reach it.
+    Only pods of runs in its namespace reach it, and only those that show its certificate.
 
     Args:
         settings: With an address for which ``service_name`` has a name.
@@ -52,7 +52,7 @@ def render_etcd(settings: Kubernetes) -> tuple[dict[str, Any], ...]:
             "replicas": 1,
             "strategy": {"type": "Recreate"},  # two would be two stores behind one name
             "selector": {"matchLabels": labels(name)},
-            "template": {"metadata": {"labels": labels(name)}, "spec": _pod(name, port)},
+            "template": {"metadata": {"labels": labels(name)}, "spec": _pod(settings, name, port)},
         },
     }
     runs = {"podSelector": {"matchLabels": dict([MANAGED_BY])}}
@@ -60,16 +60,59 @@ def render_etcd(settings: Kubernetes) -> tuple[dict[str, Any], ...]:
     return policy(meta, {"matchLabels": labels(name)}, [allowed]), service, deployment
 
 
-def command(name: str, port: int, *, data: str = _DATA) -> list[str]:
-    """What the container runs."""
-    return [
+def empty_secret(settings: Kubernetes) -> dict[str, Any] | None:
+    """The Secret that is filled where it is created; None: it is there already, or none is used."""
+    name, secret = service_name(settings), secret_name(settings)
+    if name is None or secret is None or settings.etcd_secret != "auto":
+        return None
+    meta = {"name": secret, "namespace": settings.namespace, "labels": labels(name)}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": meta, "type": SECRET_TYPE}
+
+
+def filled(secret: dict[str, Any]) -> dict[str, Any]:
+    """The Secret with a new certificate.
+
+    Raises:
+        RequestError: openssl is not installed here.
+    """
+    meta = secret["metadata"]
+    return {**secret, "data": new_certificate(meta["labels"][INSTANCE], meta["namespace"])}
+
+
+def command(
+    name: str, port: int, *, data: str = _DATA, certificate: str | None, host: str = "0.0.0.0"
+) -> list[str]:
+    """What the container runs.
+
+    Args:
+        certificate: Folder with the files of the Secret; None: without TLS.
+        host: Address at which it listens.
+    """
+    scheme = "http" if certificate is None else "https"
+    words = [
         "etcd", "--data-dir", data,
-        "--listen-client-urls", f"http://0.0.0.0:{port}",
-        "--advertise-client-urls", f"http://{name}:{port}",
+        "--listen-client-urls", f"{scheme}://{host}:{port}",
+        "--advertise-client-urls", f"{scheme}://{name}:{port}",
+        # The kubelet has no certificate, so that it asks here.
+        "--listen-metrics-urls", f"http://{host}:{health_port(port)}",
+    ]  # fmt: skip
+    if certificate is None:
+        return words
+    authority, public, key = (f"{certificate}/{file}" for file in FILES.values())
+    return [
+        *words, "--client-cert-auth", "--trusted-ca-file", authority,
+        "--cert-file", public, "--key-file", key,
     ]  # fmt: skip
 
 
-def _pod(name: str, port: int) -> dict[str, Any]:
+def health_port(port: int) -> int:
+    """Port of /health; etcd's own is 2379, and 2380 is that of other members."""
+    return 2381 if port != 2381 else 2382
+
+
+def _pod(settings: Kubernetes, name: str, port: int) -> dict[str, Any]:
+    secret = secret_name(settings)
+    health = health_port(port)
     return {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,  # etcd reads ETCD_*, and a service called etcd makes some
@@ -78,16 +121,22 @@ def _pod(name: str, port: int) -> dict[str, Any]:
             {
                 "name": "etcd",
                 "image": IMAGE,
-                "command": command(name, port),
-                "ports": [{"name": "client", "containerPort": port}],
-                "readinessProbe": {"httpGet": {"path": "/health", "port": "client"}},
+                "command": command(name, port, certificate=FOLDER if secret else None),
+                "ports": [
+                    {"name": "client", "containerPort": port},
+                    {"name": "health", "containerPort": health},
+                ],
+                "readinessProbe": {"httpGet": {"path": "/health", "port": "health"}},
                 "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
                 "securityContext": {
                     **container_security(_NO_DEVICES),
                     "readOnlyRootFilesystem": True,
                 },
-                "volumeMounts": [{"name": "data", "mountPath": _DATA}],
+                "volumeMounts": [
+                    {"name": "data", "mountPath": _DATA},
+                    *([MOUNT] if secret else []),
+                ],
             }
         ],
-        "volumes": [{"name": "data", "emptyDir": {}}],
+        "volumes": [{"name": "data", "emptyDir": {}}, *([volume(secret)] if secret else [])],
     }

@@ -11,11 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from shardyard.config.kubernetes_etcd import service_name
 from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
 from shardyard.launchers.base import LaunchRequest, Part
 from shardyard.launchers.kubernetes.api import PLURALS, Api
 from shardyard.launchers.kubernetes.claim_checks import drivers_missing
-from shardyard.launchers.kubernetes.etcd import render_etcd, service_name
+from shardyard.launchers.kubernetes.etcd import empty_secret, filled, render_etcd
 from shardyard.launchers.kubernetes.node_checks import offered, wanted_nodes
 from shardyard.launchers.kubernetes.objects import to_yaml
 from shardyard.launchers.kubernetes.ownership import is_ours
@@ -47,6 +48,7 @@ RELEASE_FORM = EntryForm(
 )  # fmt: skip
 
 _LAUNCHER = "kubernetes"
+_SECRET_NOTE = "# Secret {}: made at the installation with a new certificate, which is not shown.\n"
 _LIMIT_S = 600.0
 """Of one command; a chart of some megabytes and its objects take seconds."""
 _GONE = "could not find addon"
@@ -153,8 +155,12 @@ def _part(part: Prerequisite, request: LaunchRequest, *, has_jobset: bool) -> Pa
     """How it is installed; None: its vendor's way alone."""
     settings = request.recipe.launch.kubernetes
     if part is ETCD:
-        objects = render_etcd(settings)
-        return Part(name=part.label, why=part.why, text=to_yaml(objects), objects=objects)
+        objects, secret = render_etcd(settings), empty_secret(settings)
+        text = to_yaml(objects)
+        if secret is not None:
+            text = _SECRET_NOTE.format(secret["metadata"]["name"]) + text
+            objects = (secret, *objects)
+        return Part(name=part.label, why=part.why, text=text, objects=objects)
     if part.release is None:
         return None
     found = released_part(part, part.release, settings.context)
@@ -237,6 +243,8 @@ def _refuse_used(entry: Entry, api: Api) -> None:
 
 def _create(item: dict[str, Any], api: Api, ledger: Ledger, place: dict[str, str]) -> None:
     kind, name = str(item["kind"]), str(item["metadata"]["name"])
+    if kind == "Secret":
+        item = filled(item)
     entry = ledger.intend(kind, name, launcher=_LAUNCHER, **place)
     try:
         uid = str(api.create(item)["metadata"]["uid"])

@@ -86,7 +86,16 @@ _CONTENT = ("data", "binaryData")
 _MOST_NAMES = 100
 """In one selector: of 63 characters each they stay below the 8 KB that proxies take."""
 
-_PARTS = ("ConfigMap", POLICY_KIND, GROUP_KIND, SHARED, "Service", "Deployment", *MONITORS)
+_PARTS = (
+    "ConfigMap",
+    POLICY_KIND,
+    GROUP_KIND,
+    SHARED,
+    "Secret",
+    "Service",
+    "Deployment",
+    *MONITORS,
+)
 """Kinds that are created beside a job, for etcd and for monitoring."""
 
 

@@ -6,9 +6,11 @@ makes a service for each pod and points PET_RDZV_ENDPOINT to the first worker.
 
 from typing import Any
 
+from shardyard.config.kubernetes_etcd import rendezvous_of
 from shardyard.errors import RequestError
 from shardyard.launchers.base import LaunchRequest
 from shardyard.launchers.kubernetes import pod
+from shardyard.launchers.kubernetes.etcd_certificate import show_certificate
 from shardyard.launchers.kubernetes.gang import kueue_labels
 from shardyard.launchers.kubernetes.restarts import time_limit_s
 
@@ -46,6 +48,7 @@ def pytorchjob(request: LaunchRequest, name: str, *, config: str) -> dict[str, A
     template = pod.pod_template(
         request, name, config=config, env=_place(request, name), restarts=True
     )
+    show_certificate(request.recipe.launch.kubernetes, template)
     del template["spec"]["restartPolicy"]  # the replica's own overrides it
     return {
         "apiVersion": API_VERSION,
@@ -106,8 +109,9 @@ def _place(request: LaunchRequest, name: str) -> list[pod.EnvVar]:
     the others find the node that serves the store once worker 0 is lost. The policy
     has no word for version 3 of etcd's API, so its nodes read where they meet here.
     """
-    etcd = request.recipe.launch.kubernetes.etcd
-    meet = [] if etcd is None else [{"name": "SHARDYARD_RENDEZVOUS", "value": f"etcd://{etcd}"}]
+    settings = request.recipe.launch.kubernetes
+    place = {"name": "SHARDYARD_RENDEZVOUS", "value": rendezvous_of(settings)}
+    meet = [] if settings.etcd is None else [place]
     return [
         *meet,
         {"name": "SHARDYARD_HOST", "value": f"{name}-worker-0"},
