@@ -1,7 +1,8 @@
 """A model's chat template: from messages to text, as transformers renders it, without transformers.
 
-Templates come from model folders, so they run in Jinja's sandbox, on plain values of JSON. Beside
-Jinja's own they have what transformers 5 gives them (its ``utils/chat_template_utils.py``).
+Templates come from model folders, so they run in Jinja's sandbox, on plain values of JSON, within
+the bounds of ``template_bounds.py``. In addition to Jinja's own they have what transformers 5 gives
+them (its ``utils/chat_template_utils.py``).
 """
 
 import json
@@ -13,10 +14,16 @@ import jinja2.exceptions
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
-import jinja2.sandbox
 import jinja2.utils
 
 from shardyard.data.dialogues import REASONING
+from shardyard.data.template_bounds import (
+    BoundedEnvironment,
+    BoundsError,
+    bounded_memory,
+    joined,
+    weighed,
+)
 from shardyard.errors import RequestError
 
 TEMPLATE = "chat_template.jinja"
@@ -57,12 +64,16 @@ class ChatTemplate:
                 f"{_CONFIG}, and name that folder with data.tokenizer."
             )
         self.source = "\n".join(sources.values())
-        environment = _environment()
+        self._file = TEMPLATE if TEMPLATE in files else _CONFIG
+        self._environment = _environment()
         try:
-            self._templates = {
-                key: environment.from_string(source) for key, source in sources.items()
-            }
-        except jinja2.TemplateError as error:
+            with bounded_memory():
+                self._templates = {
+                    key: self._environment.from_string(source) for key, source in sources.items()
+                }
+        except BoundsError as error:
+            raise self._unbounded(error) from error
+        except (jinja2.TemplateError, RecursionError, SyntaxError) as error:
             raise RequestError(
                 f"data.format=chat: the chat template of {name} is no template that Jinja can read "
                 f"({error}). Fetch it again, or mend it."
@@ -83,18 +94,25 @@ class ChatTemplate:
 
         Raises:
             RenderError: The template refused them, or failed.
-            RequestError: It needs a token that the tokenizer does not name.
+            RequestError: It needs a token that the tokenizer does not name, or takes more steps,
+                time or memory than a template may.
         """
         has_own = tools is not None and "tool_use" in self._templates
         template = self._templates["tool_use" if has_own else "default"]
+        self._environment.begin()
         try:
-            return template.render(
-                messages=[_with_reasoning(message) for message in messages],
-                tools=tools,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **self._named,
-            )
+            with bounded_memory():
+                return joined(
+                    template.generate(
+                        messages=[_with_reasoning(message) for message in messages],
+                        tools=tools,
+                        documents=None,
+                        add_generation_prompt=add_generation_prompt,
+                        **self._named,
+                    )
+                )
+        except BoundsError as error:
+            raise self._unbounded(error) from error
         except jinja2.UndefinedError as error:
             lacking = [each for each in _NAMED_TOKENS if str(error) == f"'{each}' is undefined"]
             if not lacking:
@@ -107,6 +125,13 @@ class ChatTemplate:
             ) from error
         except Exception as error:
             raise RenderError(str(error) or type(error).__name__) from error
+
+    def _unbounded(self, error: BoundsError) -> RequestError:
+        return RequestError(
+            f"data.format=chat: the chat template of {self._name} (in {self._file}) {error}. "
+            "Read it before you use this model, or choose another template with "
+            "data.chat_template."
+        )
 
 
 def _sources(files: Mapping[str, bytes]) -> dict[str, str]:
@@ -177,6 +202,7 @@ class _Namespace(jinja2.utils.Namespace):
     def __setitem__(self, name: str, value: Any) -> None:
         _refuse_private(name)
         jinja2.utils.Namespace.__setitem__(self, name, value)
+        weighed(self)
 
 
 def _refuse_private(name: str) -> None:
@@ -184,8 +210,8 @@ def _refuse_private(name: str) -> None:
         raise jinja2.exceptions.SecurityError(f"a template may not set {name!r} on a namespace")
 
 
-def _environment() -> jinja2.Environment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+def _environment() -> BoundedEnvironment:
+    environment = BoundedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _tojson
