@@ -286,7 +286,10 @@ ARGUMENTS: dict[str, tuple[str, str]] = {
     "aws_efs_mount_target": ("file_system_id subnet_id", "security_groups"),
     "aws_efs_access_point": ("file_system_id", "posix_user root_directory tags"),
     "aws_eks_access_entry": ("cluster_name principal_arn", "type"),
-    "aws_eks_addon": ("addon_name cluster_name", "resolve_conflicts_on_create"),
+    "aws_eks_addon": (
+        "addon_name cluster_name",
+        "resolve_conflicts_on_create configuration_values",
+    ),
     "aws_eks_cluster": ("name role_arn vpc_config", "version access_config"),
     "aws_eks_node_group": (
         "cluster_name node_role_arn scaling_config subnet_ids",

@@ -19,6 +19,7 @@ from shardyard.cli.options import json_option
 from shardyard.cli.tables import print_table
 from shardyard.cluster.adopt import Need, begun_before, survey
 from shardyard.cluster.adopted import AdoptedCluster
+from shardyard.cluster.api_access import access_warning
 from shardyard.cluster.batch_environment import write_settings
 from shardyard.cluster.batch_queue import jobs_of
 from shardyard.cluster.bill import Bill, Stage, bill_of, nodes_asked, predicted_bill
@@ -36,6 +37,7 @@ from shardyard.cluster.world import World, new_world, world_named
 from shardyard.errors import RequestError
 from shardyard.hardware.prices import Rate
 from shardyard.local_path import LocalPath
+from shardyard.talk import warn
 from shardyard.terminal import say, tell, tell_exactly
 
 _dir_option = click.option(
@@ -99,6 +101,8 @@ def create(
     docs/verbs/cluster.md lists the settings.
     """
     given = read_description(description)
+    if about := access_warning(given):
+        warn(about)
     if is_terraform:
         _show_terraform(given, dry_run=dry_run)
         return

@@ -43,12 +43,16 @@ MOST_USER_DATA_BYTES = 14 * 1024
 """EC2 takes 16 KiB, of which 2 are for our own parts. Source: Amazon EC2 User Guide, Run commands
 when you launch an EC2 instance."""
 
+ONLY_VPC = "private"
+"""Of ``access``: no address outside the VPC."""
+
 STOP_MARGIN_S = 30
 """Seconds between the end of a drain and the kill."""
 
 OF_KIND: dict[str, tuple[str, ...]] = {
     "eks": (
-        "other_zone", "version", "system", "nodes.efa", "storage.claim", "storage.namespace",
+        "other_zone", "version", "access", "system", "nodes.efa", "storage.claim",
+        "storage.namespace",
     ),
     "batch": ("nodes.user_data", "nodes.stop_s", "jobs"),
 }  # fmt: skip
@@ -57,7 +61,7 @@ OF_KIND: dict[str, tuple[str, ...]] = {
 NEEDED: dict[str, tuple[str, ...]] = {"eks": ("other_zone",)}
 """Kind -> settings that it needs, and others do not."""
 
-OF_A_STANDING_CLUSTER = ("other_zone", "version", "system", "vpc.id")
+OF_A_STANDING_CLUSTER = ("other_zone", "version", "access", "system", "vpc.id")
 """Settings that ``adopt`` reads off the cluster."""
 
 _CAPACITY = re.compile(r"on-demand|spot|(reservation|block):cr-[0-9a-f]{8,17}", re.ASCII)
@@ -155,6 +159,8 @@ class Description(Section):
         "1.34"
     )
     """Of Kubernetes (kind=eks)."""
+    access: Annotated[tuple[str, ...], Field(strict=False)] | None = None
+    """Address ranges that reach the API server (kind=eks), or [private]; null: every address."""
     recipe: str | None = None
     """A recipe that is to run there."""
     vpc: Vpc = Vpc()
@@ -421,8 +427,11 @@ def _with_jobs(given: Description, recipe: Recipe) -> Description:
 
 
 def _impossible(given: Description) -> list[Problem]:
+    from shardyard.cluster.api_access import access_problems
+
     return [
         *_wrong_names(given), *_wrong_nodes(given), *_wrong_storage(given),
+        *access_problems(given.access),
         *(_wrong_batch(given) if given.kind == "batch" else ()),
     ]  # fmt: skip
 

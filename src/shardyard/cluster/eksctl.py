@@ -4,9 +4,11 @@ Two files, because accelerators bill from the moment they start and are made las
 schema of ``eksctl.io/v1alpha5`` (v0.230).
 """
 
+import json
 from typing import Any
 
 from shardyard.cluster.adopted import AdoptedCluster
+from shardyard.cluster.api_access import for_eksctl
 from shardyard.cluster.description import Description
 from shardyard.launchers.kubernetes.capacity import RESERVATION
 
@@ -15,6 +17,10 @@ NAME_TAG = "shardyard-cluster"
 """Tag of everything that is made: the cluster's name."""
 OWNER_TAG = "shardyard-cluster-id"
 """Tag of everything that is made: which making of a cluster of this name it was."""
+
+CNI_CONFIGURATION = json.dumps({"enableNetworkPolicy": "true"})
+"""Without it the add-on takes NetworkPolicies and ignores them. Source: Amazon EKS User Guide,
+Limit Pod traffic with Kubernetes network policies."""
 
 GROUP = "accelerators"
 SYSTEM_GROUP = "system"
@@ -35,7 +41,7 @@ def render_cluster(given: Description, owner: str) -> dict[str, Any]:
         **_head(given, owner),
         "iam": {"withOIDC": True},
         "addons": _addons(given),
-        **_network(given),
+        **_network_of_cluster(given),
         "managedNodeGroups": [
             {
                 "name": SYSTEM_GROUP,
@@ -81,11 +87,20 @@ def _addons(given: Description) -> list[dict[str, Any]]:
         {"name": "eks-pod-identity-agent"},
         {"name": "coredns"},
         {"name": "kube-proxy"},
-        {"name": "vpc-cni", "useDefaultPodIdentityAssociations": True},
+        {
+            "name": "vpc-cni",
+            "useDefaultPodIdentityAssociations": True,
+            "configurationValues": CNI_CONFIGURATION,
+        },
     ]
     if given.storage.kind == "efs":
         found.append({"name": "aws-efs-csi-driver", "useDefaultPodIdentityAssociations": True})
     return found
+
+
+def _network_of_cluster(given: Description) -> dict[str, Any]:
+    found, access = _network(given), for_eksctl(given)
+    return {**found, "vpc": {**found.get("vpc", {}), **access}} if access else found
 
 
 def _network(given: Description) -> dict[str, Any]:

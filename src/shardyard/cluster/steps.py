@@ -27,9 +27,9 @@ from shardyard.cluster.reach import account_of, kubectl_json
 from shardyard.cluster.storage import (
     Made,
     as_json,
+    claim_objects,
     clients_of,
     made_of,
-    render_claim,
     render_root_job,
     render_stack,
     stack_name,
@@ -426,12 +426,12 @@ class Claim(Part):
 
     def text(self, given: Description, owner: str) -> str:
         made = Made(file_system="FILE-SYSTEM", mount_name="MOUNT-NAME", access_point="ACCESS-POINT")
-        return to_yaml((*render_claim(given, made, owner), *_root_jobs(given, owner)))
+        return to_yaml(claim_objects(given, made, owner))
 
     def make(self, world: World) -> None:
         outputs = stack_outputs(world, stack_name(world.given))
         jobs = _root_jobs(world.given, world.owner)
-        text = to_yaml((*render_claim(world.given, made_of(outputs), world.owner), *jobs))
+        text = to_yaml(claim_objects(world.given, made_of(outputs), world.owner))
         program("kubectl", "apply", "-f", _write(world, "claim.yaml", text)).do(world)
         for job in jobs:  # other pods come after it
             program(

@@ -281,6 +281,12 @@ def render_root_job(given: Description, owner: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def claim_objects(given: Description, made: Made, owner: str) -> tuple[dict[str, Any], ...]:
+    """The volume, the claim on it, and with FSx the job that gives its root to the pods."""
+    jobs = (render_root_job(given, owner),) if given.storage.kind == "fsx" else ()
+    return (*render_claim(given, made, owner), *jobs)
+
+
 def render_claim(given: Description, made: Made, owner: str) -> tuple[dict[str, Any], ...]:
     """The volume and the claim on it; deleting the claim deletes no data."""
     storage = given.storage

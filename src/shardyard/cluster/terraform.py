@@ -2,18 +2,20 @@
 
 For whoever keeps all of an account in Terraform: the values are those that eksctl and
 CloudFormation are given (``eksctl.py``, ``storage.py``), in a network that is there. What is inside
-the cluster - device plugins, drivers, the claim - is none of it. Terraform keeps its own state and
-removes what it made; our ledger knows nothing of it.
+the cluster (device plugins, drivers) is none of it; the claim is an output. Terraform keeps its own
+state and removes what it made; our ledger knows nothing of it.
 """
 
 from typing import Any
 
+from shardyard.cluster.api_access import for_terraform
 from shardyard.cluster.description import Description
 from shardyard.cluster.eksctl import GROUP, SYSTEM_GROUP, render_cluster, render_nodes, tags_of
-from shardyard.cluster.storage import as_json
+from shardyard.cluster.storage import Made, as_json, claim_objects
 from shardyard.cluster.terraform_storage import storage_of
 from shardyard.errors import RequestError
 from shardyard.hardware import nvidia
+from shardyard.launchers.kubernetes.objects import to_yaml
 
 PROVIDER = "6.66.0"
 """Of hashicorp/aws; its documents of this version are what the arguments are from."""
@@ -102,7 +104,10 @@ def _control_plane(given: Description, config: dict[str, Any]) -> Resources:
                 "version": given.version,
                 "role_arn": "${aws_iam_role.cluster.arn}",
                 "access_config": {"authentication_mode": "API_AND_CONFIG_MAP"},
-                "vpc_config": {"subnet_ids": list(given.vpc.subnets.values())},
+                "vpc_config": {
+                    "subnet_ids": list(given.vpc.subnets.values()),
+                    **for_terraform(given),
+                },
                 # Roles have to outlive what they remove.
                 "depends_on": _attached("cluster"),
             }
@@ -114,19 +119,22 @@ def _control_plane(given: Description, config: dict[str, Any]) -> Resources:
             }
         },
         "aws_eks_addon": {
-            addon["name"]: _addon(addon["name"]) for addon in config["addons"]
+            addon["name"]: _addon(addon) for addon in config["addons"]
         },
         **_roles(given, config),
     }  # fmt: skip
     return found
 
 
-def _addon(name: str) -> dict[str, Any]:
+def _addon(addon: dict[str, Any]) -> dict[str, Any]:
+    name = addon["name"]
     found: dict[str, Any] = {
         "cluster_name": f"${{{_CLUSTER}.name}}",
         "addon_name": name,
         "resolve_conflicts_on_create": "OVERWRITE",
     }
+    if "configurationValues" in addon:
+        found["configuration_values"] = addon["configurationValues"]
     if name in _POD_ROLES:
         found["depends_on"] = [f"aws_eks_pod_identity_association.{name}"]
     if name in ("coredns", "aws-efs-csi-driver"):  # their pods need a node to become ready
@@ -421,5 +429,12 @@ def _outputs(given: Description) -> dict[str, Any]:
         found["access_point"] = {"value": "${aws_efs_access_point.this.id}"}
     if given.storage.kind != "none":
         kind = "fsx_lustre" if given.storage.kind == "fsx" else "efs"
-        found["file_system"] = {"value": f"${{aws_{kind}_file_system.this.id}}"}
+        system = f"${{aws_{kind}_file_system.this.id}}"
+        found["file_system"] = {"value": system}
+        made = Made(
+            file_system=system,
+            mount_name="${aws_fsx_lustre_file_system.this.mount_name}",
+            access_point="${aws_efs_access_point.this.id}",
+        )
+        found["claim"] = {"value": to_yaml(claim_objects(given, made, OWNER))}
     return found
