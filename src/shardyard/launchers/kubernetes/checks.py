@@ -15,6 +15,7 @@ from shardyard.launchers.kubernetes.api import PLURALS, Api
 from shardyard.launchers.kubernetes.claim_checks import check_claims
 from shardyard.launchers.kubernetes.names import TARGETS
 from shardyard.launchers.kubernetes.node_checks import check_image, check_nodes, check_side_nodes
+from shardyard.launchers.kubernetes.policy_checks import check_policies
 from shardyard.launchers.kubernetes.prerequisites import ETCD, how_to_install, needed
 from shardyard.launchers.kubernetes.quota_checks import check_quota
 from shardyard.launchers.kubernetes.refusals import ForbiddenError
@@ -33,6 +34,7 @@ def kubernetes_checks(request: LaunchRequest, api: Api) -> list[Finding]:
         "runtime": _runtime, "queue": _queue,
         "quota": check_quota, "nodes": check_nodes, "side nodes": check_side_nodes,
         "image": check_image, "claims": check_claims, "secrets": _secrets,
+        "network policies": check_policies,
     }  # fmt: skip
     asked = {name: partial(check, request, api) for name, check in checks.items()}
     return [*found, *gather(asked, essential="controllers")]
