@@ -78,6 +78,21 @@ def test_effective_time_leaves_out_what_is_waited_between_attempts() -> None:
     assert effective_share({"waiting": 900.0}) is None
 
 
+def test_a_pause_is_a_phase_of_its_own_and_no_productive_time(tmp_path: Path) -> None:
+    writer = RunWriter(RunDir(tmp_path / "run"), resolved_run())
+    writer.begin()
+    writer.start()
+    writer.steps(1, 10)
+    writer.clock_t += 3600.0
+    writer.event("paused", step=10, what="suspended", seconds=3600.0)
+    writer.save(10)
+    writer.end(143, "drained")
+    [attempt] = account(read_run(writer.write()))
+    assert attempt.phases["paused"] == pytest.approx(3600.0)
+    assert attempt.phases["productive"] == pytest.approx(10 * (STEP_S - DATA_WAIT_S))
+    assert attempt.phases["unexplained"] == pytest.approx(0.0, abs=1e-4)
+
+
 def test_time_that_nothing_measured_is_called_unexplained(tmp_path: Path) -> None:
     writer = RunWriter(RunDir(tmp_path / "run"), resolved_run())
     writer.begin()

@@ -205,6 +205,7 @@ def _last_word(attempt_ended: dict[str, Any]) -> str:
 
 _TOLD_COMPILE_S = 5.0
 """From here on it is worth a line; torch keeps what it compiled, so a restart takes less."""
+_STOPPED = "its processes were stopped (SIGSTOP, Ctrl-Z or a frozen container)"
 _GAPS = {
     "not_compared": "it says nothing of these settings, so whether they are as they were is yours "
     "to know",
@@ -235,7 +236,7 @@ def describe_event(event: dict[str, Any]) -> str | None:
             return f"restarted with {event['world_size']} processes"
         case "resized":
             return f"resized from {event['world_size_before']} to {event['world_size']} processes"
-        case "stalled" | "stopping" | "draining":
+        case "paused" | "stalled" | "stopping" | "draining":
             return _describe_pause(event)
         case "not_sent":
             return _describe_unsent(event)
@@ -263,7 +264,10 @@ def _describe_start(event: dict[str, Any]) -> str | None:
 
 
 def _describe_pause(event: dict[str, Any]) -> str:
-    """Why no step comes, or none is to come."""
+    """Why no step came, comes or is to come."""
+    if event["kind"] == "paused":
+        cause = "the machine was suspended" if event["what"] == "suspended" else _STOPPED
+        return f"paused for {format_seconds(event['seconds'])} in step {event['step']}: {cause}"
     if event["kind"] == "stalled":
         return describe_stall(event["seconds"], event["usual_s"])
     if event["kind"] == "stopping":

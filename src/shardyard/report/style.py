@@ -82,6 +82,7 @@ figure.wide { max-width: 640px; }
 .restart { background: color-mix(in srgb, var(--red) 60%, var(--brown)); }
 .teardown { background: color-mix(in srgb, var(--grey) 60%, var(--ink)); }
 .waiting { background: color-mix(in srgb, var(--grey) 40%, var(--card)); }
+.paused { background: color-mix(in srgb, var(--amber) 40%, var(--card)); }
 .unexplained { background:
   repeating-linear-gradient(45deg, var(--muted) 0 3px, var(--card) 3px 6px); }
 .good { color: var(--green); } .bad { color: var(--red); font-weight: 600; }

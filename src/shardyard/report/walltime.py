@@ -17,6 +17,7 @@ PHASES = {
     "data wait": "of those steps: waiting for micro-batches",
     "evaluation": "held-out loss",
     "checkpoint-blocked": "training stood still for a save, the last one until it was durable",
+    "paused": "the processes were stopped, or the machine was suspended",
     "profile": "profiles were begun and written",
     "sample": "text generated at the end",
     "init": "start of the processes, imports, model and optimizer",
@@ -179,6 +180,9 @@ def _add_loop(
         profile_s = (event.get("profile") or {}).get("stood_still_s") or 0.0
         phases.add("profile", profile_s)
         clock_t += profile_s
+    for event in attempt.all("paused", generation):  # the times of steps do not have it
+        phases.add("paused", event.get("seconds", 0.0))
+        clock_t += event.get("seconds", 0.0)
     for event in attempt.all("phase_started", generation):  # from the last step of one before it
         phases.add("init", event.get("seconds", 0.0))
         clock_t += event.get("seconds", 0.0)

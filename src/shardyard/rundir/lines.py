@@ -49,6 +49,7 @@ EVENT_KINDS = (
     "node_left_out",
     "straggler",
     "slow_link",
+    "paused",
     "data_limit",
     "router_collapsed",
     "profiled",

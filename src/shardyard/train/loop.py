@@ -9,7 +9,6 @@ effect one step after it, on all ranks alike, and the device never waits for the
 """
 
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -32,6 +31,7 @@ from shardyard.train.hooks import Phase
 from shardyard.train.loss_scaling import LEAST
 from shardyard.train.not_finite import not_saved, scale_too_small, too_many_skipped
 from shardyard.train.optim import lr_at, put_nan, turn_bit
+from shardyard.train.pauses import RunningClock
 from shardyard.train.profiling import NO_PROFILES, Profiling
 from shardyard.train.router_watch import RouterWatch
 from shardyard.train.state import checkpoint_values
@@ -68,7 +68,8 @@ class Loop:
         self.skipped_in_row = round(training.stepper.skipped_in_row.item())
         self.save_put_off = self._lost_a_save()
         self.abandoned: Abandoned | None = None
-        self.step_ended_at = time.monotonic()
+        self.clock = RunningClock()
+        self.step_ended_at = self.clock.now()
         self.first_step = training.progress.step + 1
         self.unread: _Launched | None = None
         self.drain = False
@@ -86,7 +87,7 @@ class Loop:
 
     def run(self) -> str:
         """Step until the run's length or target is reached, or until a rank is to drain."""
-        with self.profiles.looking():
+        with self.profiles.looking(), self.clock.watching():
             if self.save_put_off:
                 self._save()
             while not self._may_end():
@@ -101,7 +102,9 @@ class Loop:
     def step(self) -> None:
         """One optimizer step, and what is due after it."""
         next_step = self.progress.step + 1
-        self.step_ended_at += self.profiles.before_step(next_step, is_wanted=self._heard_profile)
+        began = self.clock.now()
+        still_s = self.profiles.before_step(next_step, is_wanted=self._heard_profile)
+        self._leave_out(still_s, began)
         is_unlike_others = self.steps_done == 0 or self.profiles.is_open
         self.notes.begin_step(next_step, is_first=is_unlike_others)
         launched = self._launch()
@@ -124,7 +127,8 @@ class Loop:
                 self._take_snapshot()
             self._check_bits(step)
             self._report_saves()
-        self.step_ended_at += self.profiles.after_step()
+        began = self.clock.now()
+        self._leave_out(self.profiles.after_step(), began)
         if self.abandoned is not None and not self.drain:
             raise not_saved(self.abandoned, newest=self.durable_step)
 
@@ -140,8 +144,10 @@ class Loop:
 
     def _launch(self) -> _Launched:
         """Give the next step to the device."""
+        began = self.clock.now()
         with self.notes.during(Phase.DATA), record_function(DATA):
             batches = next(self.training.loader)
+        wait_s = min(self.training.loader.wait_s, self.clock.now() - began)
         step = self.progress.step + 1
         self._tell_data_limit(step)
         if self.recipe.observe.sample_ids:
@@ -167,7 +173,6 @@ class Loop:
             turn_bit(self.training.tensors.values())
         self.progress.step, self.progress.scores = step, {}
         self.progress.position = position
-        wait_s = self.training.loader.wait_s
         return _Launched(pending=pending, step=step, position=position, lr=lr, data_wait_s=wait_s)
 
     def _tell_data_limit(self, step: int) -> None:
@@ -184,8 +189,9 @@ class Loop:
         if launched is None:
             return
         result = launched.pending.read()
-        now = time.monotonic()
+        now = self.clock.now()
         step_time_s, self.step_ended_at = now - self.step_ended_at, now
+        self._report_pauses(launched.step)
         self.progress.tokens += result.tokens
         if launched.step == self.first_step:
             compiled = {}
@@ -266,7 +272,7 @@ class Loop:
     def _evaluate(self) -> None:
         training, progress = self.training, self.progress
         assert training.eval_source is not None and isinstance(self.recipe.optim.micro_batch, int)
-        started = time.monotonic()
+        started = self.clock.now()
         with self.notes.during(Phase.EVALUATE), training.judged():
             result = evaluate(
                 training.task,
@@ -276,7 +282,7 @@ class Loop:
                 mesh=training.mesh,
                 device=training.device,
             )
-        seconds = time.monotonic() - started
+        seconds = self.clock.now() - started
         data = training.resolved.data
         per_byte = training.task_row.bits_per_byte(
             result.loss,
@@ -320,6 +326,7 @@ class Loop:
         self.save_put_off = self.skipped_in_row > 0 and not self._is_complete()
         if self.saved_step == step or self.save_put_off:
             return
+        started = self.clock.now()
         with self.notes.during(Phase.SAVE):
             training.stepper.settle()
             blocked_s = training.saver.save(
@@ -329,6 +336,7 @@ class Loop:
                 is_best=self._is_best(step),
                 keep_older=self.skipped_in_row > 0,
             )
+        blocked_s = min(blocked_s, self.clock.now() - started)
         training.report("checkpoint_started", step=step, blocked_s=blocked_s)
         training.save_interval.taken(step)
         training.save_interval.blocked_s.append(blocked_s)
@@ -349,10 +357,10 @@ class Loop:
         every = self.recipe.elastic.check_bits_every
         if every is None or step % every:
             return
-        started = time.monotonic()
+        started = self.clock.now()
         with self.notes.during(Phase.EVALUATE):
             self.training.check_bits(self.training, step)
-        self.step_ended_at += time.monotonic() - started
+        self.step_ended_at += self.clock.now() - started
 
     def _take_snapshot(self) -> None:
         """Copy the state into the agent's memory, unless a save has just done so."""
@@ -360,10 +368,11 @@ class Loop:
         if self.snapshot_step == step or self.skipped_in_row:
             return
         assert training.snapshots is not None
+        started = self.clock.now()
         with self.notes.during(Phase.SAVE):
             training.stepper.settle()
             blocked_s = training.snapshots.take(step, training.tensors, self._values())
-        self._count_blocked(blocked_s)
+        self._count_blocked(min(blocked_s, self.clock.now() - started))
         self.snapshot_step = step
 
     def _values(self) -> dict[str, Any]:
@@ -383,6 +392,14 @@ class Loop:
         """Count a copy apart from the steps."""
         self.blocked_s += seconds
         self.step_ended_at += seconds
+
+    def _leave_out(self, seconds: float, began: float) -> None:
+        """Count what a profile took apart from the steps, without a pause in it."""
+        self.step_ended_at += min(seconds, self.clock.now() - began)
+
+    def _report_pauses(self, step: int) -> None:
+        for pause in self.clock.take_pauses():
+            self.training.report("paused", step=step, what=pause.what, seconds=pause.seconds)
 
     def _report_saves(self) -> None:
         """Report what the background writer has finished; raises what went wrong there."""
@@ -406,6 +423,7 @@ class Loop:
         self.notes.enter(Phase.WRITE)
         self.training.saver.wait()
         self._report_saves()
+        self._report_pauses(self.progress.step)
         if not self._is_complete():
             return DRAINED
         if self.abandoned is not None:
