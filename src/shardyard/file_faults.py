@@ -4,6 +4,7 @@ A clone without its large files, a hub snapshot without its blobs and a download
 all leave such files behind. Each message names the cause and the command that fetches the file.
 """
 
+import errno
 import re
 from pathlib import Path
 
@@ -50,8 +51,13 @@ def why_broken_link(path: Path) -> str | None:
         return None
     except (FileNotFoundError, NotADirectoryError):
         pass
-    except OSError:  # links that lead to each other, a name that is too long, no permission
-        return None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return (
+                f"is a symbolic link to {path.readlink()} that leads back to itself. Remove it, "
+                "and link or copy the real target to its place."
+            )
+        return None  # a name that is too long, no permission
     return (
         f"is a broken symbolic link to {path.readlink()}. Copy the folder again with its link "
         "targets (`cp -rL`; for a hub snapshot, its blobs), or fetch it again."

@@ -11,6 +11,7 @@ from shardyard.errors import AccessError, CapacityError, RequestError, Shardyard
 from shardyard.launchers.base import JobState, LogLine
 from shardyard.launchers.ledger import Ledger
 from shardyard.launchers.marked import mark
+from shardyard.rundir.layout import RunDir
 from tests.cli.fake_launcher import FakeLauncher, fake_that_can
 from tests.cli.launched_runs import launch, runs_dir, shardyard, status
 
@@ -93,6 +94,33 @@ def test_watching_returns_the_jobs_exit_code(
     captured = capsys.readouterr()
     assert words in captured.err
     assert ("step 2" in captured.out) == (state != JobState.GONE)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "steps", "words"),
+    [
+        (1, None, "continues from the newest durable checkpoint, if there is one"),
+        (1, [], "begins again at step 0, as no checkpoint is durable"),
+        (1, [8, 16], "continues from the checkpoint of step 16"),
+        (2, [8], "Correct what its output names; then `shardyard resume "),
+    ],
+)
+def test_the_last_words_advise_what_a_resume_can_do(
+    exit_code: int,
+    steps: list[int] | None,
+    words: str,
+    tmp_path: Path,
+    fake: FakeLauncher,
+    capsys: Captured,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """steps: Of its checkpoints; None: its folder is on the cluster."""
+    if steps is not None:
+        RunDir(tmp_path / "runs" / "first").attempt(0).mkdir(parents=True)
+    monkeypatch.setattr(RunDir, "checkpoint_steps", lambda _: steps or [])
+    fake.statuses = [status(JobState.FAILED, "as it ended", exit_code)]
+    assert shardyard(fake, "watch", "first", *runs_dir(tmp_path)) == exit_code
+    assert words in capsys.readouterr().err
 
 
 def test_a_waiting_job_says_why_and_once_and_is_polled_less_and_less(

@@ -157,6 +157,10 @@ REFUSED = [
     ({**BERT, "is_decoder": True}, "is_decoder=true: a BERT that sees earlier tokens alone"),
     ({**BERT, "tie_word_embeddings": False}, "BERT's head is its table of tokens here"),
     ({**BERT, "position_embedding_type": "relative_key"}, "only absolute ones are built"),
+    (
+        {"model_type": "vit"},
+        "classifies images, and the task reads text. Set task.name=image_",
+    ),
     ({"model_type": "opt"}, "model_type='opt' is not built yet. Blocks are known for llama, mis"),
     ({**GPT2, "scale_attn_weights": False}, "scale_attn_weights=false: scores that are not"),
     ({**GPT2, "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=true"),

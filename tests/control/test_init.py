@@ -141,12 +141,24 @@ def test_a_preset_brings_the_task_that_it_can_learn(answer: str, settings: tuple
         ("llama-tini", "model.preset=llama-tini is no preset. Did you mean llama-tiny?"),
         ("./nowhere", "model.path=./nowhere does not exist. Give a Hugging Face folder"),
         ("", "model: names nothing to train. Write"),
+        (
+            "resnet18",
+            "plan examples/digits.yaml model.preset=resnet18 data.source=FOLDER",
+        ),
     ],
 )
 def test_a_wrong_model_is_refused_in_the_words_of_a_recipe(answer: str, message: str) -> None:
     with pytest.raises(RequestError) as caught:
         with_model(blank(), answer)
     assert message in str(caught.value)
+
+
+def test_a_network_for_images_is_named_as_such(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "resnet"}')
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(RequestError, match="holds a network that classifies images") as caught:
+        with_model(blank(), str(tmp_path))
+    assert f"digits.yaml model.preset=null model.path={tmp_path} data." in str(caught.value)
 
 
 def test_a_folder_is_a_model_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -208,6 +208,15 @@ def test_a_damaged_side_file_is_named(
         TextEncoder(files, name="t")
 
 
+def test_a_damaged_side_file_of_the_models_tokenizer_is_named_by_its_path(
+    trained: TokenizerFiles, tmp_path: Path
+) -> None:
+    files = {"tokenizer.json": trained["tokenizer.json"], "tokenizer_config.json": b"{oops"}
+    folder = write(files, tmp_path / "model")
+    with pytest.raises(DataError, match=rf"^{folder}/tokenizer_config\.json is not JSON"):
+        find_tokenizer("auto", folder)
+
+
 def test_a_tokenizer_that_may_not_be_read_is_named(
     trained: TokenizerFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -332,14 +332,16 @@ def _(desk: KubernetesDesk) -> int:
     return desk.steer("scale", "3")
 
 
-@row("job deleted behind our back", 1, says="gone", do="goes on from the newest durable checkpoint")
+@row(
+    "job deleted behind our back", 1, says="gone", do="continues from the newest durable checkpoint"
+)
 def _(desk: KubernetesDesk) -> int:
     desk.launched()
     del desk.server.objects["/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets/first"]
     return desk.steer("watch")
 
 
-@row("run that drained", 143, says="(exit code 143)", do="goes on from the newest durable")
+@row("run that drained", 143, says="(exit code 143)", do="continues from the newest durable")
 def _(desk: KubernetesDesk) -> int:
     desk.launched()
     desk.end_job(143)

@@ -15,8 +15,9 @@ from shardyard.cli.options import (
     side_option,
 )
 from shardyard.control.job import Job, Which, exit_code_of, find_launched, wait_until
-from shardyard.errors import EXIT_INTERRUPTED
+from shardyard.errors import EXIT_INTERRUPTED, RequestError
 from shardyard.launchers.base import JobState, JobStatus
+from shardyard.rundir.state import resume_words
 from shardyard.terminal import say
 
 
@@ -78,4 +79,6 @@ def _last_words(launched: Job, status: JobStatus, code: int) -> str:
         return words
     if status.state == JobState.SUCCEEDED:
         return f"{words}. `shardyard report {handle}` shows the run"
-    return f"{words}. `shardyard resume {handle}` goes on from the newest durable checkpoint"
+    if code == RequestError.exit_code:
+        return f"{words}. Correct what its output names; then `shardyard resume {handle}`"
+    return f"{words}. {resume_words(launched.run_dir)}"

@@ -16,11 +16,11 @@ from shardyard.config.weight_files import INDEX, SINGLE, has_weight_files
 from shardyard.errors import RequestError, StorageError
 from shardyard.families.config_json import shape_of_config
 from shardyard.families.images.network import ImageNetwork
-from shardyard.families.images.registry import IMAGE_PRESETS, KINDS
+from shardyard.families.images.registry import IMAGE_PRESETS, KINDS, is_image_config
 from shardyard.families.presets import PRESETS
 from shardyard.families.registry import family_of, is_family
 from shardyard.families.shape import ModelShape
-from shardyard.file_faults import why_no_content
+from shardyard.file_faults import why_broken_link, why_no_content
 from shardyard.given_file import read_given
 
 
@@ -49,6 +49,9 @@ def model_folder(
     if model.path is not None:
         folder = Path(model.path).expanduser().resolve()
         if not folder.is_dir():
+            link = why_broken_link(Path(model.path).expanduser())
+            if link is not None:
+                raise RequestError(f"model.path={model.path} {link}")
             is_file = "is a file" if folder.is_file() else "does not exist"
             raise RequestError(
                 f"model.path={model.path} {is_file}. Give a Hugging Face folder that holds "
@@ -160,6 +163,11 @@ def config_content(config: str | dict[str, Any]) -> dict[str, Any]:
 
 
 def _known_shape(config: dict[str, Any], source: str, model: Model) -> ModelShape:
+    if is_image_config(config):
+        raise RequestError(
+            f"{source}: model_type={config['model_type']!r} classifies images, and the task reads "
+            "text. Set task.name=image_classification, and data.source to a folder of images."
+        )
     return shape_of_config(
         config,
         source,

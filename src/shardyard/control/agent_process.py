@@ -22,6 +22,7 @@ from shardyard.control.follow import Shown, follow, said
 from shardyard.python_program import python_program
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease
+from shardyard.rundir.state import resume_words
 from shardyard.waiting import wait_for
 
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM)
@@ -214,7 +215,6 @@ def _read_answer(stdout: IO[str], run_dir: RunDir, log: Path, *, exit_code: int)
         "exit_code": 1,
         "message": (
             f"the agent of run {run_dir.run_id} ended with {ending} and gave no answer; its "
-            f"processes ended with it. Its log is {log}. `shardyard resume {run_dir.handle}` goes "
-            "on from the newest durable checkpoint."
+            f"processes ended with it. Its log is {log}. {resume_words(run_dir)}."
         ),
     }

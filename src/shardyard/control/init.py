@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from shardyard.config.check import load_checked_recipe
 from shardyard.config.data_section import Data
@@ -22,6 +23,7 @@ from shardyard.config.tasks import tasks_of
 from shardyard.control.reliefs import reliefs_of
 from shardyard.control.request import Request, refuse_misfits
 from shardyard.errors import AccessError, CapacityError, RequestError
+from shardyard.families.images.registry import IMAGE_PRESETS, is_image_config
 from shardyard.families.presets import PRESETS, preset_named
 from shardyard.families.shape import ModelShape
 from shardyard.hardware.cluster import Cluster
@@ -139,12 +141,16 @@ def with_model(draft: Draft, answer: str) -> Draft:
         RequestError: There is no such model, or none that can be trained.
     """
     answer = answer.strip()
+    if answer in IMAGE_PRESETS:
+        raise _of_images(f"{answer} is", f"model.preset={answer}")
     settings, preset = _model_settings(answer), preset_named(answer)
     shape = None if preset is None else preset.shape
     if preset is None:
         model = draft.with_settings(*settings).recipe.model
         try:
             folder = model_folder(model, needs_weights=model.path is not None)
+            if is_image_config(_config_in(folder)):
+                raise _of_images(f"{folder} holds", f"model.preset=null {' '.join(settings)}")
             kind = _generic_type(folder)
             if kind is not None:
                 why = f"{folder} is a model of type {kind}, which is of no family here: {LACKS}."
@@ -160,10 +166,23 @@ def with_model(draft: Draft, answer: str) -> Draft:
 
 def _generic_type(folder: Path | None) -> str | None:
     """The type of a causal model of no family; None: it is of a family, or has no config.json."""
+    config = _config_in(folder)
+    return generic_type(config, f"{folder}/config.json") if config else None
+
+
+def _config_in(folder: Path | None) -> dict[str, Any]:
+    """Content of a folder's config.json; empty where there is none."""
     config = None if folder is None else folder / "config.json"
-    if config is None or not config.is_file():
-        return None
-    return generic_type(config_content(str(config)), str(config))
+    return config_content(str(config)) if config is not None and config.is_file() else {}
+
+
+def _of_images(subject: str, settings: str) -> RequestError:
+    return RequestError(
+        f"{subject} a network that classifies images, and `shardyard init` writes recipes for "
+        "text. Start from the recipe for images: "
+        f"`shardyard plan examples/digits.yaml {settings} data.source=FOLDER` "
+        "(docs/images.md)."
+    )
 
 
 def _model_settings(answer: str) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from shardyard.errors import ShardyardError
 from shardyard.launchers.base import JobState
 from shardyard.report.summary import Summary
 from shardyard.report.write import write_report
+from shardyard.rundir.state import resume_words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +41,8 @@ def result_of(job: Job) -> Result:
     if status.state is not JobState.SUCCEEDED:
         raise ShardyardError(
             f"job {job.id} of run {job.run_id} has no result: it is {status.state.value} "
-            f"({status.reason}). `shardyard logs {handle}` shows what it said, `shardyard resume "
-            f"{handle}` goes on from its newest durable checkpoint."
+            f"({status.reason}). `shardyard logs {handle}` shows its output. "
+            f"{resume_words(job.run_dir)}."
         )
     evaluations = job.evaluations()
     summary = write_report(job.run_dir)

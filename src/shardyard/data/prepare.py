@@ -107,7 +107,8 @@ def prepare(
     corpus = corpus_of(recipe)
     files = corpus.files
     tokenizer = chosen_tokenizer(recipe, model_dir)
-    request = request_of(data, files, tokenizer, bos_token_of(data, tokenizer), is_part=is_part)
+    bos_token = bos_token_of(data, tokenizer, model_dir)
+    request = request_of(data, files, tokenizer, bos_token, is_part=is_part)
     if folder is None:
         folder = _folder_of(data, request, files, progress)
     if not is_finished(folder):
@@ -115,7 +116,7 @@ def prepare(
             if not (folder / MANIFEST).exists():  # another process may just have written it
                 refuse_unreadable(files, _text_of(data))
                 texts = partial(training_texts, data, files, progress)
-                write_tokenizer(folder, data, tokenizer, texts)
+                write_tokenizer(folder, data, tokenizer, texts, model_dir)
                 _refuse_large_vocabulary(folder, data, rows)
                 _build(folder, recipe, files, request, progress)
             # What a dying worker adds meanwhile is removed by the next call.
@@ -198,8 +199,14 @@ def chosen_tokenizer(recipe: Recipe, model_dir: Path | None) -> TokenizerFiles |
     return tokenizer if tokenizer is None else tokenizer | _known_template(data)
 
 
-def bos_token_of(data: Data, tokenizer: TokenizerFiles | None) -> str | None:
-    """What each document begins with."""
+def bos_token_of(
+    data: Data, tokenizer: TokenizerFiles | None, model_dir: Path | None = None
+) -> str | None:
+    """The token that each document begins with.
+
+    Args:
+        model_dir: Folder of the tokenizer where data.tokenizer is auto; named in errors.
+    """
     if DATA_FORMATS[data.format].holds_ids:
         if tokenizer is None:
             raise RequestError(
@@ -210,8 +217,14 @@ def bos_token_of(data: Data, tokenizer: TokenizerFiles | None) -> str | None:
         return None
     if "bos" in DATA_FORMATS[data.format].ignores:
         return None
-    name = f"data.tokenizer={data.tokenizer}"
+    name = _name_of_tokenizer(data, model_dir)
     return choose_bos(data.bos, tokenizer, data.tokenizer_kind, name=name)
+
+
+def _name_of_tokenizer(data: Data, model_dir: Path | None) -> str:
+    """Words for the tokenizer in an error: its folder where the recipe does not name it."""
+    is_models = data.tokenizer == "auto" and model_dir is not None
+    return str(model_dir) if is_models else f"data.tokenizer={data.tokenizer}"
 
 
 def request_of(
@@ -319,6 +332,7 @@ def write_tokenizer(
     data: Data,
     tokenizer: TokenizerFiles | None,
     texts: Callable[[], Iterator[str]],
+    model_dir: Path | None = None,
 ) -> None:
     """Put the tokenizer's files into the data set, unless an earlier attempt has done so.
 
@@ -330,7 +344,7 @@ def write_tokenizer(
         tokenizer = train_tokenizer(texts, kind=data.tokenizer_kind, vocab_size=data.vocab_size)
         tokenizer |= _known_template(data)
     else:
-        TextEncoder(tokenizer, name=f"data.tokenizer={data.tokenizer}")  # refuse it before work
+        TextEncoder(tokenizer, name=_name_of_tokenizer(data, model_dir))  # refuse it before work
     for name in sorted(tokenizer, key=lambda name: name == "tokenizer.json"):
         write_file(folder / name, tokenizer[name], folder=folder)
 

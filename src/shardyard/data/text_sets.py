@@ -65,7 +65,7 @@ def prepare_text(
             part.data,
             files[share.name],
             tokenizer,
-            bos_token_of(part.data, tokenizer),
+            bos_token_of(part.data, tokenizer, model_dir),
             is_part=True,
         )
         for share, part in parts
@@ -85,7 +85,7 @@ def prepare_text(
 
     if not (folder / MIXTURE).exists():
         with sole_writer(folder, progress):
-            write_tokenizer(folder, recipe.data, tokenizer, texts)
+            write_tokenizer(folder, recipe.data, tokenizer, texts, model_dir)
     found = []
     for count, (share, part) in zip(slots, parts, strict=True):
         shared = part.data.model_copy(update={"tokenizer": str(folder), "tokenizer_kind": "bpe"})

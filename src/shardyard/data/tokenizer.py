@@ -29,7 +29,8 @@ TokenizerFiles = dict[str, bytes]
 END_OF_TEXT = "<|endoftext|>"
 _MAIN_FILE = "tokenizer.json"
 _CONFIG_FILE = "tokenizer_config.json"
-_SIDE_FILES = (_CONFIG_FILE, "special_tokens_map.json", "chat_template.jinja")
+_MAP_FILE = "special_tokens_map.json"
+_SIDE_FILES = (_CONFIG_FILE, _MAP_FILE, "chat_template.jinja")
 _VOCABULARY = "vocab.txt"
 """Of BERT's WordPiece: all that older folders have."""
 _SLOW_FILES = ("tokenizer.model", "vocab.json", "spiece.model")
@@ -189,7 +190,7 @@ def _end_token(files: TokenizerFiles, vocabulary: dict[str, int], name: str) -> 
 def _declared_token(
     key: str, files: TokenizerFiles, vocabulary: dict[str, int], name: str
 ) -> str | None:
-    for side_file in ("special_tokens_map.json", _CONFIG_FILE):
+    for side_file in (_MAP_FILE, _CONFIG_FILE):
         if side_file in files:
             declared = _json_object(files[side_file], f"{name}/{side_file}").get(key)
             token = declared.get("content") if isinstance(declared, dict) else declared
@@ -263,18 +264,23 @@ def _contents(*paths: Path) -> TokenizerFiles:
 
     Raises:
         RequestError: One cannot be read, or is a pointer, a broken link or a web page.
+        DataError: One is no JSON.
     """
     try:
         for path in paths:
             why = why_no_content(path, is_text=path.suffix not in (".json", ".txt"))
             if why is not None:
                 raise RequestError(f"data.tokenizer: {path} {why}")
-        return {path.name: path.read_bytes() for path in paths if path.is_file()}
+        contents = {path: path.read_bytes() for path in paths if path.is_file()}
     except OSError as error:
         raise RequestError(
             f"data.tokenizer: {error.filename} cannot be read: {error.strerror}. Check its "
             "permissions, or name another folder."
         ) from error
+    for path, content in contents.items():
+        if path.name in (_CONFIG_FILE, _MAP_FILE):
+            _json_object(content, str(path))
+    return {path.name: content for path, content in contents.items()}
 
 
 def _from_vocabulary(path: Path) -> TokenizerFiles:

@@ -57,6 +57,7 @@ from shardyard.python_program import python_program
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import is_held
 from shardyard.rundir.lines import read_lines
+from shardyard.rundir.state import resume_words
 from shardyard.waiting import wait_for
 
 _KIND = "local job"
@@ -389,9 +390,7 @@ def _without_supervisor(run: RunDir | None, nodes: tuple[tuple[str, str], ...]) 
         return JobStatus(state=JobState.RUNNING, reason=reason, nodes=nodes)
     return JobStatus(
         state=JobState.FAILED,
-        reason=(
-            f"{lost}`shardyard resume {run.handle}` goes on from the newest durable checkpoint"
-        ),
+        reason=f"{lost}{resume_words(run)}",
         exit_code=1,
         nodes=nodes,
     )

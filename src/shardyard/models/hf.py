@@ -14,6 +14,7 @@ from shardyard.errors import DataError, RequestError
 from shardyard.families.family import Family
 from shardyard.families.file_tensors import Piece, file_tensors, stored_names, whole_shape
 from shardyard.families.lora import is_adapter
+from shardyard.file_faults import why_no_content
 from shardyard.models.local_shard import LocalShard, local_shard
 from shardyard.safetensors_header import StoredTensor
 
@@ -123,4 +124,8 @@ def _read(source: Any, part: _Held, where: str) -> None:
 
 
 def _damaged(path: Path, error: Exception) -> DataError:
-    return DataError(f"{path} cannot be read: {error}. Fetch the file again.")
+    try:
+        why = why_no_content(path)
+    except OSError:
+        why = None
+    return DataError(f"{path} {why or f'cannot be read: {error}. Fetch the file again.'}")

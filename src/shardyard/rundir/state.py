@@ -109,6 +109,17 @@ def read_state_in_list(run_dir: RunDir) -> RunState:
         )
 
 
+def resume_words(run_dir: RunDir) -> str:
+    """The command that continues a run, and from where, as far as its folder here says."""
+    command = f"`shardyard resume {run_dir.handle}`"
+    if not run_dir.attempts():  # its folder may be on the cluster
+        return f"{command} continues from the newest durable checkpoint, if there is one"
+    steps = run_dir.checkpoint_steps()
+    if not steps:
+        return f"{command} begins again at step 0, as no checkpoint is durable"
+    return f"{command} continues from the checkpoint of step {steps[-1]}"
+
+
 def _changed_t(path: Path) -> float:
     """Unix seconds at which a file was changed last; 0 for one that is not there."""
     try:
