@@ -11,7 +11,6 @@ from shardyard.config.resolved import BackTo
 from shardyard.errors import RequestError, StorageError
 from shardyard.files import flush_folder, write_text
 from shardyard.rundir.layout import REPLACED, RunDir
-from shardyard.rundir.lease import Lease
 
 
 def refuse_missing_step(run_dir: RunDir, back_to: BackTo) -> None:
@@ -31,14 +30,12 @@ def refuse_missing_step(run_dir: RunDir, back_to: BackTo) -> None:
 
 
 def go_back(run_dir: RunDir, back_to: BackTo) -> list[int]:
-    """Put the checkpoints after a step aside; returns their steps.
+    """Put the checkpoints after a step aside; returns their steps. The caller holds the lease.
 
     Raises:
-        RequestError: A process trains the run.
         StorageError: A checkpoint cannot be renamed.
     """
     newer = [step for step in run_dir.checkpoint_steps() if step > back_to.step]
-    lease = Lease(run_dir.lease)
     try:
         for step in reversed(newer):  # a kill in between leaves the older ones in use
             _put_aside(run_dir.checkpoint(step))
@@ -49,8 +46,6 @@ def go_back(run_dir: RunDir, back_to: BackTo) -> list[int]:
             f"{error.filename} cannot be renamed: {error.strerror}. Nothing was trained. Check "
             "that the folder is yours and can be written."
         ) from error
-    finally:
-        lease.close()
     return newer
 
 
