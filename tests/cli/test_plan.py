@@ -123,7 +123,7 @@ def test_details_tell_what_snapshots_are_for(
         options = [f"elastic.snapshot_every={every}", "run.steps=500", "--details"]
         assert main(["plan", recipe, *options, "--layouts", "0"]) == 0
         text = capsys.readouterr().out
-        assert ("in memory, for failures that leave the node: one every" in text) == told
+        assert ("in memory, as for one failure every" in text) == told
 
 
 def test_the_best_layouts_come_with_reasons_and_settings(

@@ -47,3 +47,24 @@ def test_a_node_joins_and_is_lost_and_batch_and_rate_follow(place: Place, runs: 
     for line, before in zip(lines, [0, *seen[:-1]], strict=True):
         assert line["samples"] - before == BATCH * line["world_size"]
         assert line["lr"] == pytest.approx(0.02 * line["world_size"])
+
+
+def test_as_shipped_it_goes_on_near_the_step_at_which_a_node_is_lost(
+    place: Place, runs: LocalRuns
+) -> None:
+    run_dir = place.run_dir("shipped")
+    two = ("cluster.nodes=2", "elastic.min_nodes=1", "elastic.max_nodes=4")
+    job = runs.launch("shipped", *two, "run.epochs=1000")
+    wait_for_step(run_dir, 12)
+    runs.kill_node(job, 1)
+    wait_for(lambda: bool(events(run_dir, "resized")))
+    wait_for(lambda: bool(events(run_dir, "snapshot_restored")))
+    wait_for_step(run_dir, 13)
+    runs.launcher.cancel(job)
+    assert runs.wait(job).exit_code == 143, runs.said(job)
+
+    (restored,) = events(run_dir, "snapshot_restored")
+    assert restored["step"] >= 10
+    assert max(each["step"] for each in events(run_dir, "checkpoint_durable")) >= 10
+    steps = [line["step"] for line in read_steps(run_dir.metrics)]
+    assert steps == list(range(1, len(steps) + 1))

@@ -303,7 +303,7 @@ def _snapshots(outlook: FailureOutlook) -> list[Row]:
     every, mtbf_s = outlook.snapshot_interval_steps, outlook.snapshot_mtbf_s
     if every is None or mtbf_s is None:
         return []
-    why = f"in memory, for failures that leave the node: one every {format_seconds(mtbf_s)}"
+    why = f"in memory, as for one failure every {format_seconds(mtbf_s)}"
     return [("snapshots", f"{every:,} steps", why)]
 
 

@@ -29,6 +29,7 @@ from shardyard.config.optimizers import optimizer_of
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.run_length import Length, batch_of_whole_steps, samples_of_epochs
 from shardyard.config.schema import Recipe
+from shardyard.config.snapshots import steps_between_checkpoints, steps_between_snapshots
 from shardyard.config.task_names import task_row
 from shardyard.config.timeouts import hang_min_s, hang_slow_s, restart_timeout_s
 from shardyard.config.tokenizer_kinds import TOKENIZER_KINDS
@@ -69,6 +70,9 @@ class Fitting(Protocol):
         self, recipe: Recipe, model: Model, modes: Sequence[Recompute], *, micro_batch: int
     ) -> tuple[Recompute, str] | None:
         """The first of some modes that fits with something to spare; of none the last."""
+
+    def without_snapshots(self, recipe: Recipe, model: Model) -> str:
+        """Why snapshots have no room in host memory; empty: they have, or that is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,6 +300,31 @@ def _parked(draft: Draft) -> tuple[bool, str]:
     if draft.recipe.elastic.max_restarts == 0:
         return False, "elastic.max_restarts=0: nothing is restarted"
     return True, "model.compile: a new process takes seconds to get its compiler ready"
+
+
+def _snapshot_every(draft: Draft) -> tuple[int | str | None, str]:
+    recipe, fitting = draft.recipe, draft.facts.fitting
+    every = steps_between_snapshots(recipe)
+    if every is None:
+        return None, f"{_size(recipe)}: a fixed size"
+    model = draft.facts.network if draft.reads_images else draft.facts.shape
+    if fitting is not None and model is not None:
+        lacking = fitting.without_snapshots(recipe, model)
+        if lacking:
+            return None, f"{lacking}: checkpoints only"
+    return every, f"{_size(recipe)}: the others continue from memory when a node is lost"
+
+
+def _checkpoint_every(draft: Draft) -> tuple[int | str, str]:
+    every, size = steps_between_checkpoints(draft.recipe), _size(draft.recipe)
+    if every == "auto":
+        return every, f"{size}: by time, as far apart as loses the least (Daly)"
+    return every, f"{size}: a fixed size"
+
+
+def _size(recipe: Recipe) -> str:
+    elastic = recipe.elastic
+    return f"min_nodes={elastic.min_nodes}, max_nodes={elastic.max_nodes}"
 
 
 def _snapshot_neighbour(draft: Draft) -> tuple[bool, str]:
@@ -564,7 +593,6 @@ BEFORE_LAYOUT: dict[str, Rule] = {
     "elastic.max_nodes": _nodes,
     "elastic.hang_min_s": _hang_min_s,
     "elastic.hang_slow_s": _hang_slow_s,
-    "elastic.snapshot_neighbour": _snapshot_neighbour,
     "precision.compute": _compute,
     "precision.output": _output,
     "model.attention": _attention,
@@ -582,5 +610,11 @@ AFTER_LAYOUT: dict[str, Rule] = {
     "optim.weight_decay": _weight_decay,
     "optim.warmup_steps": _warmup_steps,
     "optim.decay_steps": _decay_steps,
+    "checkpoint.every": _checkpoint_every,
+    "elastic.snapshot_every": _snapshot_every,
+    "elastic.snapshot_neighbour": _snapshot_neighbour,
 }
 """Rules that may need the number of data-parallel ranks."""
+
+OPEN_WORDS = {"checkpoint.every": "elastic", "elastic.snapshot_every": "elastic"}
+"""Setting -> value that its rule replaces, where that is not ``auto``."""

@@ -30,6 +30,7 @@ from shardyard.config.profile_problems import profile_problems
 from shardyard.config.schema import Optim, Recipe, Task
 from shardyard.config.secret_reference import is_variable, parse_references
 from shardyard.config.section import section_key
+from shardyard.config.snapshots import takes_snapshots
 from shardyard.config.task_names import task_row
 from shardyard.config.tasks import TASKS
 from shardyard.config.text_problems import text_problems, texts
@@ -378,7 +379,7 @@ def _snapshot_neighbour(recipe: Recipe) -> Iterable[Problem]:
     elastic, setting = recipe.elastic, "elastic.snapshot_neighbour"
     if elastic.snapshot_neighbour is not True:
         return
-    if elastic.snapshot_every is None:
+    if not takes_snapshots(recipe):
         text = "=true copies snapshots, of which there are none. Set elastic.snapshot_every=auto."
         yield Problem(setting, text)
     if recipe.cluster.nodes == 1 and elastic.max_nodes in ("auto", 1):

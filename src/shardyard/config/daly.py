@@ -2,6 +2,10 @@
 
 import math
 
+ELASTIC_MTBF_S = 86_400.0
+"""Most time between losses on which an elastic run chooses its intervals. Assumed, once a day: its
+nodes come and go for more reasons than the failures that were published (reclaims, other jobs)."""
+
 
 def young_interval_s(*, blocking_s: float, mtbf_s: float) -> float:
     """Interval between saves that loses the least time, to first order.

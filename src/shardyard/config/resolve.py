@@ -12,6 +12,7 @@ from typing import Any
 from shardyard.config.auto import (
     AFTER_LAYOUT,
     BEFORE_LAYOUT,
+    OPEN_WORDS,
     Draft,
     Facts,
     Fitting,
@@ -277,7 +278,7 @@ def _apply(
     recipe: Recipe, rules: dict[str, Rule], *, facts: Facts, reasons: dict[str, str]
 ) -> Recipe:
     for setting, rule in rules.items():
-        if _get(recipe, setting) != "auto":
+        if _get(recipe, setting) != OPEN_WORDS.get(setting, "auto"):
             continue
         try:
             value, reasons[setting] = rule(Draft(recipe=recipe, facts=facts))

@@ -23,6 +23,7 @@ from shardyard.config.section import (
     OpenSection,
     PositiveNumber,
     Section,
+    WhenElastic,
 )
 from shardyard.config.tasks import TASKS
 
@@ -294,9 +295,10 @@ class Memory(Section):
 class Checkpoint(Section):
     """When state is saved and what is kept."""
 
-    every: Annotated[int, Field(ge=1)] | Auto = 500
-    """Steps between checkpoints; one is always written at the end and on a drain. auto: as far
-    apart as loses the least time, by what a save takes and by the failures so far."""
+    every: Annotated[int, Field(ge=1)] | Auto | WhenElastic = "elastic"
+    """Steps between checkpoints; one is always written at the end and on a drain. auto: by time, as
+    far apart as loses the least, by what a save takes and by the failures so far. elastic: auto
+    where elastic.min_nodes < elastic.max_nodes, else 500."""
     keep_last: Annotated[int, Field(ge=1)] = 2
     """Newest checkpoints kept."""
     keep_best: bool = True
@@ -321,10 +323,11 @@ class Elastic(Section):
     """Most nodes the run uses; auto: cluster.nodes."""
     max_restarts: Annotated[int, Field(ge=0)] = 3
     """Restarts after a lost process within an hour; the same failure twice ends a run before."""
-    snapshot_every: Annotated[int, Field(ge=1)] | Auto | None = None
+    snapshot_every: Annotated[int, Field(ge=1)] | Auto | WhenElastic | None = "elastic"
     """Steps between copies of the state in host memory, from which a run goes on when a process
     dies; they need room for three. auto: as far apart as loses the least time, by what a copy takes
-    and by the failures so far. null: none, it goes on from the newest checkpoint."""
+    and by the failures so far. null: none, it goes on from the newest checkpoint. elastic: auto
+    where elastic.min_nodes < elastic.max_nodes and host memory has room, else null."""
     snapshot_neighbour: bool | Auto = "auto"
     """Have the next node keep a second copy of each snapshot, which outlives the loss of a node;
     needs room for two more. auto: with elastic.snapshot_every, on more than one node."""

@@ -5,6 +5,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 Auto = Literal["auto"]
+WhenElastic = Literal["elastic"]
+"""The value depends on whether the run may change its number of nodes."""
 Fraction = Annotated[float, Field(ge=0, le=1)]
 PositiveNumber = Annotated[float, Field(gt=0)]
 

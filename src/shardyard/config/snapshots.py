@@ -1,6 +1,10 @@
-"""How many copies of a rank's state snapshots keep in host memory, and what these are called."""
+"""Which runs take snapshots, and how many copies in host memory these keep, under which labels."""
 
 from shardyard.config.schema import Recipe
+from shardyard.config.section import Auto
+
+STEPS_OF_A_FIXED_SIZE = 500
+"""Between checkpoints of a run that keeps its number of nodes."""
 
 SLOTS = 3
 """Of one rank: a save may hold one for long while it writes its files, the other two take turns, so
@@ -13,6 +17,35 @@ SENT = "snapshot_sent"
 """Label of the memory that says how far a node's neighbour has its snapshots."""
 ELSEWHERE = "snapshot_elsewhere"
 """Label of the memory that says what agents of other nodes hold."""
+
+
+def is_elastic(recipe: Recipe) -> bool:
+    """Whether the run may change its number of nodes."""
+    fixed, elastic = recipe.cluster.nodes, recipe.elastic
+    least = fixed if elastic.min_nodes == "auto" else elastic.min_nodes
+    most = fixed if elastic.max_nodes == "auto" else elastic.max_nodes
+    return least < most
+
+
+def steps_between_snapshots(recipe: Recipe) -> int | Auto | None:
+    """As the recipe asks, or as it stands for where it leaves that to the size of the run."""
+    every = recipe.elastic.snapshot_every
+    if every == "elastic":
+        return "auto" if is_elastic(recipe) else None
+    return every
+
+
+def steps_between_checkpoints(recipe: Recipe) -> int | Auto:
+    """The same of checkpoints."""
+    every = recipe.checkpoint.every
+    if every == "elastic":
+        return "auto" if is_elastic(recipe) else STEPS_OF_A_FIXED_SIZE
+    return every
+
+
+def takes_snapshots(recipe: Recipe) -> bool:
+    """Whether the run takes any, as far as the recipe says."""
+    return steps_between_snapshots(recipe) is not None
 
 
 def slot_labels(local_rank: int) -> list[str]:
@@ -28,7 +61,7 @@ def neighbour_labels(local_rank: int) -> list[str]:
 def snapshot_labels(recipe: Recipe) -> list[str]:
     """All that an agent owns for snapshots on its node; nothing where there are none."""
     elastic, devices = recipe.elastic, recipe.cluster.devices
-    if elastic.snapshot_every is None:
+    if not takes_snapshots(recipe):
         return []
     assert isinstance(devices, int)
     own = [label for local in range(devices) for label in slot_labels(local)]
@@ -40,6 +73,6 @@ def snapshot_labels(recipe: Recipe) -> list[str]:
 
 def copies(recipe: Recipe) -> int:
     """Of a rank's state in host memory, those that a node keeps for another among them."""
-    if recipe.elastic.snapshot_every is None:
+    if not takes_snapshots(recipe):
         return 0
     return SLOTS + (SLOTS_FOR_NEIGHBOUR if recipe.elastic.snapshot_neighbour is True else 0)

@@ -244,7 +244,12 @@ def describe_event(event: dict[str, Any]) -> str | None:
             return _describe_begin(event)
         case "phase_started" | "first_step":
             return _describe_start(event)
-        case "checkpoint_durable" | "checkpoint_abandoned" | "checkpoint_interval":
+        case (
+            "checkpoint_durable"
+            | "checkpoint_abandoned"
+            | "checkpoint_interval"
+            | ("snapshots_left_out")
+        ):
             return _describe_save(event)
         case "profiled" | "profile_abandoned":
             return _describe_profile(event)
@@ -298,6 +303,8 @@ def _describe_save(event: dict[str, Any]) -> str:
         return f"checkpoint of step {event['step']} is durable{warning}"
     if event["kind"] == "checkpoint_interval":
         return f"a checkpoint every {event['every']:,} steps from now on loses the least time"
+    if event["kind"] == "snapshots_left_out":
+        return f"no snapshots, checkpoints only: {event['reason']}"
     return f"step {event['step']} was not saved: it is not finite ({event['reason']})"
 
 

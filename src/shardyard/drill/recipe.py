@@ -6,6 +6,7 @@ from pathlib import Path
 
 from shardyard.config.machines import devices_of_node
 from shardyard.config.schema import Recipe
+from shardyard.config.snapshots import takes_snapshots
 from shardyard.control.request import Request
 from shardyard.errors import RequestError
 
@@ -72,7 +73,7 @@ def read_drilled(words: Sequence[str], *, steps: int) -> Drilled:
         devices=devices_of_node(recipe.cluster) or 1,
         is_exact=str(recipe.precision.reduce) == "exact",
         fewest_nodes=recipe.cluster.nodes if fewest == "auto" else fewest,
-        takes_snapshots=recipe.elastic.snapshot_every is not None,
+        takes_snapshots=takes_snapshots(recipe),
         checks_bits=recipe.elastic.check_bits_every is not None,
     )
 

@@ -22,7 +22,7 @@ from shardyard import network_interface
 from shardyard.config.allocator import let_memory_grow
 from shardyard.config.metrics_place import metrics_place
 from shardyard.config.resolved import Resolved
-from shardyard.config.snapshots import snapshot_labels
+from shardyard.config.snapshots import snapshot_labels, steps_between_checkpoints
 from shardyard.data.in_use import InUse
 from shardyard.elastic import forkserver
 from shardyard.elastic.agent_memory import NOTES, AgentMemory
@@ -161,7 +161,7 @@ def _telemetry(
 def _reader(
     run: RunDir, args: argparse.Namespace, resolved: Resolved, notes: AgentMemory | None
 ) -> RunReader:
-    every = resolved.recipe.checkpoint.every
+    every = steps_between_checkpoints(resolved.recipe)
     return RunReader(
         run,
         partial(_rank_seconds, notes, resolved),

@@ -70,10 +70,10 @@ class FailureOutlook:
     snapshot_interval_steps: int | None = None
     """Steps between snapshots in memory; None: the run takes none."""
     snapshot_mtbf_s: float | None = None
-    """Between failures that snapshots are there for, which leave their agents alive."""
+    """Between failures that snapshots are there for, as their interval is chosen by."""
     checkpoint_mtbf_s: float | None = None
-    """Between failures that checkpoints are there for: all, or those that snapshots do not outlive;
-    None: an older plan does not say."""
+    """Between failures that checkpoints are there for, as their interval is chosen by: all, or
+    those that snapshots do not outlive; None: an older plan does not say."""
 
     @property
     def restart_s_per_failure(self) -> float:
@@ -123,9 +123,12 @@ def failure_plan(
         mtbf = with_reclaims(mtbf, nodes=nodes)
     memory = memory_tier(recovery, step_s=step_s, copy_s=saving.blocking_s, mtbf=mtbf)
     of_checkpoints_s = mtbf.seconds if memory is None else mtbf.seconds / mtbf.node_share
+    is_capped = of_checkpoints_s > recovery.longest_mtbf_s
+    of_checkpoints_s = min(of_checkpoints_s, recovery.longest_mtbf_s)
     interval = _choose_interval(
-        saving, mtbf_s=of_checkpoints_s, step_s=step_s, steps=steps, given=every
-    )
+        saving, mtbf_s=of_checkpoints_s, step_s=step_s, steps=steps, given=every,
+        assumed="; elastic: a loss a day is assumed" if is_capped else "",
+    )  # fmt: skip
     restart = restart_phases(
         nodes=nodes, devices=devices, checkpoint_bytes=saving.bytes, step_s=step_s,
         recovery=recovery, node_share=mtbf.node_share,
@@ -134,6 +137,7 @@ def failure_plan(
         mtbf, interval, restart, saving, memory,
         interval_s=interval.steps * step_s, productive_s=steps * step_s,
         init_s=first_init_s(devices), of_checkpoints_s=of_checkpoints_s,
+        outlives_nodes=recovery.outlives_nodes,
     )  # fmt: skip
 
 
@@ -158,11 +162,12 @@ def _outlook(
     productive_s: float,
     init_s: float,
     of_checkpoints_s: float,
+    outlives_nodes: bool,
 ) -> FailureOutlook:
     """The shares of a long run, over this one's length and its first start."""
     replay = replay_phase(
         interval_s=interval_s, durable_lag_s=saving.write_s, memory=memory,
-        node_share=mtbf.node_share,
+        node_share=mtbf.node_share, outlives_nodes=outlives_nodes,
     )  # fmt: skip
     shares = _shares(
         mtbf.seconds, restart, saving, memory, interval_s=interval_s, replay_s=replay.seconds
@@ -226,7 +231,7 @@ class _Interval:
 
 
 def _choose_interval(
-    saving: SaveCost, *, mtbf_s: float, step_s: float, steps: int, given: int | None
+    saving: SaveCost, *, mtbf_s: float, step_s: float, steps: int, given: int | None, assumed: str
 ) -> _Interval:
     """Whole steps between checkpoints, and the best number of them."""
     daly_s = daly_interval_s(blocking_s=saving.blocking_s, mtbf_s=mtbf_s)
@@ -236,7 +241,7 @@ def _choose_interval(
         step_s=step_s, blocked_s=saving.blocking_s, counts_s=saving.write_s, mtbf_s=mtbf_s
     )
     best = min(best, steps)  # one checkpoint is written at the end
-    why = f"Daly: every {format_seconds(daly_s)} of training"
+    why = f"Daly: every {format_seconds(daly_s)} of training{assumed}"
     if wanted > steps:
         why = f"one at the end; {why}"
     elif wanted < fewest:

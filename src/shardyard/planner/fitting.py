@@ -12,8 +12,16 @@ from shardyard.config.machines import joined_cluster
 from shardyard.config.schema import Recipe
 from shardyard.hardware.cluster import Cluster
 from shardyard.hardware.machine import Machine
-from shardyard.planner.kinds import Model, Work, memory_of, work_of, work_with
+from shardyard.planner.kinds import (
+    Model,
+    Work,
+    host_short_of,
+    memory_of,
+    work_of,
+    work_with,
+)
 from shardyard.planner.memory import fit
+from shardyard.planner.on_cpu import fit_on_cpu, on_cpu
 from shardyard.planner.workload import Recompute, Workload
 
 
@@ -53,6 +61,29 @@ class FittingOn:
             if room.is_safe:
                 return mode, f"the first that fits as planned: {room.reason}"
         return modes[-1], f"not even that is sure to fit: {room.reason}"
+
+    def without_snapshots(self, recipe: Recipe, model: Model) -> str:
+        """Why snapshots have no room in host memory; empty: they have, or that is not known."""
+        layout = _layout(recipe)
+        if layout is None or not isinstance(recipe.optim.micro_batch, int):
+            return ""
+        neighbour = recipe.elastic.snapshot_neighbour is not False
+        elastic = recipe.elastic.model_copy(
+            update={"snapshot_every": "auto", "snapshot_neighbour": neighbour}
+        )
+        named = joined_cluster(recipe)
+        work = work_of(recipe.model_copy(update={"elastic": elastic}), model, layout, named)
+        if named is not None:
+            short = host_short_of(work, named)
+            return "" if short is None else short.reason
+        machine, devices = self.machine, recipe.cluster.devices
+        if machine is None or machine.device != "cpu" or not isinstance(devices, int):
+            return ""
+        needed = on_cpu(
+            memory_of(work), snapshots=work.techniques.snapshots, parks=work.techniques.parks
+        )
+        room = fit_on_cpu(needed, machine.memory_bytes // devices)
+        return "" if room.verdict == "fits" else f"snapshots have no room: {room.reason}"
 
     def _work(
         self, recipe: Recipe, model: Model, *, micro_batch: int, recompute: Recompute | None

@@ -21,7 +21,7 @@ from shardyard.planner.images.image_time import ImageEstimate, estimate_images
 from shardyard.planner.images.image_traffic import image_traffic
 from shardyard.planner.memory import Fit, Memory, Term, memory
 from shardyard.planner.memory_savings import Saving, savings
-from shardyard.planner.offload import host_short
+from shardyard.planner.offload import host_short, lacking_host, snapshot_bytes
 from shardyard.planner.traffic import traffic_terms
 from shardyard.planner.workload import Recompute, Workload, on_devices, with_layout, workload_of
 
@@ -132,9 +132,28 @@ def work_with(work: Work, layout: Layout, *, micro_batch: int, recompute: Recomp
             assert_never(work)
 
 
+def snapshot_bytes_of(work: Work) -> float:
+    """What snapshots of one rank take in host memory, with the copies on its neighbour."""
+    match work:
+        case Workload():
+            return snapshot_bytes(work)
+        case ImageStep():
+            if not work.techniques.snapshots:
+                return 0.0
+            needed = image_memory(work)
+            state = sum(
+                needed.term(name) for name in ("parameters", "running statistics", "optimizer")
+            )
+            return work.techniques.snapshots * state
+        case _:
+            assert_never(work)
+
+
 def host_short_of(work: Work, cluster: Cluster) -> Fit | None:
-    """Says so if the hosts have too little memory for what is moved there."""
-    return host_short(work, cluster) if isinstance(work, Workload) else None
+    """Says so if the hosts have too little memory for what is moved or kept there."""
+    if isinstance(work, Workload):
+        return host_short(work, cluster)
+    return lacking_host(cluster, 0.0, snapshot_bytes_of(work), techniques=work.techniques)
 
 
 def parameters_of(work: Work) -> tuple[int, int]:

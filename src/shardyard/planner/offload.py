@@ -5,7 +5,7 @@ from typing import assert_never
 from shardyard.hardware.cluster import Cluster
 from shardyard.planner.memory import Fit, kept_bytes
 from shardyard.planner.stages import in_flight, stage_blocks, stage_parameters, stage_trained
-from shardyard.planner.workload import Workload
+from shardyard.planner.workload import Techniques, Workload
 from shardyard.units import format_bytes
 
 
@@ -106,12 +106,20 @@ def _activations(w: Workload) -> float:
 
 def host_short(w: Workload, cluster: Cluster) -> Fit | None:
     """Says so if the hosts have too little memory for it."""
-    needed, there = host_bytes(w) * cluster.devices_per_node, cluster.host_memory_bytes
+    return lacking_host(cluster, offloaded_bytes(w), snapshot_bytes(w), techniques=w.techniques)
+
+
+def lacking_host(
+    cluster: Cluster, moved_bytes: float, kept_bytes: float, *, techniques: Techniques
+) -> Fit | None:
+    """Says so if the hosts have too little memory for what one rank moves and keeps there."""
+    needed = (moved_bytes + kept_bytes) * cluster.devices_per_node
+    there = cluster.host_memory_bytes
     if there is None or needed <= there:
         return None
     why = {
-        f"memory.offload={w.techniques.offload}": offloaded_bytes(w),
-        f"{w.techniques.snapshots} copies of the state (elastic.snapshot_every)": snapshot_bytes(w),
+        f"memory.offload={techniques.offload}": moved_bytes,
+        f"{techniques.snapshots} copies of the state (elastic.snapshot_every)": kept_bytes,
     }
     causes = [what for what, size in why.items() if size]
     verb = "needs" if causes == [next(iter(why))] else "need"

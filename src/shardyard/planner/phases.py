@@ -1,12 +1,13 @@
 """The plan of a run: of its recipe, or of its phases, one after the other."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from shardyard.config.own_module import known_shape
 from shardyard.config.resolved import Resolved
 from shardyard.config.schema import Recipe
+from shardyard.config.snapshots import is_elastic, steps_between_snapshots
 from shardyard.hardware.machine import Machine
 from shardyard.planner.calibration import Calibration
 from shardyard.planner.kinds import Model
@@ -44,6 +45,10 @@ class Phase(Protocol):
         """Its settings."""
 
     @property
+    def reasons(self) -> Mapping[str, str]:
+        """Dotted setting -> reason, for each that was open."""
+
+    @property
     def steps(self) -> int | None:
         """Of the batch that it begins with; None: not known before the data is prepared."""
 
@@ -60,15 +65,18 @@ def plan_phases(
 ) -> Plan:
     """As ``plan``, before the data is prepared: ``steps`` may still be open."""
     plans = [
-        plan_recipe(
-            phase.recipe,
-            shape=shape,
-            steps=phase.steps,
-            world_size=world_size,
-            devices_per_node=devices_per_node,
-            machine=machine,
-            calibration=calibration,
-            epoch_samples=epoch_samples,
+        replace(
+            plan_recipe(
+                phase.recipe,
+                shape=shape,
+                steps=phase.steps,
+                world_size=world_size,
+                devices_per_node=devices_per_node,
+                machine=machine,
+                calibration=calibration,
+                epoch_samples=epoch_samples,
+            ),
+            snapshots_reason=_snapshots_reason(phase),
         )
         for phase in phases
     ]
@@ -82,3 +90,12 @@ def plan_phases(
         advances=all(each.advances for each in plans),
         phases=tuple(plans),
     )
+
+
+def _snapshots_reason(phase: Phase) -> str:
+    """Why an elastic run takes snapshots, or none; empty: its size is fixed."""
+    if not is_elastic(phase.recipe):
+        return ""
+    every = steps_between_snapshots(phase.recipe)
+    asked = f"elastic.snapshot_every={'null' if every is None else every}"
+    return phase.reasons.get("elastic.snapshot_every", asked)

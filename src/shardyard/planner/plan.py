@@ -34,6 +34,7 @@ from shardyard.planner.kinds import (
     memory_of,
     parameters_of,
     savings_of,
+    snapshot_bytes_of,
     traffic_of,
     unit_of,
     work_of,
@@ -116,6 +117,10 @@ class Plan:
     """Training samples of a pass over the data; None: not known before it is prepared."""
     frozen_parameters: int = 0
     """Of ``parameters``: those that are not trained."""
+    snapshot_bytes: int = 0
+    """Host memory of a node that copies of the state take, a neighbour's among them."""
+    snapshots_reason: str = ""
+    """Of an elastic run: why it takes snapshots, or none."""
     phases: tuple["Plan", ...] = ()
     """Of a run with phases: each by itself. Length, time and price are then of all; all else is of
     the one that needs most memory."""
@@ -376,6 +381,7 @@ def plan_recipe(
         failures_reason=why_no_outlook,
         advances=advances,
         network=_network(recipe, on.cluster, nodes=nodes),
+        snapshot_bytes=round(snapshot_bytes_of(workload) * devices_per_node),
         measured=calibration.sources if calibration else (),
     )
 

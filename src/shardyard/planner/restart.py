@@ -6,11 +6,17 @@ memory if one is taken. A phase is the mean of both, by how often each comes. Th
 that the events of a run account for, so that a plan and a run can be compared.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
-from shardyard.config.daly import best_every
+from shardyard.config.daly import ELASTIC_MTBF_S, best_every
 from shardyard.config.schema import Recipe
+from shardyard.config.snapshots import (
+    is_elastic,
+    steps_between_checkpoints,
+    steps_between_snapshots,
+)
 from shardyard.config.timeouts import hang_min_s
 from shardyard.planner.failure_rates import HARDWARE_SHARE, Mtbf, log_log
 from shardyard.planner.saving import STAGING_BYTES_PER_S
@@ -75,6 +81,10 @@ class Recovery:
     hang_min_s: float = 3.5
     collective_timeout_s: float = 600.0
     snapshot_every: int | Literal["auto"] | None = None
+    outlives_nodes: bool = False
+    """Whether the others go on from snapshots when a node is lost: the next one has its copy."""
+    longest_mtbf_s: float = math.inf
+    """Time between losses above which intervals grow no further."""
     parks: bool = False
     is_spot: bool = False
     """Whether its nodes are spot instances, which AWS takes back."""
@@ -82,13 +92,16 @@ class Recovery:
     @classmethod
     def of(cls, recipe: Recipe) -> "Recovery":
         """That of a recipe."""
-        elastic, every = recipe.elastic, recipe.checkpoint.every
+        elastic, every = recipe.elastic, steps_between_checkpoints(recipe)
+        goes_on = isinstance(elastic.min_nodes, int) and elastic.min_nodes < recipe.cluster.nodes
         return cls(
             checkpoint_every=None if every == "auto" else every,
             hang_steps=elastic.hang_steps,
             hang_min_s=hang_min_s(elastic),
             collective_timeout_s=elastic.collective_timeout_s,
-            snapshot_every=elastic.snapshot_every,
+            snapshot_every=steps_between_snapshots(recipe),
+            outlives_nodes=goes_on and elastic.snapshot_neighbour is True,
+            longest_mtbf_s=ELASTIC_MTBF_S if is_elastic(recipe) else math.inf,
             parks=elastic.parked is True,
             is_spot=recipe.cluster.capacity == "spot",
         )
@@ -112,7 +125,7 @@ class MemoryTier:
     blocking_s: float
     """Training waits for one copy."""
     mtbf_s: float
-    """Between failures that leave the agents alive."""
+    """Between failures that they are there for, as the interval is chosen by."""
     reason: str
 
 
@@ -128,7 +141,8 @@ def memory_tier(
     every = recovery.snapshot_every
     if every is None:
         return None
-    mtbf_s = mtbf.seconds / (1 - mtbf.node_share)
+    mtbf_s = mtbf.seconds if recovery.outlives_nodes else mtbf.seconds / (1 - mtbf.node_share)
+    mtbf_s = min(mtbf_s, recovery.longest_mtbf_s)
     reason = f"elastic.snapshot_every={every}"
     if every == "auto":
         every = best_every(step_s=step_s, blocked_s=copy_s, counts_s=copy_s, mtbf_s=mtbf_s)
@@ -248,6 +262,7 @@ def replay_phase(
     durable_lag_s: float,
     memory: MemoryTier | None,
     node_share: float = HARDWARE_SHARE,
+    outlives_nodes: bool = False,
 ) -> Phase:
     """Work of one failure that is done again, on average.
 
@@ -255,11 +270,18 @@ def replay_phase(
         interval_s: Training time between two checkpoints.
         durable_lag_s: From going on after a save until that save can be resumed from.
         memory: Where a process is lost and no node, what is done since the last snapshot.
+        outlives_nodes: The same where a node is lost, whose neighbour has its snapshots.
     """
     lag = f" and {format_seconds(durable_lag_s)} until a save is durable" if durable_lag_s else ""
     seconds = interval_s / 2 + durable_lag_s
     reason = f"half of the {format_seconds(interval_s)} between checkpoints{lag}"
-    if memory is not None:
+    if memory is not None and outlives_nodes:
+        seconds = memory.interval_s / 2
+        reason = (
+            f"half of the {memory.every:,} steps between snapshots ({memory.reason}), of a lost "
+            "node by its neighbour's copy"
+        )
+    elif memory is not None:
         seconds = _mean(node=seconds, process=memory.interval_s / 2, node_share=node_share)
         reason += (
             f"; where the node stays half of the {memory.every:,} steps between snapshots "

@@ -21,6 +21,7 @@ def headline(plan: Plan) -> list[Row]:
         *phase_rows(plan),
         _price(plan),
         *_failures(plan),
+        *_snapshots(plan),
         *_network(plan),
         *(("measured", "", source) for source in plan.measured),
     ]
@@ -182,6 +183,19 @@ def _failures(plan: Plan) -> list[Row]:
         f"{outlook.best_interval_steps:,} steps"
     )
     return [("failures", f"{outlook.expected_failures:.2g}", words)]
+
+
+def _snapshots(plan: Plan) -> list[Row]:
+    """Of an elastic run alone."""
+    if not plan.snapshots_reason:
+        return []
+    if not plan.snapshot_bytes:
+        return [("snapshots", "none", plan.snapshots_reason)]
+    outlook = plan.failures
+    every = None if outlook is None else outlook.snapshot_interval_steps
+    often = "" if every is None else f"every {every:,} steps; "
+    why = f"of a node's host memory; {often}{plan.snapshots_reason}"
+    return [("snapshots", format_bytes(plan.snapshot_bytes), why)]
 
 
 def _network(plan: Plan) -> list[Row]:

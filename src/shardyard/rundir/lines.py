@@ -38,6 +38,7 @@ EVENT_KINDS = (
     "snapshot_interval",
     "checkpoint_interval",
     "snapshot_not_copied",
+    "snapshots_left_out",
     "first_step",
     "checkpoint_started",
     "checkpoint_durable",

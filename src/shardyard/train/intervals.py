@@ -1,7 +1,7 @@
 """Intervals of snapshots and checkpoints, and what ``auto`` begins with.
 
 How often the run fails, as its plan expects and corrected by what it has met so far; and the
-interval that it came to before it was restarted, or that its plan expects.
+interval that it came to before it was restarted.
 """
 
 import json
@@ -17,10 +17,9 @@ from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import EventWriter, read_lines, read_lines_backwards
 
 UNKNOWN_MTBF_S = 86_400.0
-"""Where no plan tells how often such machines fail. Assumed: once a day."""
-FIRST_SNAPSHOTS_EVERY = 10
-FIRST_CHECKPOINTS_EVERY = 500
-"""Steps; what ``checkpoint.every`` is where nobody sets it."""
+"""Where no plan says how often such machines fail. Assumed: once a day."""
+FIRST_EVERY = 10
+"""Steps until the cost of one is known: measured soon, as a plan's step may be far off."""
 
 Kind = Literal["snapshot_interval", "checkpoint_interval"]
 """The event that tells of a new one."""
@@ -53,7 +52,7 @@ def open_interval(
     if dist.get_rank() == 0:
         found = [
             measured_mtbf_s(kind, run_dir, attempt, losses),
-            first_every(kind, run_dir, attempt),
+            first_every(kind, run_dir),
         ]
     dist.broadcast_object_list(found, group=group, group_src=0)
     return Interval(
@@ -86,15 +85,12 @@ def measured_mtbf_s(kind: Kind, run_dir: RunDir, attempt: int, losses: Collectio
     return (expected_s + trained_s) / (1 + len(lost))
 
 
-def first_every(kind: Kind, run_dir: RunDir, attempt: int) -> int:
-    """Steps: what the run came to last; before that what its plan has, or a usual number."""
+def first_every(kind: Kind, run_dir: RunDir) -> int:
+    """Steps: what the run came to last; before that few."""
     for event in read_lines_backwards(run_dir.events, with_any=(f'"{kind}"',)):
         if event["kind"] == kind:
             return int(event["every"])
-    if kind == "snapshot_interval":
-        return FIRST_SNAPSHOTS_EVERY
-    planned = _planned(run_dir, attempt, "best_interval_steps")
-    return FIRST_CHECKPOINTS_EVERY if planned is None else int(planned)
+    return FIRST_EVERY
 
 
 def _planned(run_dir: RunDir, attempt: int, name: str) -> float | None:

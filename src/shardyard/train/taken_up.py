@@ -13,6 +13,7 @@ from shardyard.checkpoint.retention import pointer_problem
 from shardyard.checkpoint.snapshot_load import FoundSnapshot, Refused, newest_snapshot
 from shardyard.checkpoint.snapshot_slot import Moment
 from shardyard.config.schema import Recipe
+from shardyard.config.snapshots import takes_snapshots
 from shardyard.errors import CheckpointError
 from shardyard.train.best import with_best_kept
 from shardyard.train.state import Progress
@@ -79,7 +80,7 @@ def _newest(
     timeout_s = recipe.elastic.collective_timeout_s
     snapshot: FoundSnapshot | None = None
     refused: tuple[Refused, ...] = ()
-    if recipe.elastic.snapshot_every is not None:
+    if takes_snapshots(recipe):
         snapshot, refused = newest_snapshot(
             memory, local_ranks=recipe.cluster.devices, group=group, rank=rank,
             world_size=world_size, timeout_s=timeout_s,
