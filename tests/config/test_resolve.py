@@ -112,6 +112,35 @@ def test_snapshots_are_copied_to_a_neighbour_where_there_is_one() -> None:
     assert copied(snapshots, two, "elastic.snapshot_neighbour=false") is False
 
 
+ELASTIC = ("cluster.nodes=2", "elastic.min_nodes=1")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "snapshots", "checkpoints"),
+    [
+        (["cluster.nodes=2"], None, 500),
+        (["elastic.min_nodes=1", "elastic.max_nodes=1"], None, 500),
+        (["elastic.max_nodes=4"], "auto", "auto"),
+        (ELASTIC, "auto", "auto"),
+        ([*ELASTIC, "elastic.snapshot_every=null", "checkpoint.every=500"], None, 500),
+        ([*ELASTIC, "elastic.snapshot_every=7"], 7, "auto"),
+        (["cluster.nodes=2", "elastic.snapshot_every=auto"], "auto", 500),
+    ],
+)
+def test_where_nodes_may_change_snapshots_and_checkpoints_by_time_are_on_unless_set(
+    overrides: list[str], snapshots: int | str | None, checkpoints: int | str
+) -> None:
+    found = resolved(*overrides)
+    assert found.recipe.elastic.snapshot_every == snapshots
+    assert found.recipe.checkpoint.every == checkpoints
+    reasons = {
+        name: found.reasons.get(name, "") for name in ("checkpoint.every", "elastic.snapshot_every")
+    }
+    for name, reason in reasons.items():
+        asked = [each for each in overrides if each.startswith(name)]
+        assert bool(reason) != bool(asked)
+
+
 def test_nothing_stays_auto_and_everything_has_a_reason() -> None:
     result = resolved()
     settings = result.to_json()["settings"]
@@ -124,7 +153,7 @@ def test_nothing_stays_auto_and_everything_has_a_reason() -> None:
     assert Resolved.from_json(result.to_json()) == result
     given = load_recipe([], ["model.preset=llama-tiny"]).model_dump()
     autos = {f"{s}.{k}" for s, keys in given.items() if s != "phases"
-             for k, v in keys.items() if v == "auto"}  # fmt: skip
+             for k, v in keys.items() if v in ("auto", "elastic")}  # fmt: skip
     assert autos == {name for name in result.reasons if not name.startswith("data.images.")}
     assert all(result.reasons.values())
 

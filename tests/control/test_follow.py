@@ -205,6 +205,10 @@ def test_other_attempts_are_left_out() -> None:
             "and lacks: buffer.norm.running_mean",
         ),
         (
+            {"kind": "snapshots_left_out", "reason": "a node needs 2.0 GiB more host memory"},
+            "no snapshots, checkpoints only: a node needs 2.0 GiB more host memory",
+        ),
+        (
             {
                 "kind": "snapshot_not_copied",
                 "node": "b",

@@ -209,3 +209,13 @@ def test_a_wrong_number_is_refused_by_name(wrong: dict[str, Any]) -> None:
     assert str(refused.value).startswith(f"failures: {name}={value} is out of range.")
     assert "needs a finite number" in str(refused.value)
     assert str(refused.value).endswith(f" there. Correct {name}.")
+
+
+def test_intervals_grow_no_further_than_for_a_loss_a_day_where_nodes_come_and_go() -> None:
+    kept = outlook(
+        nodes=1, devices=8,
+        recovery={"snapshot_every": "auto", "outlives_nodes": True, "longest_mtbf_s": 86_400.0},
+    )  # fmt: skip
+    assert kept.snapshot_mtbf_s == kept.checkpoint_mtbf_s == 86_400
+    assert kept.interval_reason.endswith("; elastic: a loss a day is assumed")
+    assert kept.mtbf.seconds == outlook(nodes=1, devices=8).mtbf.seconds > 86_400

@@ -152,3 +152,28 @@ def test_what_it_is_where_memory_does_not_say(words: list[str], mode: str, why: 
     settled = preview(*text, *words, "memory.recompute=auto")
     assert settled.recipe.memory.recompute == mode
     assert why in settled.reasons["memory.recompute"]
+
+
+@pytest.mark.parametrize(("preset", "every"), [("llama2-7b", "auto"), ("llama2-70b", None)])
+def test_snapshots_of_an_elastic_run_need_room_in_host_memory(
+    preset: str, every: str | None
+) -> None:
+    words = (P3, f"model.preset={preset}", "precision.compute=fp16", "run.steps=10")
+    found = preview(
+        *words, "cluster.nodes=2", "elastic.min_nodes=1", "parallel.strategy=FULL_SHARD"
+    )
+    assert found.recipe.elastic.snapshot_every == every
+    assert found.recipe.checkpoint.every == "auto"
+    if every is None:
+        reason = found.reasons["elastic.snapshot_every"]
+        assert "5 copies of the state" in reason and reason.endswith(": checkpoints only")
+
+
+@pytest.mark.parametrize(("gib", "every"), [(64, "auto"), (2, None)])
+def test_snapshots_of_cpu_processes_need_room_in_the_machine(gib: int, every: str | None) -> None:
+    machine = replace(MACHINE, device="cpu", name="CPU", count=1, memory_bytes=gib * 2**30)
+    words = ("model.preset=gpt2", "cluster.device=cpu", "elastic.max_nodes=2", "run.steps=10")
+    found = preview(*words, machine=machine)
+    assert found.recipe.elastic.snapshot_every == every
+    asked = preview(*words, "elastic.snapshot_every=auto", machine=machine)
+    assert asked.recipe.elastic.snapshot_every == "auto"

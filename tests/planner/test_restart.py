@@ -1,5 +1,6 @@
 """Phases of a restart against published totals and hand arithmetic."""
 
+import math
 from typing import Any
 
 import pytest
@@ -106,3 +107,30 @@ def test_where_the_node_stays_half_of_a_snapshot_s_interval_is_done_again() -> N
     assert found.reason.endswith(
         "; where the node stays half of the 10 steps between snapshots (asked)"
     )
+
+
+def test_where_others_go_on_a_lost_node_costs_half_of_a_snapshot_s_interval_too() -> None:
+    memory = MemoryTier(every=10, interval_s=20.0, blocking_s=0.5, mtbf_s=1e4, reason="asked")
+    found = replay_phase(interval_s=600, durable_lag_s=45, memory=memory, outlives_nodes=True)
+    assert found.seconds == 10
+    assert found.reason.endswith("of a lost node by its neighbour's copy")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "elastic", "outlives", "longest_s"),
+    [
+        (2, {"min_nodes": 1, "max_nodes": 4, "snapshot_neighbour": True}, True, 86_400),
+        (2, {"min_nodes": 1, "max_nodes": 4, "snapshot_neighbour": False}, False, 86_400),
+        (2, {"max_nodes": 4, "snapshot_neighbour": True}, False, 86_400),  # needs both nodes
+        (2, {"snapshot_every": 5, "snapshot_neighbour": True}, False, math.inf),
+    ],
+)
+def test_an_elastic_run_counts_on_a_loss_a_day_and_on_neighbours(
+    nodes: int, elastic: dict[str, Any], outlives: bool, longest_s: float
+) -> None:
+    recipe = Recipe.model_validate(
+        {"cluster": {"nodes": nodes}, "elastic": {"min_nodes": 2, **elastic}}
+    )
+    found = Recovery.of(recipe)
+    assert (found.outlives_nodes, found.longest_mtbf_s) == (outlives, longest_s)
+    assert found.snapshot_every == elastic.get("snapshot_every", "auto")

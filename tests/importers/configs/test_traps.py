@@ -109,6 +109,8 @@ def test_an_elastic_torchrun_keeps_its_limits(files: Files) -> None:
     recipe = files.recipe()
     assert recipe["cluster.nodes"] == recipe["elastic.max_nodes"] == 4
     assert (recipe["elastic.min_nodes"], recipe["elastic.max_restarts"]) == (1, 5)
+    # so snapshots and checkpoints by time are on
+    assert not {"elastic.snapshot_every", "checkpoint.every"} & set(recipe)
 
 
 def test_options_that_a_launch_passes_on_are_kept(files: Files) -> None:
