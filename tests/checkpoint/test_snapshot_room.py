@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from shardyard.checkpoint.keeping import Memory
+from shardyard.memory_limit import machine_memory_bytes
 from shardyard.train import snapshot_room
 from shardyard.train.hooks import no_memory
 from shardyard.train.snapshot_room import available_bytes, lacking_room
@@ -41,4 +42,4 @@ def test_without_an_agent_there_are_none(alone: dist.ProcessGroup) -> None:
 
 
 def test_free_memory_is_that_of_the_kernel_within_the_limit() -> None:
-    assert 0 < available_bytes() <= snapshot_room.machine_memory_bytes()
+    assert 0 < available_bytes() <= machine_memory_bytes()
