@@ -15,7 +15,6 @@ from shardyard.cluster.adopted import AdoptedCluster
 from shardyard.cluster.description import Description
 from shardyard.cluster.eksctl import tags_of
 from shardyard.image.dockerfile import USER_ID
-from shardyard.launchers.kubernetes.pod import USER
 
 LUSTRE_PORTS = ((988, 988), (1018, 1023))
 """TCP ports between a Lustre client and its servers (FSx for Lustre, security groups)."""
@@ -70,7 +69,7 @@ def render_stack(given: Description, owner: str) -> dict[str, Any]:
     if given.kind == "batch" and not is_fsx:
         resources |= _efs_clients()
     if not is_fsx:
-        resources["AccessPoint"] = _access_point(user_of(given), tags)
+        resources["AccessPoint"] = _access_point(USER_ID, tags)
     outputs: dict[str, Any] = {"FileSystem": {"Value": {"Ref": "FileSystem"}}}
     if is_fsx:
         outputs["MountName"] = {"Value": {"Fn::GetAtt": ["FileSystem", "LustreMountName"]}}
@@ -182,11 +181,6 @@ def _efs(tags: list[dict[str, str]]) -> dict[str, Any]:
     }
 
 
-def user_of(given: Description) -> int:
-    """User and group of the containers of a cluster."""
-    return USER_ID if given.kind == "batch" else USER
-
-
 def _access_point(user: int, tags: list[dict[str, str]]) -> dict[str, Any]:
     """The folder of EFS that containers see, and write as their user.
 
@@ -251,7 +245,7 @@ def render_root_job(given: Description, owner: str) -> dict[str, Any]:
     and AutoExport sends that back. With OnRootMismatch a root of the group ends it. Source:
     kubernetes/pkg/volume/volume_linux.go (group, rwx for it, setgid).
     """
-    storage, group = given.storage, user_of(given)
+    storage, group = given.storage, USER_ID
     container = {
         "name": "root",
         "image": ROOT_IMAGE,

@@ -3,7 +3,8 @@
 from typing import Any
 
 from shardyard.cluster.description import Description
-from shardyard.cluster.storage import DATA, EFS_ROOT, LUSTRE_PORTS, NFS_PORTS, user_of
+from shardyard.cluster.storage import DATA, EFS_ROOT, LUSTRE_PORTS, NFS_PORTS
+from shardyard.image.dockerfile import USER_ID
 
 _GROUP = "${aws_security_group.storage.id}"
 _EVENTS = {"events": ["NEW", "CHANGED", "DELETED"]}
@@ -86,7 +87,7 @@ def _efs(given: Description) -> dict[str, dict[str, Any]]:
         "subnet_id": given.vpc.subnets[given.zone],
         "security_groups": [_GROUP],
     }
-    user = user_of(given)
+    user = USER_ID
     point = {
         "file_system_id": "${aws_efs_file_system.this.id}",
         "posix_user": {"uid": user, "gid": user},

@@ -17,8 +17,8 @@ from tests.launchers.kubernetes.pods import Podman
 
 IMAGE = "localhost/borrowed:1"
 _USERS = {
-    "passwd": b"root:x:0:0::/root:/bin/sh\nshardyard:x:1000:1000::/tmp:/bin/sh\n",
-    "group": b"root:x:0:\nshardyard:x:1000:\n",
+    "passwd": b"root:x:0:0::/root:/bin/sh\nshardyard:x:10001:10001::/tmp:/bin/sh\n",
+    "group": b"root:x:0:\nshardyard:x:10001:\n",
 }
 
 

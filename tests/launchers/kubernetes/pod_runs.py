@@ -164,7 +164,7 @@ class PodRun:
 def train(podman: Podman, run: RunDir, *settings: str) -> None:
     """`shardyard train` with two processes, in one container of the same image."""
     mounts = (f"--volume={QUICKSTART}:/quickstart.yaml:ro", f"--volume={VOLUME}:/runs")
-    user = ("--user=1000:1000", "--env=HOME=/tmp", "--env=USER=shardyard", "--network=none")
+    user = ("--user=10001:10001", "--env=HOME=/tmp", "--env=USER=shardyard", "--network=none")
     words = ("run.dir=/runs", "data.dir=/runs/prepared", f"run.id={run.run_id}")
     podman.run(
         "run", "--rm", "--shm-size=1g", *user, *mounts, IMAGE,

@@ -64,7 +64,7 @@ def test_a_pod_has_no_rights(pods: Pods) -> None:
     assert pods.podman.wait("rights-node-0-0-node", timeout_s=60) == 0
     status = pods.podman.run("logs", "rights-node-0-0-node")
     rights = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
-    assert rights["Uid"].split() == ["1000"] * 4
+    assert rights["Uid"].split() == ["10001"] * 4
     assert (rights["CapEff"], rights["CapBnd"]) == ("0" * 16, "0" * 16)
     assert rights["NoNewPrivs"] == "1"
 

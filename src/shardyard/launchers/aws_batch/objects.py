@@ -144,9 +144,10 @@ def _tags(request: LaunchRequest) -> dict[str, str]:
 
 
 _HOW_ACCESS_POINT = (
-    "Make one, `aws efs create-access-point --file-system-id {efs} --posix-user Uid=1000,Gid=1000 "
-    "--root-directory 'Path=/shardyard,CreationInfo={{OwnerUid=1000,OwnerGid=1000,"
-    "Permissions=0755}}'`, and give its access_point: fsap-... beside efs."
+    "Make one, `aws efs create-access-point --file-system-id {efs} --posix-user "
+    f"Uid={USER_ID},Gid={USER_ID} --root-directory 'Path=/shardyard,CreationInfo="
+    f"{{{{OwnerUid={USER_ID},OwnerGid={USER_ID},Permissions=0755}}}}'`, and "
+    "give its access_point: fsap-... beside efs."
 )
 
 

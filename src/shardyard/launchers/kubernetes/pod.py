@@ -12,6 +12,7 @@ from shardyard.config.metrics_place import ADDRESS_VARIABLE, metrics_place
 from shardyard.config.schema import Recipe
 from shardyard.config.secret_reference import parse_references
 from shardyard.errors import RequestError
+from shardyard.image.dockerfile import USER_ID
 from shardyard.launchers.base import LaunchRequest
 from shardyard.launchers.bundle import Bundle
 from shardyard.launchers.kubernetes import gang
@@ -24,8 +25,8 @@ from shardyard.python_program import ISOLATED
 RECIPE_FOLDER = "/shardyard/recipe"
 GRACE_MARGIN_S = 30
 """Beyond elastic.drain_timeout_s: the agent's own end and the kubelet's polling."""
-USER = 1000
-"""Pods never run as root; claims are made writable for this group."""
+USER = USER_ID
+"""The user of our images, never root; claims are made writable for this group."""
 
 # A ConfigMap's data may have 1 MiB (kubernetes.io, ConfigMaps); its other fields need little.
 _MAX_CONFIG_BYTES = 1_000_000
