@@ -6,8 +6,15 @@ from pathlib import Path
 import pytest
 
 from shardyard.config.load import load_recipe
-from shardyard.errors import CapacityError
-from shardyard.launchers.base import JobState, LaunchRequest, Rendered, Submission
+from shardyard.config.resolved import BackTo
+from shardyard.errors import CapacityError, RequestError
+from shardyard.launchers.base import (
+    JobState,
+    LaunchRequest,
+    Rendered,
+    Submission,
+    take_back_to,
+)
 from shardyard.launchers.ledger import Ledger
 from shardyard.rundir.lease import Lease
 from tests.cli.fake_launcher import FakeLauncher
@@ -157,3 +164,32 @@ def test_what_others_may_have_written_is_not_submitted_in_your_name(
     assert len(fake.submitted) == 1
     assert resume(fake, tmp_path, "--yes", "--trust-folder") == 0
     assert len(fake.submitted) == 2
+
+
+def test_a_launched_run_goes_back_to_a_step_by_a_variable_that_node_0_reads(
+    tmp_path: Path, fake: FakeLauncher
+) -> None:
+    assert resume(fake, tmp_path, "--yes", "--step", "4", "--skip-steps", "2") == 0
+    given = dict(fake.submitted[-1].environment)
+    back_to = take_back_to(given)
+    assert back_to == BackTo(step=4, skip_steps=2, is_asked=True, submission=2)
+    assert take_back_to(given) is None
+    assert resume(fake, tmp_path, "--yes") == 0
+    assert take_back_to(dict(fake.submitted[-1].environment)) is None
+
+
+def test_a_step_whose_checkpoint_is_seen_to_be_missing_is_rejected_before_it_is_submitted(
+    tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    (tmp_path / "runs" / "first" / "checkpoints").mkdir()
+    assert resume(fake, tmp_path, "--yes", "--step", "4") == 2
+    assert "--step 4: run first has no such checkpoint" in capsys.readouterr().err
+    assert len(fake.submitted) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["4", '{"step": 0}', '{"step": "4"}', '{"step": 4, "skip_steps": -1}', '{"steps": 4}']
+)
+def test_a_variable_that_names_no_step_is_rejected(text: str) -> None:
+    with pytest.raises(RequestError, match="names no step to go back to"):
+        take_back_to({"SHARDYARD_BACK_TO": text})

@@ -1,11 +1,17 @@
 """Going back to an earlier checkpoint."""
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from shardyard.config.resolved import BackTo
+from shardyard.config.resolved import BackTo, Resolved
 from shardyard.control.go_back import go_back
+from shardyard.errors import RequestError
+from shardyard.launchers.place import Place
+from shardyard.node.program import _Lead
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease
 
@@ -25,3 +31,22 @@ def test_the_process_that_holds_the_lease_goes_back(
     assert [name for name in names if name.startswith("step")] == [
         "step-00000002", "step-00000004.replaced", "step-00000006.replaced",
     ]  # fmt: skip
+
+
+def test_a_launched_job_goes_back_once_though_it_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDir(tmp_path / "run")
+    monkeypatch.setattr(RunDir, "checkpoint_steps", lambda _: [2, 4])
+    asked = BackTo(step=2, submission=3, is_asked=True)
+    place = Place(node_rank=0, nodes=1, host="", port=1, session="s")
+    lead = _Lead(tmp_path / "r.yaml", run, place, None, asked)
+    before, done = (
+        cast(Resolved, SimpleNamespace(back_to=BackTo(step=2, submission=number)))
+        for number in (2, 3)
+    )
+    assert lead._step_back(before) == asked
+    assert lead._step_back(done) is None
+    missing = _Lead(tmp_path / "r.yaml", run, place, None, replace(asked, step=3))
+    with pytest.raises(RequestError, match=r"--step 3: .*steps 2, 4"):
+        missing._step_back(before)

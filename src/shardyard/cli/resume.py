@@ -89,17 +89,13 @@ def command(
     refuse_untrusted(run_dir.ledger, trusts_folder=trusts_folder)  # it submits what stands there
     refuse_side_alone(run_dir)
     if on is not None or Ledger(run_dir.ledger).jobs():
-        if back_to is not None:
-            raise click.UsageError(
-                "--step is for runs that train here; a launched run continues from its newest "
-                f"checkpoint. Rename the newer folders in {run_dir.checkpoints} to go back."
-            )
         return _submit_again(
             run_dir,
             (*overrides, *as_override(max_usd)),
             on=on,
             terms=Terms(**terms),
             launchers=launchers_in(context),
+            back_to=back_to,
         )
     is_dry_run, as_json = terms["dry_run"], terms["as_json"]
     return _train_on(run_dir, overrides, back_to, dry_run=is_dry_run, as_json=as_json)
@@ -137,10 +133,16 @@ def _submit_again(
     on: str | None,
     terms: Terms,
     launchers: Launchers | None,
+    back_to: BackTo | None,
 ) -> int:
     """Continue a run by another job, where its last one was or elsewhere."""
     proposal = proposal_again(
-        run_dir, overrides, on=on, launchers=launchers, is_dry_run=terms.dry_run
+        run_dir,
+        overrides,
+        on=on,
+        launchers=launchers,
+        is_dry_run=terms.dry_run,
+        back_to=back_to,
     )
     return submit_proposal(proposal, terms)
 

@@ -116,6 +116,8 @@ class BackTo:
     """Steps whose samples are passed over from there on."""
     is_asked: bool = False
     """Whether this resume asks for it; an earlier one did otherwise."""
+    submission: int = 0
+    """Number of the launched job that asked, which goes back once, requeued or not; 0: none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +207,8 @@ class Resolved:
 
 
 def _plain(back_to: BackTo) -> dict[str, int]:
-    return {"step": back_to.step, "skip_steps": back_to.skip_steps}
+    submission = {"submission": back_to.submission} if back_to.submission else {}
+    return {"step": back_to.step, "skip_steps": back_to.skip_steps, **submission}
 
 
 _UNTIL_THERE_WAS_A_CHOICE = {"data.bos": {"value": False, "reason": "as the run began"}}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from shardyard.config.load import Source
+from shardyard.config.resolved import BackTo
 from shardyard.control.hub_access import access_problems
 from shardyard.control.job import Job, fetch_progress, launched_of, refuse_bench, refuse_unfinished
 from shardyard.control.model_check import refuse_other_weights
@@ -169,6 +170,7 @@ def proposal_again(
     on: str | None,
     launchers: Launchers | None = None,
     is_dry_run: bool = False,
+    back_to: BackTo | None = None,
 ) -> Proposal:
     """The next job of a run, where its last one was or elsewhere. Creates nothing.
 
@@ -183,4 +185,4 @@ def proposal_again(
         fetch_progress(launched_of(run_dir, launchers))
     launcher = launcher_named(on or jobs[-1].launcher, launchers)
     Lease(run_dir.lease).close()  # no process of this machine trains it either
-    return propose_again(run_dir, overrides, launcher, is_dry_run=is_dry_run)
+    return propose_again(run_dir, overrides, launcher, is_dry_run=is_dry_run, back_to=back_to)

@@ -1,14 +1,16 @@
 """Going on with a run: what its next attempt or job is, and what speaks against it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from shardyard.config.batch import first_batch
 from shardyard.config.check import load_checked_recipe
 from shardyard.config.launch_section import Launch
 from shardyard.config.load import load_recipe
-from shardyard.config.resolved import DataFacts, Resolved
+from shardyard.config.resolved import BackTo, DataFacts, Resolved
 from shardyard.config.schema import Recipe
+from shardyard.control.go_back import refuse_missing_step
 from shardyard.control.job import job_of, newest_asked
 from shardyard.control.request import Request
 from shardyard.control.submission import Launchers, Proposal, launcher_named, propose
@@ -25,10 +27,23 @@ from shardyard.units import format_usd
 
 
 def propose_again(
-    run_dir: RunDir, overrides: Sequence[str], launcher: Launcher, *, is_dry_run: bool
+    run_dir: RunDir,
+    overrides: Sequence[str],
+    launcher: Launcher,
+    *,
+    is_dry_run: bool,
+    back_to: BackTo | None = None,
 ) -> Proposal:
-    """The next job of a run: what its newest one was asked, with overrides. Creates nothing."""
+    """The next job of a run: what its newest one was asked, with overrides. Creates nothing.
+
+    Args:
+        back_to: An earlier step; node 0 looks for its checkpoint where none can be seen here.
+    """
     _, previous, asked = newest_attempt(run_dir)
+    if back_to is not None and run_dir.checkpoints.is_dir():
+        refuse_missing_step(run_dir, back_to)
+    if back_to is not None and previous is not None:
+        previous = replace(previous, back_to=back_to)
     if Ledger(run_dir.ledger).jobs():
         asked = newest_asked(run_dir)
     recipe = load_checked_recipe([asked], overrides, of_run=True)
@@ -48,6 +63,7 @@ def propose_again(
         previous=previous,
         is_resume=True,
         is_dry_run=is_dry_run,
+        back_to=back_to,
     )
 
 

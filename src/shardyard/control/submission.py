@@ -17,7 +17,7 @@ from shardyard.config.load import dump_recipe
 from shardyard.config.model_source import config_content
 from shardyard.config.own_module import NO_SHAPE
 from shardyard.config.resolve import Preview, check_resume
-from shardyard.config.resolved import Resolved
+from shardyard.config.resolved import BackTo, Resolved
 from shardyard.config.schema import Recipe
 from shardyard.control.request import Request, refuse_misfits
 from shardyard.control.sent_code import describe_code, packed_code, send_code
@@ -108,6 +108,7 @@ def propose(
     is_resume: bool = False,
     is_dry_run: bool = False,
     bench: Callable[[Recipe, int], NetworkBench] | None = None,
+    back_to: BackTo | None = None,
 ) -> Proposal:
     """Check a recipe against a launcher, plan it, render it. Creates nothing.
 
@@ -115,6 +116,7 @@ def propose(
         previous: The last attempt, on a resume, where its folder is in reach.
         bench: What the nodes measure in place of a training, by the recipe that they read and the
             processes of each.
+        back_to: Step of an earlier checkpoint from which node 0 continues.
 
     Raises:
         RequestError: It cannot be launched there as it is.
@@ -150,6 +152,7 @@ def propose(
         ),
         launched_by=None if launcher.name in LAUNCHERS else brought("launchers", launcher.name),
         bench=None if bench is None else bench(preview.recipe, devices),
+        back_to=back_to,
     )
     return Proposal(
         launcher=launcher,

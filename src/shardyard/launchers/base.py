@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any, ClassVar, Literal, Protocol, get_args, runtime_checkable
 
 from shardyard.config.launch_section import Launch
+from shardyard.config.resolved import BackTo
 from shardyard.config.schema import Recipe
 from shardyard.config.sight import Sight
 from shardyard.doctor.finding import Finding
@@ -156,6 +157,8 @@ class LaunchRequest:
     """For how long the instances of a capacity block are there; None: they are in none."""
     bench: NetworkBench | None = None
     """What its nodes measure in place of a training."""
+    back_to: BackTo | None = None
+    """Earlier step that node 0 goes back to before it trains."""
 
     @property
     def time_limit_s(self) -> float | None:
@@ -191,6 +194,9 @@ class LaunchRequest:
             ours[_LAUNCHER_VARIABLE] = json.dumps(self.launched_by.to_json())
         if self.bench is not None:
             ours[BENCH_VARIABLE] = self.bench.to_text()
+        if self.back_to is not None:
+            asked = {"step": self.back_to.step, "skip_steps": self.back_to.skip_steps}
+            ours[_BACK_TO_VARIABLE] = json.dumps({**asked, "submission": self.submission})
         return {**self.recipe.launch.env, **ours}
 
 
@@ -204,6 +210,31 @@ def take_launched_by(environ: MutableMapping[str, str]) -> PlugIn | None:
         return PlugIn(place="", **json.loads(environ.pop(_LAUNCHER_VARIABLE, "")))
     except (ValueError, TypeError, RecursionError):
         return None
+
+
+_BACK_TO_VARIABLE = "SHARDYARD_BACK_TO"
+
+
+def take_back_to(environ: MutableMapping[str, str]) -> BackTo | None:
+    """The step that this job was asked to go back to; None: it continues from the newest.
+
+    Raises:
+        RequestError: The variable is none that the command line wrote.
+    """
+    text = environ.pop(_BACK_TO_VARIABLE, "")
+    if not text:
+        return None
+    try:
+        back_to = BackTo(**json.loads(text), is_asked=True)
+    except (ValueError, TypeError, RecursionError):
+        back_to = BackTo(step=0)
+    numbers = (back_to.step, back_to.skip_steps, back_to.submission)
+    if any(type(number) is not int or number < 0 for number in numbers) or back_to.step < 1:
+        raise RequestError(
+            f"{_BACK_TO_VARIABLE}={text[:100]!r} names no step to go back to. The command line "
+            "sets it: leave it out of launch.env, and use `shardyard resume RUN --step N`."
+        )
+    return back_to
 
 
 ORIGIN_DETAIL = "origin"

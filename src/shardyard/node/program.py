@@ -22,11 +22,12 @@ from shardyard.config.anchor import anchor_paths
 from shardyard.config.check import load_checked_recipe
 from shardyard.config.compatibility import check_packages, engines_for
 from shardyard.config.load import dump_recipe
-from shardyard.config.resolved import Resolved
+from shardyard.config.resolved import BackTo, Resolved
 from shardyard.config.schema import Recipe
 from shardyard.control.agent_process import run_node_process
 from shardyard.control.alerts import alerting, refuse_wrong_addresses
 from shardyard.control.attempt import Attempt, check_storage, no_plan, resolve_here, write_down
+from shardyard.control.go_back import go_back, refuse_missing_step
 from shardyard.control.last_report import write_last_report
 from shardyard.control.request import Request
 from shardyard.control.resume import is_finished, newest_attempt, refuse_spent
@@ -34,7 +35,7 @@ from shardyard.control.sent_code import take_code
 from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED, RequestError, ShardyardError
 from shardyard.exporters.beside import exporting
 from shardyard.files import write_text
-from shardyard.launchers.base import GIVEN, PLACES, place_in, take_launched_by
+from shardyard.launchers.base import GIVEN, PLACES, place_in, take_back_to, take_launched_by
 from shardyard.launchers.place import Place
 from shardyard.launchers.secrets import resolve_local
 from shardyard.local_path import LocalPath
@@ -86,7 +87,7 @@ def command(
     """Train this node's share of RECIPE."""
     began_s = time.monotonic()
     nonce, launched_by = take_nonce(os.environ), take_launched_by(os.environ)
-    bench = take_bench(os.environ)
+    bench, back_to = take_bench(os.environ), take_back_to(os.environ)
     _listen()
     if word == GIVEN:
         place = _given(node_rank, nodes, rendezvous, session)
@@ -111,7 +112,7 @@ def command(
     with marked_on_stdout(run, nonce=nonce):
         if store_moves and is_stood_in_for(run, talk):
             return _join(run, place, talk)
-        return _lead(_Lead(recipe, run, place, launched_by), talk, began_s=began_s)
+        return _lead(_Lead(recipe, run, place, launched_by, back_to), talk, began_s=began_s)
 
 
 def _listen() -> None:
@@ -196,16 +197,27 @@ def told_exit_code(exit_code: int, run: RunDir, attempt: int, place: Place) -> i
 class _Lead:
     """What node 0 prepares from."""
 
-    def __init__(self, recipe: Path, run: RunDir, place: Place, launched_by: PlugIn | None) -> None:
+    def __init__(
+        self,
+        recipe: Path,
+        run: RunDir,
+        place: Place,
+        launched_by: PlugIn | None,
+        back_to: BackTo | None = None,
+    ) -> None:
         self._file = recipe
         self.run = run
         self.place = place
         self._launched_by = launched_by
+        self._back_to = back_to
 
     def prepare(self) -> Attempt | None:
         """The next attempt, written down; None if the run is finished."""
         Lease(self.run.lease).close()  # refuse at once, not after an hour of preparation
         number, previous, asked_before = newest_attempt(self.run)
+        back_to = self._step_back(previous)
+        if back_to is not None and previous is not None:
+            previous = replace(previous, back_to=back_to)
         recipe = self._recipe()
         for warning in check_packages(engines_for(recipe)):
             warn(f"{warning}")
@@ -223,7 +235,8 @@ class _Lead:
             data=previous.data if previous is not None and is_same_data else None,
         )
         refuse_shared_accelerators(resolved, self.place)
-        if is_finished(self.run, previous, resolved):
+        step = None if back_to is None else back_to.step
+        if is_finished(self.run, previous, resolved, step=step):
             return None
         attempt = Attempt(
             run_dir=self.run, number=number, asked=recipe, resolved=resolved, machine=machine
@@ -232,10 +245,25 @@ class _Lead:
         prediction = attempt.plan()
         with closing(Lease(self.run.lease)):
             _refuse_overtaken(self.run, number)
+            if back_to is not None:
+                replaced = ", ".join(map(str, go_back(self.run, back_to))) or "none"
+                say(f"going back to step {back_to.step}; checkpoints replaced: {replaced}")
             _begin(self.run, recipe)
             write_down(attempt, prediction, launched_by=self._launched_by)
         say(no_plan() if prediction is None else prediction.line())
         return attempt
+
+    def _step_back(self, previous: Resolved | None) -> BackTo | None:
+        """The step to go back to; None where none was asked, or a start of this job has done so.
+
+        Raises:
+            RequestError: There is no checkpoint of the step.
+        """
+        done = None if previous is None or previous.back_to is None else previous.back_to.submission
+        if self._back_to is None or self._back_to.submission == done:
+            return None
+        refuse_missing_step(self.run, self._back_to)
+        return self._back_to
 
     def _recipe(self) -> Recipe:
         recipe = anchor_paths(load_checked_recipe([self._file], [], of_run=True))
