@@ -50,6 +50,20 @@ def train_until_drained(run: RunDir, _attempt: int, _generation: int, drained: D
     return "drained"
 
 
+def tell_secrets(_run: RunDir, _attempt: int, _generation: int, _drained: Drained) -> str:
+    """What a worker has of two secrets, and what other processes of the session started with."""
+    agent = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1]
+    print(os.environ["HF_TOKEN"], os.environ["OF_THE_RECIPE"])
+    _sum_ranks()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            is_ours = os.getsid(int(process.name)) == os.getsid(0) and process.name != agent
+            if is_ours and b"not-for-all" in (process / "environ").read_bytes():
+                print((process / "cmdline").read_bytes())
+    _sum_ranks()
+    return "finished"
+
+
 def tell_network(_run: RunDir, _attempt: int, _generation: int, _drained: Drained) -> str:
     """Variables of the network, and where this process listens."""
     names = ("GLOO_SOCKET_IFNAME", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")

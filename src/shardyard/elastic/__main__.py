@@ -22,6 +22,7 @@ from shardyard import network_interface
 from shardyard.config.allocator import let_memory_grow
 from shardyard.config.metrics_place import metrics_place
 from shardyard.config.resolved import Resolved
+from shardyard.config.secret_variables import without_secrets
 from shardyard.config.snapshots import snapshot_labels, steps_between_checkpoints
 from shardyard.data.in_use import InUse
 from shardyard.elastic import forkserver
@@ -98,7 +99,10 @@ def _conduct(
     slots = {label: AgentMemory.create(label) for label in snapshot_labels(resolved.recipe)}
     notes = AgentMemory.create(NOTES)
     let_memory_grow(resolved.recipe, os.environ)
-    forkserver.start(forkserver.preload_of(resolved.recipe) if preload is None else preload)
+    forkserver.start(
+        forkserver.preload_of(resolved.recipe) if preload is None else preload,
+        secrets=resolved.recipe.secrets,
+    )
     try:
         # Imported now: the fork server imports the same modules at the same time.
         with no_search():
@@ -155,6 +159,7 @@ def _telemetry(
         every_s=resolved.recipe.observe.telemetry_every_s,
         devices=_accelerators(resolved),
         ranks=partial(_ranks, notes, resolved),
+        environ=without_secrets(os.environ, named=resolved.recipe.secrets),
     )
 
 

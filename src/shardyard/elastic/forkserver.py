@@ -12,7 +12,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import util
@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 from shardyard.config.schema import Recipe
+from shardyard.config.secret_variables import withheld
 from shardyard.config.tasks import TASKS
 from shardyard.elastic.drain import signal_at_parent_death
 from shardyard.elastic.garbage import no_search
@@ -57,11 +58,19 @@ def preload_of(recipe: Recipe) -> tuple[str, ...]:
     return (*_ALWAYS, *of_task, *of_compiler)
 
 
-def start(preload: Sequence[str]) -> None:
+_for_workers: dict[str, str] = {}
+
+
+def start(preload: Sequence[str], *, secrets: Collection[str] = ()) -> None:
     """Start the server in the background; call from the main thread.
+
+    It gets no secrets. Workers do, through a pipe: see ``variables_of_workers``.
 
     The folder of its socket is removed when this process ends, by the server if this process is
     killed, and by a later agent if both are.
+
+    Args:
+        secrets: Variables that are secret whatever they are called.
     """
     scratch = _make_scratch_dir()
     tempfile.tempdir = scratch
@@ -73,7 +82,15 @@ def start(preload: Sequence[str]) -> None:
     # Python 3.11.0 would take a socket without a file, which every local user can reach.
     vars(util)["abstract_sockets_supported"] = False
     mp_forkserver.set_forkserver_preload([__name__])
-    mp_forkserver.ensure_running()
+    _for_workers.clear()
+    with withheld(os.environ, named=secrets) as hidden:
+        mp_forkserver.ensure_running()
+    _for_workers.update(hidden)
+
+
+def variables_of_workers() -> dict[str, str]:
+    """Variables that each worker has in addition to the server's: its secrets."""
+    return dict(_for_workers)
 
 
 def _make_scratch_dir() -> str:

@@ -16,6 +16,7 @@ from torch.distributed.elastic.multiprocessing import PContext, start_processes
 from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
 
 from shardyard import torch_private
+from shardyard.elastic import forkserver
 from shardyard.elastic.parked import Parking
 from shardyard.elastic.shared_memory import semaphores_told
 from shardyard.waiting import wait_for
@@ -59,7 +60,10 @@ class ProcessesAgent(LocalElasticAgent):
 
     def _start_processes(self, **asked: Any) -> PContext:
         """Start the workers, or give those that are parked their orders."""
-        envs = {rank: {**env, **self._variables} for rank, env in asked.pop("envs").items()}
+        secrets = forkserver.variables_of_workers()
+        envs = {
+            rank: {**secrets, **env, **self._variables} for rank, env in asked.pop("envs").items()
+        }
         start = start_processes if self._parking is None else self._parking.start
         return start(**asked, envs=envs)
 

@@ -27,6 +27,7 @@ class TelemetryBeside:
         every_s: Between two lines; None: nothing is written.
         devices: Accelerators of the run on this node; 0: it computes on processors.
         ranks: Asked before each line; empty while no rank has noted anything.
+        environ: Variables of its process, without secrets.
     """
 
     def __init__(
@@ -37,11 +38,13 @@ class TelemetryBeside:
         every_s: float | None,
         devices: int,
         ranks: Callable[[], Ranks],
+        environ: Mapping[str, str],
     ) -> None:
         self._command = python_program(
             "shardyard.telemetry", str(file),
             f"--attempt={attempt}", f"--every={every_s}", f"--devices={devices}",
         )  # fmt: skip
+        self._environ = environ
         self._every_s = every_s
         self._ranks = ranks
         self._findings: list[dict[str, Any]] = []
@@ -57,7 +60,11 @@ class TelemetryBeside:
             yield
             return
         with subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=self._environ,
         ) as process:
             assert process.stdin is not None
             pipe = process.stdin.fileno()
