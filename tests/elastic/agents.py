@@ -45,20 +45,15 @@ class Agents:
     _started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def prepare(
-        self,
-        *,
-        attempt: int = 1,
-        devices: int = 2,
-        nodes: int = 1,
-        secrets: dict[str, str] | None = None,
-        **elastic: Any,
+        self, *, attempt: int = 1, devices: int = 2, nodes: int = 1, **elastic: Any
     ) -> None:
         """Write the attempt's resolved.json."""
+        secrets = elastic.pop("secrets", {})
         settings = {"max_restarts": 1, "drain_timeout_s": 20.0, "collective_timeout_s": 60.0}
         recipe = Recipe(
             cluster=Cluster(devices=devices, device="cpu", nodes=nodes),
             elastic=Elastic(**(settings | elastic)),
-            secrets=secrets or {},
+            secrets=secrets,
         )
         resolved = Resolved(
             recipe=recipe, reasons={}, shape=PRESETS["llama-tiny"].shape, data=_FACTS, steps=3

@@ -74,8 +74,8 @@ def test_a_normal_run_finishes_with_events_and_logs(agents: Agents) -> None:
 def test_secrets_reach_workers_and_no_other_process_that_the_agent_starts(agents: Agents) -> None:
     """The fork server, its trackers and the telemetry do not start with them."""
     agents.prepare(secrets={"OF_THE_RECIPE": "env"})
-    secrets = {"HF_TOKEN": "not-for-all-1", "OF_THE_RECIPE": "not-for-all-2"}
-    assert answer(agents.start("tell_secrets", **secrets))["exit_code"] == 0
+    agent = agents.start("tell_secrets", HF_TOKEN="not-for-all-1", OF_THE_RECIPE="not-for-all-2")
+    assert answer(agent)["exit_code"] == 0
     logs = [agents.run.log(1, rank).read_text() for rank in range(2)]
     assert logs == ["not-for-all-1 not-for-all-2\n"] * 2
 
