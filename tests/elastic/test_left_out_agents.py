@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,7 +79,7 @@ def test_a_node_whose_ranks_die_at_each_start_is_left_out_and_the_others_finish(
 def test_the_node_of_a_slow_rank_leaves_with_its_last_step_saved_and_two_go_on(
     agents: Agents,
 ) -> None:
-    settings = {"min_nodes": 2, "max_nodes": 3, "leave_out_for": ("xid", "slow_rank")}
+    settings: dict[str, Any] = {"min_nodes": 2, "max_nodes": 3, "leave_out_for": ("xid", "slow_rank")}
     agents.prepare(devices=1, nodes=3, **settings)
     bodies = ("step_until_one_leaves", "step_until_one_leaves", "straggle_until_one_leaves")
     nodes = start(agents, *bodies)
@@ -98,7 +99,7 @@ def test_the_node_of_a_slow_rank_leaves_with_its_last_step_saved_and_two_go_on(
 def test_a_straggler_without_whose_node_too_few_are_left_stays_and_the_event_says_so(
     agents: Agents,
 ) -> None:
-    settings = {"min_nodes": 2, "max_nodes": 3, "leave_out_for": ("slow_rank",)}
+    settings: dict[str, Any] = {"min_nodes": 2, "max_nodes": 3, "leave_out_for": ("slow_rank",)}
     agents.prepare(devices=1, nodes=2, **settings)
     nodes = start(agents, "step_until_one_leaves", "straggle_until_one_leaves")
     wait_until(lambda: bool(agents.events("straggler")))
