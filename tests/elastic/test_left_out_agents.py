@@ -79,7 +79,11 @@ def test_a_node_whose_ranks_die_at_each_start_is_left_out_and_the_others_finish(
 def test_the_node_of_a_slow_rank_leaves_with_its_last_step_saved_and_two_go_on(
     agents: Agents,
 ) -> None:
-    settings: dict[str, Any] = {"min_nodes": 2, "max_nodes": 3, "leave_out_for": ("xid", "slow_rank")}
+    settings: dict[str, Any] = {
+        "min_nodes": 2,
+        "max_nodes": 3,
+        "leave_out_for": ("xid", "slow_rank"),
+    }
     agents.prepare(devices=1, nodes=3, **settings)
     bodies = ("step_until_one_leaves", "step_until_one_leaves", "straggle_until_one_leaves")
     nodes = start(agents, *bodies)
