@@ -78,10 +78,20 @@ def commands() -> Iterator[Command]:
 COMMANDS = list(commands())
 
 
+def files_of(page: Path) -> dict[str, str]:
+    """Files that a page tells its reader to save: blocks of YAML that begin with their name."""
+    blocks = [block for language, block in _FENCED.findall(page.read_text()) if language == "yaml"]
+    named = [(re.match(r"# ([\w-]+\.yaml)\n", block), block) for block in blocks]
+    return {name[1]: block for name, block in named if name}
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a reader stands: examples, published tables, some text."""
+    """Where a reader stands: examples, published tables, some text, what pages say to save."""
     folder = tmp_path_factory.mktemp("reader")
+    for page in PAGES:
+        for name, text in files_of(page).items():
+            (folder / name).write_text(text)
     (folder / "examples").symlink_to(ROOT / "examples")
     (folder / "benchmarks").symlink_to(ROOT / "benchmarks")
     sources = sorted((ROOT / "src" / "shardyard").rglob("*.py"))
@@ -248,7 +258,11 @@ def test_the_jobs_of_the_page_for_images_are_rendered(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(folder)
-    assert main(command.arguments) == 0
+    # what `cluster create` writes is no part of a clone; test_page_lines.py has it
+    words = [word for word in command.arguments if not word.startswith("clusters/")]
+    place = ("launch.kubernetes.context=c", "launch.run_dir=/shared/runs")
+    volume = "launch.volumes=[{path: /shared, claim: shared}]"
+    assert main([*words, *place, volume]) == 0
     rendered = capsys.readouterr().out
     assert "image_classification" in rendered
     assert ("kind: PyTorchJob" in rendered) == (command.arguments[0] == "launch")

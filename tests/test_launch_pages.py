@@ -20,7 +20,8 @@ import yaml
 
 from shardyard.cli import main
 from shardyard.cluster.batch_queue import launch_settings
-from shardyard.cluster.description import read_description
+from shardyard.cluster.description import Description, read_description
+from shardyard.cluster.launch_recipe import kubernetes_settings
 from shardyard.cluster.storage import Made
 from shardyard.cluster.world import World
 from shardyard.config.schema import Recipe
@@ -28,7 +29,7 @@ from shardyard.config.sight import unseen_problems
 from shardyard.control.submission import launcher_named
 from shardyard.launchers.kubernetes.objects import to_yaml
 from shardyard.yaml_text import read_yaml
-from tests.test_docs import _FENCED, ROOT
+from tests.test_docs import _FENCED, ROOT, files_of
 
 WAYS = sorted((ROOT / "docs/sources").glob("*.md"))
 """From an empty account to a trained model and back."""
@@ -65,7 +66,7 @@ def test_all_pages_on_launching_have_commands() -> None:
 def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the examples, without a network, a cluster or an account."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    _write_settings_of_a_queue(tmp_path)
+    _write_files_of_pages(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
@@ -76,26 +77,50 @@ def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
 
 
-def _write_settings_of_a_queue(folder: Path) -> None:
-    """What the page's `cluster create` would have written beside its recipe."""
-    (line,) = [line for page, line in LINES if page == "s4-bert.md" and " cluster create " in line]
-    given = read_description([word for word in shlex.split(line)[3:] if "=" in word])
-    world = World(folder=folder, given=given, owner="0" * 16)
-    made = Made(
-        file_system="fs-0123456789abcdef0", mount_name="", access_point="fsap-0123456789abcdef0"
+def _find_no_program(argv: list[str], **_: Any) -> None:
+    raise FileNotFoundError(2, "No such file or directory", argv[0])
+
+
+def _write_files_of_pages(folder: Path) -> None:
+    """What the pages' readers save, and what their `cluster create` would have written."""
+    for page in WAYS:
+        for name, text in files_of(page).items():
+            (folder / name).write_text(text)
+    for page, line in LINES:
+        if Path(ROOT / "docs/sources" / page) in WAYS and " cluster create " in line:
+            _write_settings(
+                folder, read_description([w for w in shlex.split(line)[3:] if "=" in w])
+            )
+
+
+def _write_settings(folder: Path, given: Description) -> None:
+    world = World(
+        folder=folder / "clusters" / f"{given.name}.{given.region}", given=given, owner="0" * 16
     )
-    roles = {
-        name: f"arn:aws:iam::123456789012:role/{name}" for name in ("JobRole", "ExecutionRole")
-    }
-    path = folder / "clusters" / f"{given.name}.{given.region}" / "launch.yaml"
-    path.parent.mkdir(parents=True)
-    path.write_text(to_yaml((launch_settings(world, roles, made),)))
+    world.folder.mkdir(parents=True)
+    if given.kind == "batch":
+        made = Made(
+            file_system="fs-0123456789abcdef0", mount_name="",
+            access_point="fsap-0123456789abcdef0",
+        )  # fmt: skip
+        roles = {
+            name: f"arn:aws:iam::123456789012:role/{name}" for name in ("JobRole", "ExecutionRole")
+        }
+        settings = launch_settings(world, roles, made)
+    else:
+        world.kubeconfig.write_text("current-context: my-cluster")
+        settings = kubernetes_settings(world)
+    (world.folder / "launch.yaml").write_text(to_yaml((settings,)))
 
 
 @pytest.mark.usefixtures("_empty_folder")
 @pytest.mark.parametrize(("page", "line"), LINES)
 def test_a_command_of_a_page_runs(
-    page: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    page: str,
+    line: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     words = shlex.split(line, comments=True)
     verb, *rest = words[1:]
@@ -105,6 +130,8 @@ def test_a_command_of_a_page_runs(
     is_planned = "--predict" in rest  # a study that runs nothing, and writes its page
     if _has_dry_run(verb, rest) and "--dry-run" not in rest and not (asks_a_target or is_planned):
         rest.append("--dry-run")
+    if asks_a_target:
+        monkeypatch.setattr("subprocess.Popen", _find_no_program)
     code = main([verb, *rest])
     said = capsys.readouterr()
     assert "Traceback" not in said.err and "bug of shardyard" not in said.err
@@ -122,7 +149,8 @@ def test_a_command_of_a_page_runs(
         assert code == 0, said.err
         _refuse_paths_of_this_machine(said.out, line, tmp_path)
     written = {"runs"} if is_planned else set()
-    assert {path.name for path in tmp_path.iterdir()} == {"examples", "clusters"} | written
+    saved = {path.name for path in tmp_path.glob("*.yaml")}
+    assert {path.name for path in tmp_path.iterdir()} == {"examples", "clusters"} | saved | written
 
 
 @pytest.mark.usefixtures("_empty_folder")

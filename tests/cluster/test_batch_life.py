@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.cluster.batch_environment import write_settings
 from shardyard.cluster.batch_queue import ALIVE
 from shardyard.cluster.description import read_description
+from shardyard.cluster.launch_recipe import write_settings
 from shardyard.cluster.make import make, node_report, scale
 from shardyard.cluster.remove import Removed, remove
 from shardyard.cluster.steps import parts_of

@@ -197,6 +197,15 @@ def test_a_time_limit_is_rounded_up_to_slurms_minutes(limit: str, minutes: str) 
     assert asked["time"] == minutes
 
 
+def test_an_image_that_no_node_runs_is_warned_of() -> None:
+    """On Slurm, Pyxis takes its own setting; without it the nodes run their own Python."""
+    (told,) = SlurmLauncher().render(slurm_request("launch.image=r/shardyard:1")).warnings
+    assert told.startswith("launch.image=r/shardyard:1 is not used on Slurm")
+    assert "set launch.slurm.container_image" in told
+    with_pyxis = slurm_request("launch.image=r/a:1", "launch.slurm.container_image=r#a:1")
+    assert not SlurmLauncher().render(with_pyxis).warnings
+
+
 @pytest.mark.heavy
 def test_a_run_that_may_not_be_requeued_is_not() -> None:
     script = render_script(slurm_request("launch.slurm.requeue=false"))

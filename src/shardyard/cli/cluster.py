@@ -20,11 +20,11 @@ from shardyard.cli.tables import print_table
 from shardyard.cluster.adopt import Need, begun_before, survey
 from shardyard.cluster.adopted import AdoptedCluster
 from shardyard.cluster.api_access import access_warning
-from shardyard.cluster.batch_environment import write_settings
 from shardyard.cluster.batch_queue import jobs_of
 from shardyard.cluster.bill import Bill, Stage, bill_of, nodes_asked, predicted_bill
 from shardyard.cluster.day_prices import ask_prices, question, rate_for
 from shardyard.cluster.description import Description, read_description
+from shardyard.cluster.launch_recipe import write_settings
 from shardyard.cluster.make import make, node_report, nodes_part, scale, scaling, warn_of_pods
 from shardyard.cluster.preview import Preview, preview_removal
 from shardyard.cluster.price import Cost, standing_costs
@@ -115,13 +115,13 @@ def create(
     confirm(f"make {given.name} in {given.region}?", is_yes=is_yes)
     world = new_world(given, clusters)
     make(world)
-    settings = write_settings(world) if given.kind == "batch" else None
+    settings = write_settings(world)
     if as_json:
         content = {"name": given.name, "folder": str(world.folder), **_costs(given, stage, rate)}
-        tell(json.dumps(content | ({"recipe": str(settings)} if settings else {}), indent=1))
+        tell(json.dumps(content | {"recipe": str(settings)}, indent=1))
         return
     tell(f"{given.name} stands; its files are in {world.folder}")
-    for line in _next_steps(world) if settings is None else _next_steps_of_batch(world, settings):
+    for line in _next_steps(world, settings):
         tell(line)
 
 
@@ -184,11 +184,13 @@ def adopt(
     confirm(f"add these to {given.name} in {given.region}?", is_yes=is_yes)
     world = new_world(given, clusters) if begun is None else begun
     make(world)
+    settings = write_settings(world)
     if as_json:
-        tell(json.dumps(content | {"folder": str(world.folder)}, indent=1))
+        made = {"folder": str(world.folder), "recipe": str(settings)}
+        tell(json.dumps(content | made, indent=1))
         return
     tell(f"{given.name} has what was added; its files are in {world.folder}")
-    for line in _next_steps(world):
+    for line in _next_steps(world, settings):
         tell(line)
 
 
@@ -218,28 +220,25 @@ def _show_needs(given: AdoptedCluster, needs: tuple[Need, ...], *, is_talk: bool
     print_table(("needed", "there", "added"), rows)
 
 
-def _next_steps_of_batch(world: World, settings: Path) -> list[str]:
-    name = world.given.name
-    return [
-        f"what a recipe needs stands in {settings}:\n\n{settings.read_text()}",
-        f"to use it: shardyard launch {world.given.recipe or 'RECIPE'} {settings} --on aws-batch",
-        "instances come with jobs and go behind them; to keep some, which cost: shardyard cluster "
-        f"scale {name} N",
-        f"at the end: shardyard cluster delete {name}",
-    ]
-
-
-def _next_steps(world: World) -> list[str]:
+def _next_steps(world: World, settings: Path) -> list[str]:
     given = world.given
-    found = [
-        f"to use it: export KUBECONFIG={world.kubeconfig.resolve()}",
-        "what a recipe needs in it: shardyard doctor RECIPE --on kubernetes --install",
-    ]
-    if given.storage.kind != "none":
-        claim = given.storage.claim
-        found.append(f"in the recipe: launch.volumes=[{{path: /shared, claim: {claim}}}]")
-    if not given.nodes.count and nodes_part(given) is not None:
-        found.append(f"accelerator nodes, which cost: shardyard cluster scale {given.name} N")
+    recipe, is_batch = given.recipe or "RECIPE", given.kind == "batch"
+    on = "aws-batch" if is_batch else "kubernetes"
+    found = [f"settings of a recipe for it are in {settings}:\n\n{settings.read_text()}"]
+    if is_batch:
+        found.append(
+            "instances come with jobs and go behind them; to keep some, which cost: shardyard "
+            f"cluster scale {given.name} N"
+        )
+    else:
+        found += [
+            f"first: export KUBECONFIG={world.kubeconfig.resolve()}",
+            f"then, what it lacks for the recipe: shardyard doctor {recipe} {settings} --on {on} "
+            "--install",
+        ]
+        if not given.nodes.count and nodes_part(given) is not None:
+            found.append(f"accelerator nodes, which cost: shardyard cluster scale {given.name} N")
+    found.append(f"to use it: shardyard launch {recipe} {settings} --on {on}")
     found.append(f"at the end: shardyard cluster delete {given.name}")
     return found
 

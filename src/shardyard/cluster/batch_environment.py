@@ -1,7 +1,5 @@
 """The parts of a cluster of ``kind: batch`` beside the file system: its network, and its queues."""
 
-from pathlib import Path
-
 from shardyard.cluster.act import Act
 from shardyard.cluster.batch import environment_name, render_environment, stack_name
 from shardyard.cluster.batch_place import place_of
@@ -11,7 +9,6 @@ from shardyard.cluster.batch_queue import (
     closing,
     condition_of,
     jobs_of,
-    launch_settings,
 )
 from shardyard.cluster.description import Description
 from shardyard.cluster.network import LATER, network_stack_name, place_named, render_network
@@ -19,7 +16,6 @@ from shardyard.cluster.steps import FileSystem, Stack, State, refuse_foreign, st
 from shardyard.cluster.storage import Made, as_json, made_of
 from shardyard.cluster.sweep import details_of_network
 from shardyard.cluster.world import World
-from shardyard.launchers.kubernetes.objects import to_yaml
 
 
 class Network(Stack):
@@ -106,16 +102,3 @@ def file_system_of(world: World) -> Made | None:
     if world.given.storage.kind == "none":
         return None
     return made_of(stack_outputs(world, FileSystem().stack(world.given)))
-
-
-def write_settings(world: World) -> Path:
-    """Write what a recipe needs to be launched there, to be given beside it.
-
-    Raises:
-        ShardyardError: A stack is gone, or AWS does not say when the capacity block ends.
-    """
-    outputs = stack_outputs(world, stack_name(world.given))
-    settings = launch_settings(world, outputs, file_system_of(world))
-    path = world.folder / "launch.yaml"
-    path.write_text(to_yaml((settings,)), encoding="utf-8")
-    return path

@@ -83,14 +83,26 @@ def _refuse_other_cluster(world: World, cluster: dict[str, Any]) -> None:
 def _server(world: World) -> str:
     """The server that the file's current context names; empty: none."""
     try:
-        text = world.kubeconfig.read_text(encoding="utf-8")
-        config = read_yaml(text, source=str(world.kubeconfig))
+        config = _kubeconfig(world)
         contexts = {one["name"]: one["context"] for one in config["contexts"]}
         clusters = {one["name"]: one["cluster"] for one in config["clusters"]}
         server = clusters[contexts[config["current-context"]]["cluster"]]["server"]
     except (OSError, ValueError, KeyError, TypeError, RequestError):
         return ""
     return str(server)
+
+
+def context_of(world: World) -> str:
+    """The current context of the cluster's kubeconfig; empty: there is none."""
+    try:
+        return str(_kubeconfig(world)["current-context"])
+    except (OSError, ValueError, KeyError, TypeError, RequestError):
+        return ""
+
+
+def _kubeconfig(world: World) -> Any:
+    text = world.kubeconfig.read_text(encoding="utf-8")
+    return read_yaml(text, source=str(world.kubeconfig))
 
 
 def account_of(arn: str) -> str:

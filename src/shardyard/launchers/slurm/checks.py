@@ -9,7 +9,7 @@ from shardyard.doctor.finding import Finding
 from shardyard.errors import ShardyardError
 from shardyard.launchers.base import LaunchRequest
 from shardyard.launchers.slurm.clients import Shell, ask
-from shardyard.launchers.slurm.script import warnings
+from shardyard.launchers.slurm.script import unused_image, warnings
 
 _SHARED = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "cifs", "fuse", "9p",
            "virtiofs", "glusterfs", "pvfs2", "orangefs", "afs")  # fmt: skip
@@ -52,6 +52,9 @@ def slurm_checks(
     findings += [
         Finding(name="secrets", verdict="warning", what=what) for what in warnings(request.recipe)
     ]
+    unused = unused_image(request.recipe)
+    if unused is not None:
+        findings.append(Finding(name="image", verdict="warning", what=unused))
     if finding.verdict != "problem":
         findings.append(_when(ask_when))
     return findings

@@ -54,6 +54,7 @@ from shardyard.launchers.slurm.script import (
     recipe_file,
     render_script,
     script_file,
+    unused_image,
     warnings,
 )
 from shardyard.launchers.slurm.states import (
@@ -139,8 +140,8 @@ class SlurmLauncher:
         )
 
     def _warnings(self, recipe: Recipe) -> tuple[str, ...]:
-        foreign = not_for_sbatch(self.environ)
-        return (*warnings(recipe), *([] if foreign is None else [foreign]))
+        unused, foreign = unused_image(recipe), not_for_sbatch(self.environ)
+        return (*warnings(recipe), *(each for each in (unused, foreign) if each is not None))
 
     def submit(self, rendered: Rendered, ledger: Ledger) -> Submission:
         """Write script and recipe into the run folder and submit the script.

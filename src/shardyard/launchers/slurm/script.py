@@ -184,6 +184,17 @@ def warnings(recipe: Recipe) -> tuple[str, ...]:
     )
 
 
+def unused_image(recipe: Recipe) -> str | None:
+    """Warning about an image that no node runs; None: there is none."""
+    launch = recipe.launch
+    if launch.image is None or launch.slurm.container_image is not None:
+        return None
+    return (
+        f"launch.image={launch.image} is not used on Slurm: the nodes run their own Python. With "
+        "Pyxis on the cluster, set launch.slurm.container_image to the image."
+    )
+
+
 def _directives(request: LaunchRequest) -> list[tuple[str, str | int | None]]:
     """Options of sbatch; None: without a value."""
     slurm = request.recipe.launch.slurm

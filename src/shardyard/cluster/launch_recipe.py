@@ -1,0 +1,49 @@
+"""Settings by which a recipe is launched on a cluster: ``launch.yaml`` in its folder."""
+
+from pathlib import Path
+from typing import Any
+
+from shardyard.cluster.batch import SHARED, stack_name
+from shardyard.cluster.batch_environment import file_system_of
+from shardyard.cluster.batch_queue import block_ends, launch_settings
+from shardyard.cluster.reach import context_of
+from shardyard.cluster.steps import stack_outputs
+from shardyard.cluster.world import World
+from shardyard.launchers.kubernetes.objects import to_yaml
+
+
+def write_settings(world: World) -> Path:
+    """Write what a recipe needs to be launched there, to be given beside it.
+
+    Raises:
+        ShardyardError: A stack is gone, or AWS does not say when the capacity block ends.
+    """
+    given = world.given
+    if given.kind == "batch":
+        outputs = stack_outputs(world, stack_name(given))
+        settings = launch_settings(world, outputs, file_system_of(world))
+    else:
+        settings = kubernetes_settings(world)
+    path = world.folder / "launch.yaml"
+    path.write_text(to_yaml((settings,)), encoding="utf-8")
+    return path
+
+
+def kubernetes_settings(world: World) -> dict[str, Any]:
+    """Context, namespace, claim and machines of an EKS cluster, as a part of a recipe."""
+    given = world.given
+    place = {"namespace": given.storage.namespace}
+    if context := context_of(world):
+        place["context"] = context
+    launch: dict[str, Any] = {"kubernetes": place}
+    if given.storage.kind != "none":
+        volume = {"path": SHARED, "claim": given.storage.claim}
+        launch |= {"run_dir": f"{SHARED}/runs", "volumes": [volume]}
+    cluster: dict[str, Any] = {}
+    if given.nodes.instance is not None:
+        cluster["instance"] = given.nodes.instance
+        if given.capacity.kind != "on-demand":  # on-demand nodes of others may have no label of it
+            cluster["capacity"] = given.nodes.capacity
+        if given.capacity.kind == "block":
+            cluster["block_ends"] = block_ends(world)
+    return {"cluster": cluster, "launch": launch} if cluster else {"launch": launch}

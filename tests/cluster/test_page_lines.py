@@ -1,0 +1,96 @@
+"""The lines of the pages from an empty account to a model, in their order: each ends with 0.
+
+AWS is moto's, with stand-ins for eksctl, kubectl and helm that keep state. A line that needs a run
+is left out: no nodes are behind the cluster.
+"""
+
+import os
+import shlex
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardyard.cli import main
+from shardyard.cluster.make import make, scale
+from shardyard.cluster.remove import remove
+from shardyard.cluster.world import World, new_world, world_named
+from tests.cluster import batch_stand_in, stand_in
+from tests.cluster.clients import client_of, playing_aws
+from tests.cluster.test_batch_life import open_default_group
+from tests.test_docs import _FENCED, ROOT, files_of
+
+pytestmark = pytest.mark.heavy
+
+FAST = {"poll_s": 0.0, "limit_s": 0.05}
+OFFERS = {
+    "s1-llama2": {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "32"},
+    "s2-images": {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "4"},
+}
+"""What the page says that each node offers."""
+
+
+@pytest.fixture(autouse=True)
+def aws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setenv("KUBECONFIG", "")
+    with playing_aws():
+        open_default_group()
+        yield
+
+
+def _stand_in_for(monkeypatch: pytest.MonkeyPatch, page: str) -> None:
+    """Clusters of the command line are made in moto's account."""
+    desk: Any = batch_stand_in if page == "s4-bert" else stand_in
+    account = desk.Account(**({} if page == "s4-bert" else {"offers": OFFERS[page]}))
+
+    def new(*words: Any) -> World:
+        return desk.in_account(new_world(*words), account)
+
+    def named(*words: Any) -> World:
+        return desk.in_account(world_named(*words), account)
+
+    at = "shardyard.cli.cluster"
+    monkeypatch.setattr(f"{at}.new_world", new)
+    monkeypatch.setattr(f"{at}.world_named", named)
+    for name, act in (("make", make), ("scale", scale), ("remove", remove)):
+        monkeypatch.setattr(f"{at}.{name}", partial(act, **FAST))
+
+
+def _lines_of(page: str) -> list[str]:
+    """All lines for a shell, in their order."""
+    text = (ROOT / f"docs/sources/{page}.md").read_text()
+    blocks = [block for language, block in _FENCED.findall(text) if language == "sh"]
+    return [line for block in blocks for line in block.splitlines()]
+
+
+@pytest.mark.parametrize("page", ["s1-llama2", "s2-images", "s4-bert"])
+def test_the_lines_of_a_page_work_one_behind_the_other(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _stand_in_for(monkeypatch, page)
+    before = client_of("cloudformation").describe_stacks()["Stacks"]
+    for name, text in files_of(ROOT / f"docs/sources/{page}.md").items():
+        (tmp_path / name).write_text(text)
+    ran = []
+    for line in _lines_of(page):
+        words = shlex.split(line, comments=True)
+        if words[0] == "export":
+            name, _, value = words[1].partition("=")
+            value = value.replace("$PWD", os.getcwd())  # noqa: PTH109
+            assert Path(value).is_file(), f"{value} is not there yet"
+            monkeypatch.setenv(name, value)
+        if words[0] != "shardyard" or words[1] == "plan" or "RUN" in words:
+            continue
+        asks = words[1:3] in (["cluster", "create"], ["cluster", "scale"], ["cluster", "delete"])
+        code = main([*words[1:], *(["--yes"] if asks else [])])
+        said = capsys.readouterr()
+        assert code == 0, f"{line}\n{said.out}{said.err}"
+        ran.append(" ".join(words[1:3]))
+    assert ran[0] == "cluster create" and "cluster delete" in ran
+    assert client_of("cloudformation").describe_stacks()["Stacks"] == before == []
