@@ -97,6 +97,7 @@ WRONG_VALUES = [
     ("parallel.strategy=full_shard", "Did you mean FULL_SHARD?"),
     ("precision.compute=bf61", "Did you mean bf16?"),
     ("run.name=My Run", "is not a name of lower-case letters, digits and inner hyphens"),
+    ("run.name=My_Run 1.5b", "Did you mean my-run-1-5b?"),
     ("model.compile=yes", "model.compile='yes' is not true or false, or auto."),
     ("optim.betas=[0.9]", "is not a list of 2, each a number from 0 to below 1."),
     ("launch.slurm.signal_before_s=1", "launch.slurm.signal_before_s=1 is not a whole number of"),
@@ -246,6 +247,26 @@ def test_a_file_that_is_no_recipe_is_refused_with_its_place(
     with pytest.raises(RequestError, match=r"recipe .*recipe\.yaml") as refused:
         load_recipe([path])
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("examples/quickstart.yaml", r"There is no folder examples in .*Change to the folder"),
+        ("quickstart", "Did you mean examples/quickstart.yaml"),
+        ("clusters/a.us-east-1/launch.yaml", "`shardyard cluster create` writes it"),
+        ("gone", "Give a YAML file"),
+    ],
+)
+def test_a_missing_recipe_says_what_is_likely_meant(
+    given: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "/" not in given:
+        (tmp_path / "examples").mkdir()
+        write(tmp_path / "examples", "", "quickstart.yaml")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RequestError, match=f"recipe {given} does not exist. {words}"):
+        load_recipe([given])
 
 
 def test_a_missing_file_names_the_nearest_one(tmp_path: Path) -> None:

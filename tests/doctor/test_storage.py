@@ -64,6 +64,11 @@ def test_a_place_without_room_for_a_checkpoint_is_rejected_before_training(
         refuse_little_room(tmp_path / "runs" / "a", checkpoint_bytes=2**50)
 
 
+def test_a_place_that_counts_no_blocks_is_left_to_what_writes_there() -> None:
+    """/proc has neither room nor files: "0 B free" would send somebody to free some."""
+    refuse_little_room(Path("/proc/runs"), checkpoint_bytes=2**20)
+
+
 def test_a_place_without_file_locks_is_named_with_its_mount_option(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.rundir.layout import RunDir, step_of_name
+from shardyard.errors import RequestError
+from shardyard.rundir.layout import RunDir, find_run, step_of_name
 
 
 def add_checkpoint(run: RunDir, named: int, manifest: str | None) -> None:
@@ -54,3 +55,15 @@ def test_a_folder_beside_the_attempts_is_none_of_them(tmp_path: Path, name: str)
     for each in ("0", "10", name):
         (tmp_path / "attempts" / each).mkdir(parents=True)
     assert RunDir(tmp_path).attempts() == [0, 10]
+
+
+def test_a_run_whose_name_is_nearly_right_is_proposed_with_its_id(tmp_path: Path) -> None:
+    for stamp in ("20261101-000000-aaaa", "20261102-000000-bbbb"):
+        (tmp_path / f"quickstart-{stamp}").mkdir()
+        (tmp_path / f"quickstart-{stamp}" / "recipe.yaml").write_text("{}")
+    with pytest.raises(RequestError, match=r"Did you mean quickstart-20261102-000000-bbbb\?"):
+        find_run("quikstart", tmp_path)
+    with pytest.raises(RequestError, match=r"The newest there is quickstart-20261102"):
+        find_run("bert", tmp_path)
+    with pytest.raises(RequestError, match=r"none/\. There are no runs\."):
+        find_run("bert", tmp_path / "none")

@@ -194,7 +194,19 @@ def _meant(file: Path) -> str:
     if name in settings():
         return f"An override is one word without spaces: {name}=VALUE."
     near = difflib.get_close_matches(file.name, _yaml_files(file.parent), n=1, cutoff=0.5)
-    return f"Did you mean {file.parent / near[0]}?" if near else "Give a YAML file."
+    if near:
+        return f"Did you mean {file.parent / near[0]}?"
+    if file.name == "launch.yaml" and file.parent.parent.name == "clusters":
+        return "`shardyard cluster create` writes it, once the cluster stands."
+    example = Path("examples") / f"{file.stem}.yaml"
+    if not file.suffix and example.is_file():
+        return f"Did you mean {example}?"
+    if not file.is_absolute() and not file.parent.is_dir():
+        return (
+            f"There is no folder {file.parent} in {Path.cwd()}. Change to the folder that has it, "
+            "or give the whole path of a YAML file."
+        )
+    return "Give a YAML file."
 
 
 def _yaml_files(folder: Path) -> list[str]:

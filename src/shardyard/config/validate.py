@@ -5,6 +5,7 @@ and a problem for each setting that is wrong. What settings mean together is ``c
 """
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from os import PathLike, fspath
@@ -16,7 +17,7 @@ from shardyard.config.credentials import show
 from shardyard.config.launch_section import OF_QUEUES
 from shardyard.config.plug_in_settings import SECTIONS, described_at, kind_at, plug_in_at
 from shardyard.config.schema import Recipe
-from shardyard.config.section import Section, section_key
+from shardyard.config.section import NAME_WORDS, Section, section_key
 from shardyard.config.setting import Setting, sections, settings
 from shardyard.errors import Problem, RecipeError, RequestError
 from shardyard.plug_ins import WORDS, installed
@@ -356,6 +357,9 @@ def _wrong_value(value: Any, setting: Setting) -> str:
         remedy = f' Put it in quotes: "{value}".'
     if not near and isinstance(value, str) and _is_number(value) and "number" in wanted:
         remedy = " Write it without quotes."
+    if not near and isinstance(value, str) and wanted.startswith(NAME_WORDS):
+        name = re.sub(r"[^a-z0-9]+", "-", value.lower())[:40].strip("-")
+        remedy = f" Did you mean {name}?" if name else ""
     return f"={show(value)} is not {wanted}.{remedy} ({setting.sentence})"
 
 

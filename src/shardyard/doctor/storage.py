@@ -37,6 +37,8 @@ def refuse_little_room(run_dir: Path, *, checkpoint_bytes: float) -> None:
     """
     folder = nearest_folder(run_dir)
     with suppress(OSError):
+        if not os.statvfs(folder).f_blocks:
+            return  # as /proc, which keeps no files and whose room is no number
         free = free_bytes_of(folder)
         if free < checkpoint_bytes:
             raise StorageError(

@@ -1,5 +1,6 @@
 """Where each file of a run's folder is (run directory contract, version 1)."""
 
+import difflib
 import json
 import re
 import secrets
@@ -265,8 +266,11 @@ def find_run(run: str, runs_dir: Path) -> RunDir:
         raise RequestError(
             f"RUN {run!r} fits {len(fits)} runs: {', '.join(fits)}. Give more of the id."
         )
-    newest = f" The newest there is {known[-1]}." if known else ""
+    names = {each.rsplit("-", 3)[0]: each for each in known}  # of each name the newest
+    near = [names[name] for name in difflib.get_close_matches(run, names, n=1)]
+    newest = f" The newest there is {known[-1]}." if known else " There are no runs."
+    hint = f" Did you mean {near[0]}?" if near else newest
     raise RequestError(
-        f"RUN {run!r} is neither a run folder nor the beginning of a run id in {runs_dir}/.{newest}"
+        f"RUN {run!r} is neither a run folder nor the beginning of a run id in {runs_dir}/.{hint}"
         " Give a path, or say where the runs are with --runs-dir."
     )
