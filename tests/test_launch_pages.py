@@ -86,8 +86,9 @@ def _write_files_of_pages(folder: Path) -> None:
     for page in WAYS:
         for name, text in files_of(page).items():
             (folder / name).write_text(text)
-    for page, line in LINES:
-        if Path(ROOT / "docs/sources" / page) in WAYS and " cluster create " in line:
+    ways = {page.name for page in WAYS}
+    for of, line in LINES:
+        if of in ways and " cluster create " in line:
             _write_settings(
                 folder, read_description([w for w in shlex.split(line)[3:] if "=" in w])
             )

@@ -16,7 +16,7 @@ import pytest
 from shardyard.cli import main
 from shardyard.cluster.make import make, scale
 from shardyard.cluster.remove import remove
-from shardyard.cluster.world import World, new_world, world_named
+from shardyard.cluster.world import new_world, world_named
 from tests.cluster import batch_stand_in, stand_in
 from tests.cluster.clients import client_of, playing_aws
 from tests.cluster.test_batch_life import open_default_group
@@ -49,16 +49,17 @@ def _stand_in_for(monkeypatch: pytest.MonkeyPatch, page: str) -> None:
     desk: Any = batch_stand_in if page == "s4-bert" else stand_in
     account = desk.Account(**({} if page == "s4-bert" else {"offers": OFFERS[page]}))
 
-    def new(*words: Any) -> World:
+    def new(*words: Any) -> Any:
         return desk.in_account(new_world(*words), account)
 
-    def named(*words: Any) -> World:
+    def named(*words: Any) -> Any:
         return desk.in_account(world_named(*words), account)
 
     at = "shardyard.cli.cluster"
     monkeypatch.setattr(f"{at}.new_world", new)
     monkeypatch.setattr(f"{at}.world_named", named)
-    for name, act in (("make", make), ("scale", scale), ("remove", remove)):
+    acts: dict[str, Any] = {"make": make, "scale": scale, "remove": remove}
+    for name, act in acts.items():
         monkeypatch.setattr(f"{at}.{name}", partial(act, **FAST))
 
 
