@@ -368,6 +368,26 @@ def placed_over(mesh: "DeviceMesh") -> "Callable[[Shard | None], Any]":
     return lambda where: result(where, info)
 
 
+def before_forward(reducer: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """What DistributedDataParallel does before a forward pass, as torch's ``replicate`` calls it.
+
+    In all versions.
+    """
+    found: tuple[Any, Any] = reducer._pre_forward(*args, **kwargs)
+    return found
+
+
+def after_forward(reducer: Any, output: Any) -> Any:
+    """What it does after a forward pass: the output that its loss shall be made of."""
+    return reducer._post_forward(output)
+
+
+def share_buffers(reducer: Any) -> None:
+    """What it does with buffers before a forward pass."""
+    if reducer.modules_buffers:
+        reducer._sync_buffers()
+
+
 def sum_gradients(model: nn.Module) -> None:
     """Do what FSDP does after a backward pass; for one in which its hooks are not called.
 

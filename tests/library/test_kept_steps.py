@@ -5,13 +5,13 @@ import os
 import random
 import signal
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 import shardyard
 from shardyard.library.generators import give_back_to_rank, once, states_of
@@ -58,7 +58,10 @@ class Net(nn.Module):
         return x
 
 
-def _trained(folder: str, total: int, lr: float, killed_after: int | None) -> Any:
+def _trained(
+    layout: str, folder: str, total: int, lr: float, killed_after: int | None
+) -> tuple[dict[str, Tensor], list[str]]:
+    os.environ["SHARDYARD_PARALLEL"] = layout
     torch.manual_seed(0)
     model = Net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
@@ -79,23 +82,26 @@ def _trained(folder: str, total: int, lr: float, killed_after: int | None) -> An
         schedule.step()
         if killed_after == step + 1 and rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-    full = {name: param.full_tensor() for name, param in model.state_dict().items()}
-    return full, said
+    weights = model.state_dict().items()
+    return {n: w.full_tensor() if isinstance(w, DTensor) else w for n, w in weights}, said
 
 
 @pytest.mark.heavy
-def test_a_killed_script_ends_with_every_bit_of_an_unbroken_one(tmp_path: Path) -> None:
-    unbroken, _ = run_on_ranks(_trained, 2, str(tmp_path / "a"), 5, 0.1, None)[0]
+@pytest.mark.parametrize("layout", ["", "zero=3"])
+def test_a_killed_script_ends_with_every_bit_of_an_unbroken_one(
+    layout: str, tmp_path: Path
+) -> None:
+    unbroken, _ = run_on_ranks(_trained, 2, layout, str(tmp_path / "a"), 5, 0.1, None)[0]
     folder = str(tmp_path / "b")
     with pytest.raises(RuntimeError, match="ended without an answer"):
-        run_on_ranks(_trained, 2, folder, 5, 0.1, 3)
-    weights, _ = run_on_ranks(_trained, 2, folder, 5, 0.1, None)[0]
+        run_on_ranks(_trained, 2, layout, folder, 5, 0.1, 3)
+    weights, _ = run_on_ranks(_trained, 2, layout, folder, 5, 0.1, None)[0]
     assert {n: torch.equal(weights[n], each) for n, each in unbroken.items()} == dict.fromkeys(
         unbroken, True
     )
-    _, said = run_on_ranks(_trained, 2, folder, 5, 0.2, None)[0]
+    _, said = run_on_ranks(_trained, 2, layout, folder, 5, 0.2, None)[0]
     assert "step-00000005 holds step 5. Nothing is left to train of steps(5, ...)." in said[0]
     assert "in the checkpoint are used: lr=0.1 (your script: 0.2)." in said[0]
-    _, said = run_on_ranks(_trained, 1, folder, 6, 0.1, None)[0]
+    _, said = run_on_ranks(_trained, 1, "", folder, 6, 0.1, None)[0]
     assert "was to end at step 5; this one ends at 6" in said[0]
     assert "written by 2 ranks, these are 1. Weights, optimizer and step continue" in said[1]

@@ -16,7 +16,7 @@ from tests.distributed.ranks import run_on_ranks
 pytestmark = pytest.mark.heavy
 
 STEPS, MICRO_BATCHES = 20, 2
-LAYOUTS = ("", "zero=1", "zero=2", "dp_replicate=2,dp_shard=1")
+LAYOUTS = ("", "zero=1", "zero=2", "zero=3")
 
 
 def llama() -> Any:

@@ -4,6 +4,7 @@ from shardyard.library.checkpoint import Loaded, load_checkpoint, save_checkpoin
 from shardyard.library.kept_steps import steps
 from shardyard.library.mesh import build_mesh
 from shardyard.library.model import fill_weights, parallelize
+from shardyard.library.pretrained import export
 from shardyard.library.step import accumulate, clip_gradients, evaluate
 from shardyard.library.wrapping import wrap
 from shardyard.parallel.mesh import Mesh
@@ -15,6 +16,7 @@ __all__ = [
     "build_mesh",
     "clip_gradients",
     "evaluate",
+    "export",
     "fill_weights",
     "load_checkpoint",
     "parallelize",

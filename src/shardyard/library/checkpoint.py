@@ -5,7 +5,7 @@ Durable when the call returns, without pickle, and loaded into any layout.
 
 import json
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from shardyard.checkpoint.load import choose, load_tensors, read_shapes, read_va
 from shardyard.checkpoint.retention import step_name
 from shardyard.checkpoint.save import Abandoned, Saver
 from shardyard.errors import CheckpointError, NotFiniteError, RequestError
-from shardyard.library.state import sharded
+from shardyard.library.state import Optimizers, listed, sharded
 from shardyard.parallel.mesh import names_on_all_stages
 
 _TIMEOUT_S = 600.0
@@ -42,7 +42,7 @@ class Loaded:
 def save_checkpoint(
     folder: str | Path,
     model: nn.Module,
-    optimizer: Optimizer | None = None,
+    optimizer: Optimizers = None,
     *,
     step: int,
     values: dict[str, Any] | None = None,
@@ -61,7 +61,8 @@ def save_checkpoint(
         RequestError: ``values`` are no JSON, or the optimizer keeps what is no tensor.
     """
     parts = sharded(model)
-    groups = [] if optimizer is None else [_plain(group) for group in optimizer.param_groups]
+    optimizers = listed(optimizer)
+    groups = [_plain(group) for each in optimizers for group in each.param_groups]
     content = {"step": step, "values": values or {}, "groups": groups}
     try:
         json.dumps(content, allow_nan=False)
@@ -79,7 +80,7 @@ def save_checkpoint(
         keep_last=keep_last,
     )
     try:
-        saver.save(step, _tensors(model, optimizer), content)
+        saver.save(step, _tensors(model, optimizers), content)
         saver.wait()
         for save in saver.poll():
             if isinstance(save, Abandoned):
@@ -93,7 +94,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    folder: str | Path, model: nn.Module, optimizer: Optimizer | None = None
+    folder: str | Path, model: nn.Module, optimizer: Optimizers = None
 ) -> Loaded | None:
     """Load the newest sound checkpoint, whatever layout wrote it. All ranks call it.
 
@@ -128,13 +129,14 @@ def load_checkpoint(
         values = {"step": chosen.step, "values": values, "groups": None}
     saved = read_shapes(chosen.path)
     has_state = any(name.startswith("optim.") for name in saved)
-    if optimizer is not None and has_state:
-        _make_state(optimizer)
-        _forget_unsaved(optimizer, parts.params, saved)
-    tensors = _tensors(model, optimizer if has_state else None)
+    optimizers = listed(optimizer)
+    for each in optimizers if has_state else ():
+        _make_state(each)
+        _forget_unsaved(each, parts.params, saved)
+    tensors = _tensors(model, optimizers if has_state else ())
     of_others = names_on_all_stages(tensors, parts.mesh)
     # without an optimizer only the model is read
-    lacked = load_tensors(chosen.path, tensors, of_others=of_others, allow_extra=optimizer is None)
+    lacked = load_tensors(chosen.path, tensors, of_others=of_others, allow_extra=not optimizers)
     if lacked:
         names = ", ".join(name.removeprefix("buffer.") for name in lacked)
         warnings.warn(
@@ -142,30 +144,29 @@ def load_checkpoint(
             f"now: {names}. Save it once more after they have been made again.",
             stacklevel=2,
         )
-    if optimizer is not None and values["groups"] is not None:
-        _set_groups(optimizer, values["groups"], chosen.path)
+    if optimizers and values["groups"] is not None:
+        _set_groups(optimizers, values["groups"], chosen.path)
     parts.has_weights = True
     return Loaded(step=values["step"], values=values["values"], path=chosen.path)
 
 
-def _tensors(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Tensor]:
+def _tensors(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
     """``model.<parameter>``, ``buffer.<buffer>`` and ``optim.<state>.<parameter>``, as of runs."""
     parts = sharded(model)
     tensors: dict[str, Tensor] = {
         f"model.{name}": param.detach() for name, param in parts.params.items()
     }
     tensors |= buffers_of(model)
-    if optimizer is None:
-        return tensors
     names: dict[Tensor, str] = {param: name for name, param in parts.params.items()}
-    for param, state in optimizer.state.items():
-        if param not in names:
-            raise RequestError(
-                f"{type(optimizer).__name__} has parameters that are not the model's, as they are "
-                "now. Make the optimizer after parallelize(), of model.parameters()."
-            )
-        for key, value in state.items():
-            tensors[f"optim.{key}.{names[param]}"] = _state(value, key, optimizer, param)
+    for optimizer in optimizers:
+        for param, state in optimizer.state.items():
+            if param not in names:
+                raise RequestError(
+                    f"{type(optimizer).__name__} has parameters that are not the model's, as they "
+                    "are now. Make the optimizer after parallelize(), of model.parameters()."
+                )
+            for key, value in state.items():
+                tensors[f"optim.{key}.{names[param]}"] = _state(value, key, optimizer, param)
     return tensors
 
 
@@ -202,14 +203,15 @@ def _forget_unsaved(
             optimizer.state.pop(param, None)
 
 
-def _set_groups(optimizer: Optimizer, saved: list[dict[str, Any]], path: Path) -> None:
-    if len(saved) != len(optimizer.param_groups):
+def _set_groups(optimizers: Sequence[Optimizer], saved: list[dict[str, Any]], path: Path) -> None:
+    groups = [group for each in optimizers for group in each.param_groups]
+    if len(saved) != len(groups):
         raise CheckpointError(
             f"{path} was written with {len(saved)} groups of parameters in the optimizer, this one "
-            f"has {len(optimizer.param_groups)}. Their learning rates cannot be given back. Make "
+            f"has {len(groups)}. Their learning rates cannot be given back. Make "
             "the optimizer as it was made then."
         )
-    for group, settings in zip(optimizer.param_groups, saved, strict=True):
+    for group, settings in zip(groups, saved, strict=True):
         for key, value in settings.items():
             was = group.get(key)
             if isinstance(was, Tensor):

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from shardyard.errors import RequestError
 from shardyard.library.checkpoint import Loaded, load_checkpoint, save_checkpoint
 from shardyard.library.generators import give_back_to_rank, once, states_of
-from shardyard.library.state import Sharded, sharded
+from shardyard.library.state import Sharded, listed, sharded
 from shardyard.talk import say, warn
 
 _NO_SETTINGS = {"params", "foreach", "fused", "capturable", "differentiable"}
@@ -22,7 +22,7 @@ def steps(
     total: int,
     folder: str | Path,
     model: nn.Module,
-    optimizer: Optimizer,
+    optimizer: Optimizer | Sequence[Optimizer],
     *others: Any,
     every: int,
     keep_last: int = 2,
@@ -37,6 +37,7 @@ def steps(
 
     Args:
         folder: Seen by all ranks.
+        optimizer: One, or several in a list.
         others: What else keeps state, with ``state_dict`` and ``load_state_dict``: schedulers.
 
     Raises:
@@ -121,10 +122,10 @@ def _report(
         say(f"{loaded.path}: training continues with step {loaded.step + 1} of {total}.")
 
 
-def _settings(optimizer: Optimizer) -> list[dict[str, Any]]:
+def _settings(optimizer: Optimizer | Sequence[Optimizer]) -> list[dict[str, Any]]:
     """Of each group, as plain values; of a scheduled learning rate the one it began with."""
     settings = []
-    for group in optimizer.param_groups:
+    for group in (group for each in listed(optimizer) for group in each.param_groups):
         plain = {
             key: float(value) if isinstance(value, Tensor) else value
             for key, value in group.items()

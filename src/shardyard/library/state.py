@@ -7,12 +7,15 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
 
 from shardyard.errors import RequestError
 from shardyard.parallel.mesh import Mesh
 from shardyard.tasks.computation import Computation
 from shardyard.tasks.own import Loss
 
+Optimizers = Optimizer | Sequence[Optimizer] | None
+"""One, several that step parameters of their own, or none."""
 _NAME = "_shardyard"
 
 
@@ -46,6 +49,8 @@ class Sharded:
     """False from the meta device until weights are filled or loaded."""
     is_known: bool
     """A model of a family that recipes train, not one of the user's own."""
+    built_as: type[nn.Module] | None = None
+    """The class of a model that ``wrap`` changed, and that the script still calls."""
     control: dist.ProcessGroup = field(repr=False)
     """A gloo group of all ranks, for facts in host memory."""
 
@@ -79,4 +84,18 @@ def sharded(model: nn.Module) -> Sharded:
             "those of all ranks together. Call model = shardyard.parallelize(model, mesh, ...) "
             "first, and pass the model that it returns."
         )
+    return found
+
+
+def listed(optimizer: Optimizers) -> Sequence[Optimizer]:
+    """One optimizer, several, or none, as a list."""
+    if optimizer is None:
+        return ()
+    found = tuple(optimizer) if isinstance(optimizer, list | tuple) else (optimizer,)
+    for each in found:
+        if not isinstance(each, Optimizer):
+            raise RequestError(
+                f"{type(each).__name__} is no torch.optim.Optimizer. Give one, or several in a "
+                "list; a scheduler is made of each."
+            )
     return found

@@ -1,40 +1,45 @@
 """Two lines for a script as it stands: its forward pass, backward pass, clipping and steps stay.
 
-``parallelize`` is the long form: it takes every axis and a step of its own. Here FSDP2's hooks do
-all, so that ``loss.backward()`` is what it was; axes that this cannot serve are refused by name.
+``parallelize`` is the long form: it takes every axis and a step of its own. Here the reducer of
+DistributedDataParallel or FSDP2's hooks do all, so that ``loss.backward()`` is what it was; axes
+that this cannot serve are refused by name.
 """
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from itertools import zip_longest
+from typing import Any, Literal, TypeVar, overload
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 
 from shardyard.config.schema import Recipe
 from shardyard.errors import RecipeError, RequestError
 from shardyard.library.exact_mean import ExactMean
-from shardyard.library.mesh import build_mesh, local_device
+from shardyard.library.fully_sharded import refuse_what_shares_break, share
+from shardyard.library.mesh import build_mesh, devices_per_node, local_device
 from shardyard.library.model import refuse_second_split
-from shardyard.library.state import Sharded, attach
-from shardyard.models.batch_norm import batch_norms_in
+from shardyard.library.replicated import replicate
+from shardyard.library.state import Sharded, attach, listed
+from shardyard.memory_limit import usable_memory_bytes
 from shardyard.parallel.apply import shard_script
+from shardyard.parallel.device import total_memory_bytes
 from shardyard.parallel.mesh import Mesh
-from shardyard.parallel.own_module import (
-    blocks_named,
-    module_problems,
-    refuse_differing_weights,
-    refuse_scalars,
-)
+from shardyard.parallel.own_module import blocks_named, module_problems, rank_with_other_weights
+from shardyard.talk import say
 from shardyard.tasks.own import Loss
+from shardyard.units import format_bytes
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
-AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
+AnyOptimizers = TypeVar("AnyOptimizers", bound=Optimizer | Sequence[Optimizer])
 
 VARIABLE = "SHARDYARD_PARALLEL"
+_SHARE_OF_ROOM = 0.6
+"""Of a rank's memory: activations and what libraries hold are the rest."""
 _AXES = ("dp_replicate", "dp_shard", "zero")
 _LONG_FORM = {
     "tp": "its ranks read the same samples, and this script deals them by rank",
@@ -46,22 +51,45 @@ _LONG_FORM = {
 """Axis -> why a script as it stands cannot have it."""
 
 
+@overload
 def wrap(
     model: AnyModule,
-    optimizer: AnyOptimizer,
+    *,
+    gradients: Literal["mean"] = "mean",
+    recipe: Recipe | None = None,
+    blocks: str | Sequence[str] | None = None,
+) -> AnyModule: ...
+
+
+@overload
+def wrap(
+    model: AnyModule,
+    optimizer: AnyOptimizers,
     *,
     gradients: Literal["mean", "exact"] = "mean",
     recipe: Recipe | None = None,
     blocks: str | Sequence[str] | None = None,
-) -> tuple[AnyModule, AnyOptimizer]:
-    """Split a model over all processes, in place, and let its optimizer step what is there then.
+) -> tuple[AnyModule, AnyOptimizers]: ...
+
+
+def wrap(
+    model: AnyModule,
+    optimizer: Any = None,
+    *,
+    gradients: Literal["mean", "exact"] = "mean",
+    recipe: Recipe | None = None,
+    blocks: str | Sequence[str] | None = None,
+) -> Any:
+    """Train a model on all processes, in place. All ranks call it together.
 
     The script stays: ``model(...)``, ``loss.backward()``, clipping, accumulation, schedulers.
     Degrees are those of ``SHARDYARD_PARALLEL`` ("dp_shard=8,zero=2"), or of a recipe's
-    ``parallel``; without either all processes share the parameters, each with samples of its own.
+    ``parallel``. Without either each rank holds the whole model if that fits, and else a share of
+    its parameters; which of the two is logged. Every rank begins with the weights of rank 0.
 
     Args:
-        optimizer: Made from the model's parameters, before its first step.
+        optimizer: One, or several in a list or tuple, made from the model's parameters; None:
+            those made afterwards.
         gradients: mean: of ranks' and micro-batches' means, as DDP and FSDP do. exact: over all
             labels of a step alike; of transformers' models with a loss of their own.
         recipe: Whose ``parallel`` is taken, as of ``shardyard.resolve("recipe.yaml").recipe``; the
@@ -69,32 +97,54 @@ def wrap(
         blocks: Modules to shard one by one; None: what stands in the model's ``nn.ModuleList``.
 
     Returns:
-        The same two objects.
+        The same objects: the model, and with optimizers what was given.
 
     Raises:
-        RecipeError: The degrees are no layout of these processes.
+        RecipeError: The degrees are no layout of these processes, or ranks cannot share the model.
         RequestError: The model, the optimizer or an axis is not for this form.
     """
+    optimizers = listed(optimizer)
+    if gradients == "exact" and not optimizers:
+        raise RequestError(
+            'gradients="exact" begins anew after each step of the optimizer, and wrap() was given '
+            "none. Write model, optimizer = shardyard.wrap(model, optimizer, ...)."
+        )
     _refuse_model(model)
-    names = _names_of(model, optimizer)
-    mesh = _mesh(recipe)
-    control: dist.ProcessGroup = dist.new_group(backend="gloo")
-    refuse_differing_weights(model, control)
-    chosen = _blocks(model) if blocks is None else _named(model, blocks)
+    names = [_names_of(model, each) for each in optimizers]
+    mesh = _mesh(recipe, model)
+    is_whole = mesh.layout.dp_shard == 1
     device = local_device(mesh.dense.device_type)
-    shard_script(model, mesh, blocks=chosen, precision=MixedPrecisionPolicy())
+    chosen: Mapping[str, nn.Module] = {}
+    if not is_whole:
+        chosen = _blocks(model) if blocks is None else _named(model, blocks)
+        refuse_what_shares_break(model, optimizers, ranks=mesh.layout.world_size)
+    control: dist.ProcessGroup = dist.new_group(backend="gloo")
+    _refuse_another_model(model, control)
+    _move(model, device)
+    built_as = type(model)
+    if is_whole:
+        replicas = replicate(model)
+        for each in optimizers:
+            each.register_step_post_hook(replicas.share_buffers)
+    else:
+        _begin_alike(model, control)
+        shard_script(model, mesh, blocks=chosen, precision=MixedPrecisionPolicy())
+        share(model)
     params = dict(model.named_parameters())
-    _point(optimizer, names, params)
+    for each, of_one in zip(optimizers, names, strict=True):
+        _point(each, of_one, params)
     attach(
         model,
         Sharded(
             mesh=mesh, device=device, reader=_AsWritten(), params=params, has_weights=True,
-            is_known=False, control=control,
+            is_known=False, built_as=built_as, control=control,
         ),
     )  # fmt: skip
     if gradients == "exact":
-        ExactMean(model, params, device=device).watch(optimizer)
-    return model, optimizer
+        exact = ExactMean(model, params, device=device)
+        for each in optimizers:
+            exact.watch(each)
+    return model if optimizer is None else (model, optimizer)
 
 
 class _AsWritten:
@@ -120,27 +170,15 @@ def _refuse_model(model: nn.Module) -> None:
             "fully_shard. wrap() takes their place: remove those lines."
         )
     refuse_second_split(model)
-    refuse_scalars(model)
-    problems = module_problems(model, {}, tp=1)
-    if problems:
-        raise RecipeError(problems, "wrap()")
-    norms = batch_norms_in(model)
-    if norms:
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         raise RequestError(
-            f"{next(iter(norms))} is a batch normalisation: its running statistics would be those "
-            "of one rank's samples. Use shardyard.parallelize(model, mesh, blocks=...) with "
-            "accumulate(), which keeps those of the step; or GroupNorm or LayerNorm."
+            f"this {type(model).__name__} is on the meta device and has no weights: how they begin "
+            "only you know. Build it with its weights."
         )
 
 
 def _names_of(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
     """By group of the optimizer: names of the parameters it steps."""
-    if optimizer.state:
-        raise RequestError(
-            f"{type(optimizer).__name__} has state already, of parameters as they were before. "
-            "Call wrap() before the first step (Adagrad makes its state at once: take another), "
-            "and load what was saved by shardyard.steps() or load_checkpoint()."
-        )
     names = {param: name for name, param in model.named_parameters()}
     for group in optimizer.param_groups:
         for param in group["params"]:
@@ -150,15 +188,44 @@ def _names_of(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
                     f"that is not one of the {type(model).__name__}'s. Ranks would step it apart. "
                     "Make it a part of the model, or give it an optimizer of its own."
                 )
-        if group.get("fused") and isinstance(optimizer, SGD):
-            raise RequestError(
-                "SGD(fused=True) cannot step parameters that ranks share: torch has no rule for "
-                "it. Leave fused out."
-            )
     return [[names[param] for param in group["params"]] for group in optimizer.param_groups]
 
 
-def _mesh(recipe: Recipe | None) -> Mesh:
+def _refuse_another_model(model: nn.Module, control: dist.ProcessGroup) -> None:
+    mine = [(name, tuple(p.shape), str(p.dtype)) for name, p in model.named_parameters()]
+    found: list[Any] = [None] * dist.get_world_size(control)
+    dist.all_gather_object(found, mine, group=control)
+    rank = next((rank for rank, other in enumerate(found) if other != found[0]), None)
+    if rank is not None:
+        pairs = zip_longest(found[0], found[rank], fillvalue="nothing")
+        here, there = next(pair for pair in pairs if pair[0] != pair[1])
+        raise RequestError(
+            f"rank {rank} has built another model than rank 0: {there} where that has {here} "
+            "(name, shape, format). All ranks train one model: build it from the same settings."
+        )
+
+
+def _move(model: nn.Module, device: torch.device) -> None:
+    """Parameters stay the same objects, as optimizers hold them."""
+    before = [id(param) for param in model.parameters()]
+    model.to(device)
+    if before != [id(param) for param in model.parameters()]:
+        raise RequestError(
+            f"moving this {type(model).__name__} to {device} replaced its parameters, and the "
+            f"optimizer holds those before. Call model.to({str(device)!r}) before the optimizer is "
+            "made."
+        )
+
+
+@torch.no_grad()
+def _begin_alike(model: nn.Module, control: dist.ProcessGroup) -> None:
+    """Give every rank the parameters and buffers of rank 0, where they differ."""
+    if rank_with_other_weights(model, control) is not None:
+        for tensor in (*model.parameters(), *model.buffers()):
+            dist.broadcast(tensor, 0)
+
+
+def _mesh(recipe: Recipe | None, model: nn.Module) -> Mesh:
     given = os.environ.get(VARIABLE, "")
     degrees: dict[str, Any] = {}
     source = VARIABLE
@@ -173,7 +240,38 @@ def _mesh(recipe: Recipe | None) -> Mesh:
                 f"{source} asks for {axis}={degrees[axis]}, which a script as it stands cannot "
                 f"have: {reason}. Use the long form, shardyard.parallelize() with accumulate()."
             )
-    return build_mesh(**degrees)
+    if any(degrees.get(axis, "auto") != "auto" for axis in _AXES):
+        return build_mesh(**degrees)
+    mesh = build_mesh()
+    if mesh.layout.world_size == 1:
+        return mesh
+    need, room = _bytes_whole(model), _room_bytes(mesh)
+    rooms: list[Any] = [None] * mesh.layout.world_size
+    dist.all_gather_object(rooms, (need, room))
+    need, room = max(need for need, _ in rooms), min(room for _, room in rooms)
+    fits = need <= _SHARE_OF_ROOM * room
+    how = "each rank holds the whole model" if fits else "ranks share the parameters"
+    if dist.get_rank() == 0:
+        say(
+            f"wrap(): {how}: weights, gradients and optimizer take about {format_bytes(need)}, and "
+            f"a rank has {format_bytes(room)}, of which {_SHARE_OF_ROOM:.0%} are for them. "
+            f"{VARIABLE} says otherwise (dp_replicate={mesh.layout.world_size},dp_shard=1 or "
+            f"dp_shard={mesh.layout.world_size})."
+        )
+    return build_mesh(dp_replicate=mesh.layout.world_size, dp_shard=1) if fits else mesh
+
+
+def _bytes_whole(model: nn.Module) -> int:
+    """Weights and buffers; of what is trained also gradients, what sums them, and Adam's state."""
+    held = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    return held + sum(4 * param.nbytes for param in model.parameters() if param.requires_grad)
+
+
+def _room_bytes(mesh: Mesh) -> int:
+    kind = mesh.dense.device_type
+    if kind == "cpu":
+        return usable_memory_bytes() // devices_per_node(mesh.layout.world_size)
+    return total_memory_bytes(local_device(kind))
 
 
 def _read(given: str) -> dict[str, Any]:

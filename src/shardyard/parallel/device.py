@@ -245,6 +245,11 @@ def _describe() -> dict[str, str | int]:
     }
 
 
+def total_memory_bytes(device: torch.device) -> int:
+    """All memory of an accelerator."""
+    return _device_memory_bytes(torch.get_device_module(device))
+
+
 def _device_memory_bytes(module: Any) -> int:
     properties = module.get_device_properties(0) if hasattr(module, "get_device_properties") else 0
     if hasattr(properties, "total_memory"):

@@ -138,14 +138,19 @@ def refuse_scalars(model: nn.Module, *, or_whole: str = "") -> None:
 
 def refuse_differing_weights(model: nn.Module, control: dist.ProcessGroup) -> None:
     """A rank keeps its share of what it holds, so all must hold the same."""
-    sums = [float(param.detach().sum(dtype=torch.float64)) for param in model.parameters()]
-    digest = zlib.crc32(struct.pack(f"{len(sums)}d", *sums))
-    digests = [0] * dist.get_world_size(control)
-    dist.all_gather_object(digests, digest, group=control)
-    other = next((rank for rank, found in enumerate(digests) if found != digests[0]), None)
+    other = rank_with_other_weights(model, control)
     if other is not None:
         raise RequestError(
             f"rank {other} has built the model with other weights than rank 0. Each rank keeps its "
             "share of what it has, so the parts would not fit together. Seed all ranks alike "
             "(torch.manual_seed) before the model is built, or load the same files."
         )
+
+
+def rank_with_other_weights(model: nn.Module, control: dist.ProcessGroup) -> int | None:
+    """The first rank whose parameters differ from those of rank 0; None: there is none."""
+    sums = [float(param.detach().sum(dtype=torch.float64)) for param in model.parameters()]
+    digest = zlib.crc32(struct.pack(f"{len(sums)}d", *sums))
+    digests = [0] * dist.get_world_size(control)
+    dist.all_gather_object(digests, digest, group=control)
+    return next((rank for rank, found in enumerate(digests) if found != digests[0]), None)

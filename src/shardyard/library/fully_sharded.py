@@ -1,0 +1,197 @@
+"""What a script may do with a model whose parameters ranks share, and what to write instead.
+
+FSDP2 replaces parameters by shares of them. What reads them on one rank, keeps them elsewhere, or
+hangs on the tensors that were there before would be wrong in silence or end in torch's assertions.
+"""
+
+import copy
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from shardyard.errors import Problem, RecipeError, RequestError
+
+WHOLE = "SHARDYARD_PARALLEL=dp_replicate={},dp_shard=1"
+"""Setting with which each rank holds the whole model."""
+_GATHER = (
+    "torch.distributed.checkpoint.state_dict.get_model_state_dict(model, "
+    "options=StateDictOptions(full_state_dict=True, cpu_offload=True))"
+)
+
+
+def refuse_what_shares_break(
+    model: nn.Module, optimizers: Sequence[Optimizer], *, ranks: int
+) -> None:
+    """Raise before anything is changed, with all that is found.
+
+    Raises:
+        RecipeError: Parameters that cannot be shared, or an optimizer that keeps them.
+    """
+    found = [*_parameter_problems(model), *_module_problems(model)]
+    for optimizer in optimizers:
+        found += _optimizer_problems(model, optimizer)
+    if found:
+        hint = (
+            "Ranks share parameters here. Let each hold the whole model, as "
+            f"DistributedDataParallel does: {WHOLE.format(ranks)}"
+        )
+        raise RecipeError(found, "wrap()", hint=hint)
+
+
+def _parameter_problems(model: nn.Module) -> Iterator[Problem]:
+    named = dict(model.named_parameters())
+    for name, param in named.items():
+        if param._backward_hooks or getattr(param, "_post_accumulate_grad_hooks", None):
+            yield Problem(name, "has a hook, which would never be called on a share of it.")
+        if param.dim() == 0:
+            yield Problem(name, "is a single number, and ranks share parameters by rows.")
+        elif not param.numel():
+            yield Problem(name, f"is empty, of shape {tuple(param.shape)}.")
+        if not param.is_contiguous():
+            yield Problem(name, "is not contiguous (channels_last?); shares are rows.")
+        if param.is_complex():
+            yield Problem(name, f"is of {param.dtype}, for which torch has no shares.")
+    formats = {param.dtype: name for name, param in named.items()}
+    if len(formats) > 1:
+        words = ", ".join(f"{name} is {dtype}" for dtype, name in formats.items())
+        yield Problem("parameters", f"of several formats: {words}. Shares need one.")
+
+
+def _module_problems(model: nn.Module) -> Iterator[Problem]:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            yield Problem(name, "makes sparse gradients, which are not rows of a share.")
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            yield Problem(
+                name,
+                "is a batch normalisation: each rank keeps running statistics of its own samples.",
+            )
+
+
+def _optimizer_problems(model: nn.Module, optimizer: Optimizer) -> Iterator[Problem]:
+    kind = type(optimizer).__name__
+    if optimizer.state:
+        yield Problem(
+            kind,
+            "has state already, of parameters as they were before. Call wrap() before the first "
+            "step (Adagrad makes its state at once), and load what was saved by shardyard.steps() "
+            "or load_checkpoint().",
+        )
+    if any(group.get("fused") for group in optimizer.param_groups) and isinstance(optimizer, SGD):
+        yield Problem(kind, "fused=True has no rule for shares. Leave fused out.")
+    params = {id(param) for param in model.parameters()}
+    for name, value in vars(optimizer).items():
+        if name not in ("param_groups", "state", "defaults") and _holds(value, params):
+            yield Problem(kind, f"keeps parameters in {name}, and would go on stepping those.")
+
+
+def _holds(value: Any, params: set[int]) -> bool:
+    if isinstance(value, Tensor):
+        return id(value) in params
+    if isinstance(value, Mapping):
+        return any(_holds(each, params) for pair in value.items() for each in pair)
+    if isinstance(value, list | tuple | set):
+        return any(_holds(each, params) for each in value)
+    return False
+
+
+class _FullyShared:
+    """What the class of a sharded module has first among its bases."""
+
+    def __deepcopy__(self, _memo: Any) -> NoReturn:
+        raise RequestError(
+            f"a copy of this {_name_of(self)} would hold one rank's share of it. Make averages of "
+            "weights over parameters of this model (torch._foreach_lerp_), or let each rank hold "
+            "the whole model: " + _whole()
+        )
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """That of torch, which may be loaded again but not pickled."""
+        found = super().state_dict(*args, **kwargs)  # type: ignore[misc]
+        if args or kwargs.get("prefix") or kwargs.get("destination") is not None:
+            return found
+        shares = Shares(found)
+        shares._metadata = getattr(found, "_metadata", None)
+        return shares
+
+
+class Shares(OrderedDict[str, Any]):
+    """One rank's share of a state dict."""
+
+    _metadata: Any
+
+    def __reduce_ex__(self, _protocol: Any) -> NoReturn:
+        raise RequestError(
+            "this state_dict() holds one rank's share of each parameter: a file of it would lack "
+            f"the rest. Let all ranks call {_GATHER} and save what rank 0 gets, or use "
+            "shardyard.save_checkpoint(folder, model, optimizer, step=step); for a transformers "
+            "model shardyard.export(model, folder)."
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Shares":
+        """Kept beside, to be loaded again: the best weights so far."""
+        return Shares((name, copy.deepcopy(value, memo)) for name, value in self.items())
+
+
+def share(model: nn.Module) -> None:
+    """Change the class of a module in place that has been through ``fully_shard``."""
+    kind = type(model)
+    before: Any = kind.__bases__[1]  # as fully_shard left it
+    names = {"no_sync": _no_sync, "module": property(lambda model: _view(model, before))}
+    added: dict[str, Any] = {n: new for n, new in names.items() if not hasattr(model, n)}
+    if hasattr(model, "save_pretrained"):
+        added["save_pretrained"] = _save_pretrained
+    model.__class__ = type(
+        before.__name__, (_FullyShared, kind), {"__doc__": before.__doc__, **added}
+    )
+    for name, param in model.named_parameters():
+        param.register_hook = _refuse_hook(name)  # type: ignore[method-assign]
+        param.register_post_accumulate_grad_hook = _refuse_hook(name)  # type: ignore[method-assign]
+
+
+def _refuse_hook(name: str) -> Any:
+    def refuse(*_args: Any, **_kwargs: Any) -> NoReturn:
+        raise RequestError(
+            f"a hook of {name} would never be called: ranks share it, and its gradient is made of "
+            "shares. Change model's gradients between backward() and optimizer.step(), or let each "
+            f"rank hold the whole model: {_whole()}"
+        )
+
+    return refuse
+
+
+@contextmanager
+def _no_sync(model: Any) -> Iterator[None]:
+    """Backward passes inside add up on this rank; the next one outside averages all of it."""
+    model.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        model.set_requires_gradient_sync(True)
+
+
+def _view(model: nn.Module, kind: Any) -> nn.Module:
+    """The same module under the class it had."""
+    view: nn.Module = object.__new__(kind)
+    object.__setattr__(view, "__dict__", model.__dict__)
+    return view
+
+
+def _save_pretrained(model: nn.Module, *_args: Any, **_kwargs: Any) -> NoReturn:
+    raise RequestError(
+        f"save_pretrained() of this {_name_of(model)} would write one rank's share. Let all ranks "
+        "call shardyard.export(model, folder), which writes the same files."
+    )
+
+
+def _name_of(model: Any) -> str:
+    return type(model).__name__
+
+
+def _whole() -> str:
+    return WHOLE.format(torch.distributed.get_world_size())

@@ -1,0 +1,178 @@
+"""Every rank holds the whole model: torch's DistributedDataParallel, but for its wrapper.
+
+The module stays itself: its parameters, their hooks and its ``state_dict()`` are what they were, so
+whatever reads or writes them on one rank alone works. Only calls with gradients meet other ranks.
+"""
+
+import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.join import Joinable, JoinHook
+from torch.nn.parallel import DistributedDataParallel
+
+from shardyard.errors import RequestError
+from shardyard.torch_private import after_forward, before_forward, share_buffers
+
+_NAME = "_shardyard_replicas"
+
+_outside_graphs: Any = torch.compiler.disable
+
+
+class Replicas:
+    """Averages gradients of one module over all ranks, after each backward pass."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Give every rank the parameters and buffers of rank 0. All ranks call it together."""
+        self._model = model
+        self._trained: list[tuple[int, bool]] = []
+        self._reducer: DistributedDataParallel | None = None
+        self._refresh()
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Backward passes inside add up on this rank; the next one outside averages all of it."""
+        return nullcontext() if self._reducer is None else self._reducer.no_sync()
+
+    @property
+    def joinable(self) -> DistributedDataParallel:
+        """What ``torch.distributed.algorithms.Join`` asks.
+
+        Raises:
+            RequestError: There is nothing to join.
+        """
+        if self._reducer is None:
+            raise RequestError(
+                "Join is for gradients that several ranks average, and here is one rank, or every "
+                "parameter is frozen. Leave Join out."
+            )
+        return self._reducer
+
+    def before(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Call before a forward pass with gradients."""
+        self._refresh()
+        if self._reducer is None:
+            return args, kwargs
+        return before_forward(self._reducer, args, kwargs)
+
+    def after(self, output: Any) -> Any:
+        """Call after it; the output is to be used in its place."""
+        return output if self._reducer is None else after_forward(self._reducer, output)
+
+    def share_buffers(self, *_args: Any) -> None:
+        """Give every rank the buffers of rank 0, so that each may evaluate alone."""
+        if self._reducer is not None:
+            share_buffers(self._reducer)
+
+    def _refresh(self) -> None:
+        """Follow parameters that were frozen, freed or added."""
+        trained = [(id(param), param.requires_grad) for param in self._model.parameters()]
+        if trained == self._trained:
+            return
+        self._trained = trained
+        self._reducer = None  # its hooks go before others come
+        if dist.get_world_size() > 1 and any(is_trained for _, is_trained in trained):
+            self._reducer = DistributedDataParallel(
+                _WithOneUnused(self._model), find_unused_parameters=True
+            )
+
+
+class _WithOneUnused(nn.Module):
+    """A module and a parameter that nothing uses.
+
+    Without one torch warns that nothing was unused, on each rank, in the first step of most models.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.unused = nn.Parameter(torch.zeros(1, device=next(model.parameters()).device))
+
+
+class _Replicated:
+    """What the class of a replicated module has first among its bases."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """A module of the class there was: a slice of a container makes one of its own."""
+        return cls.__bases__[1](*args, **kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        call: Callable[..., Any] = super().__call__  # type: ignore[misc]
+        if not torch.is_grad_enabled():  # one rank may evaluate alone
+            return call(*args, **kwargs)
+        replicas = _replicas_of(self)
+        args, kwargs = _outside_graphs(replicas.before)(args, kwargs)
+        return _outside_graphs(replicas.after)(call(*args, **kwargs))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A plain module of its own, for averages of weights and teachers."""
+        plain = object.__new__(_class_before(self))
+        memo[id(self)] = plain
+        kept = {key: value for key, value in vars(self).items() if not key.startswith("_shardyard")}
+        plain.__dict__.update(copy.deepcopy(kept, memo))
+        return plain
+
+    def __reduce_ex__(self, _protocol: Any) -> Any:
+        """``torch.save(model)`` writes the plain module."""
+        kept = {key: value for key, value in vars(self).items() if not key.startswith("_shardyard")}
+        return object.__new__, (_class_before(self),), kept
+
+    @property
+    def _join_config(self) -> Any:
+        return _replicas_of(self).joinable._join_config
+
+    @_join_config.setter
+    def _join_config(self, value: Any) -> None:
+        _replicas_of(self).joinable._join_config = value
+
+    @property
+    def join_device(self) -> torch.device:
+        device: torch.device = _replicas_of(self).joinable.join_device
+        return device
+
+    @property
+    def join_process_group(self) -> Any:
+        return _replicas_of(self).joinable.join_process_group
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        hook: JoinHook = _replicas_of(self).joinable.join_hook(**kwargs)  # type: ignore[no-untyped-call]
+        return hook
+
+
+def replicate(model: nn.Module) -> Replicas:
+    """Change the class of a module in place. All ranks call it together.
+
+    Its name stays: transformers writes it into config.json.
+    """
+    replicas = Replicas(model)
+    kind = type(model)
+    attributes: dict[str, Any] = {"__module__": kind.__module__, "__doc__": kind.__doc__}
+    if not hasattr(model, "no_sync"):
+        attributes["no_sync"] = lambda model: _replicas_of(model).no_sync()
+    if not hasattr(model, "module"):
+        attributes["module"] = property(_plain_view)
+    setattr(model, _NAME, replicas)
+    of_replicas: Any = type(kind.__name__, (_Replicated, kind), attributes)
+    Joinable.register(of_replicas)  # a base of its own would change the layout of instances
+    model.__class__ = of_replicas
+    return replicas
+
+
+def _plain_view(model: nn.Module) -> nn.Module:
+    """The same module under the class it had: its own parameters, and calls that meet nobody."""
+    view: nn.Module = object.__new__(_class_before(model))
+    object.__setattr__(view, "__dict__", model.__dict__)
+    return view
+
+
+def _class_before(model: Any) -> Any:
+    """The class that a module had."""
+    return type(model).__bases__[1]
+
+
+def _replicas_of(model: Any) -> Replicas:
+    found: Replicas = getattr(model, _NAME)
+    return found
