@@ -63,6 +63,8 @@ def format_usd(usd: float) -> str:
 
 
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_LONGEST_LENGTH = 64
+"""Characters of a length of time: reading one takes the square of them."""
 _LENGTH = re.compile(r"(\d+(?:\.\d+)?)\s*(min|s|h|d|w)\s*")
 
 
@@ -73,8 +75,8 @@ def parse_seconds(text: str) -> float:
         ValueError: It is not above 0, or no numbers with the units s, min, h, d, w.
     """
     asked = text.strip().lower()
-    parts = _LENGTH.findall(asked)
+    parts = _LENGTH.findall(asked) if len(asked) <= _LONGEST_LENGTH else []
     seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
-    if _LENGTH.sub("", asked) or not 0 < seconds < math.inf:
+    if not parts or _LENGTH.sub("", asked) or not 0 < seconds < math.inf:
         raise ValueError(f"{text!r} is no length of time such as 90min, 24h or 1.5d")
     return seconds

@@ -330,7 +330,9 @@ def _refuse_unfit(draft: Draft, planned: Planned) -> None:
 
 # --- length -------------------------------------------------------------------------------------
 
-_COUNT = re.compile(r"([\d.,]+)\s*([KMBT]?)\s*(steps?|tokens?|samples?|epochs?)?", re.IGNORECASE)
+_COUNT = re.compile(
+    r"([\d.,]+)\s*(?:([KMBT])\s*)?(steps?|tokens?|samples?|epochs?)?", re.IGNORECASE
+)
 _TIMES = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 _MOST_STEPS = 10**9
 """Where a search for a time or a price ends: no run is that long."""
@@ -349,7 +351,7 @@ def with_length(draft: Draft, answer: str) -> Draft:
         draft = draft.with_settings(f"launch.max_usd={usd:g}")
         return _within(draft, answer, lambda plan: plan.usd is not None and plan.usd <= usd)
     if counted := _COUNT.fullmatch(text):
-        number = _number(counted[1], answer, times=_TIMES[counted[2].lower()])
+        number = _number(counted[1], answer, times=_TIMES[(counted[2] or "").lower()])
         unit = (counted[3] or "steps").lower().rstrip("s") + "s"
         value = f"{number:.0f}" if number == int(number) else f"{number!r}"
         return _again(draft.with_settings(f"run.{unit}={value}"))

@@ -213,7 +213,7 @@ def _project_file() -> str:
 _ON_NODES = ("aws", "fp8", "h5", "images", "mlflow", "parquet", "plots", "prometheus",
              "tensorboard", "wandb", "zstd")  # fmt: skip
 """Extras that a node may need, whatever the recipe: all but those of the side that launches."""
-_EXTRA = re.compile(r"""\s*(?:;|\band)\s*extra\s*==\s*['"]([\w-]+)['"]""")
+_EXTRA = re.compile(r"""(?:;|\band)\s*extra\s*==\s*['"]([\w-]+)['"]""")
 
 
 def needed_on_nodes(requirements: Iterable[str]) -> list[str]:
@@ -222,7 +222,7 @@ def needed_on_nodes(requirements: Iterable[str]) -> list[str]:
     for text in requirements:
         extra = _EXTRA.search(text)
         if extra is None or extra[1] in _ON_NODES:
-            found.append(_EXTRA.sub("", text))
+            found.append(_EXTRA.sub("", text).rstrip())
     return found
 
 

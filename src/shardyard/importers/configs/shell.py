@@ -335,7 +335,7 @@ def _value(script: Script, found: re.Match[str]) -> str:
         return script.variables[name]
     for directive in _SLURM.get(name, ()):
         value = str(script.get(f"sbatch.{directive}") or "")
-        count = re.search(r"(\d+)$", value)
+        count = re.search(r"(?<!\d)(\d+)$", value)
         if directive not in ("gpus-per-node", "gres") and value:
             return value
         if count:

@@ -179,6 +179,6 @@ def _when(ask_when: Callable[[], str]) -> Finding:
 
 def _is(kind: str, name: str) -> bool:
     """Whether Slurm's type of a GPU can mean a row of the catalogue: ``h100_sxm``, H100 SXM."""
-    words = re.findall(r"[a-z]+\d+[a-z]*|\d+gb", kind.lower())
+    words = re.findall(r"(?<![a-z])[a-z]+\d+[a-z]*|(?<!\d)\d+gb", kind.lower())
     flat = name.lower().replace(" ", "")
     return not words or any(word in flat for word in words)

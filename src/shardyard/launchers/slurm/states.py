@@ -106,8 +106,8 @@ def read_scontrol(text: str) -> JobRecord:
 
 def _command(text: str) -> str:
     """A path, which may hold blanks; the next field ends it."""
-    found = re.search(r" Command=(.*?) WorkDir=", text)
-    return found[1] if found else ""
+    command, end, _ = text.partition(" Command=")[2].partition(" WorkDir=")
+    return command if end else ""
 
 
 SQUEUE_FIELDS = "JobID:|,State:|,Reason:|,exit_code:|,NodeList:|,restartcnt:|,Command:|"
