@@ -5,8 +5,7 @@ on it. So each is named once, with what it is for and since when it is there; th
 package sees plain functions. `tests/test_torch_private.py` reads the source for any other use.
 It stands below `models`, which need some of it, and knows nothing of the rest of the package.
 
-Versions: 2.11.0 to 2.15.0 were tried (docs/compatibility.md). What is said to be in all was found
-in each of them.
+Versions: 2.11.0 to 2.15.0 were tried (docs/compatibility.md), and "in all" means in each of them.
 """
 
 import signal
@@ -36,6 +35,9 @@ __all__ = ["TorchDispatchMode", "tree_leaves", "tree_map"]
 """Taken from here as they are: who sees every operator (a base class that torch's own tutorials
 subclass), and the tensors in a nest of lists and mappings, or what is made of each. In all
 versions."""
+
+
+_MEETINGS = "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
 
 
 def _version() -> tuple[int, ...]:
@@ -87,11 +89,9 @@ def placed_as(param: Any, local: Tensor) -> Tensor:
     The public ``from_local`` would copy it to a device of the mesh. FSDP2, which offloads, makes
     its own so. In all versions.
     """
-    from torch.distributed.tensor import DTensor
-
     spec = param._spec
     meta = spec.tensor_meta._replace(dtype=local.dtype)
-    make: Any = DTensor
+    make: Any = import_module("torch.distributed.tensor").DTensor
     placed: Tensor = make(local, replace(spec, tensor_meta=meta), requires_grad=False)
     return placed
 
@@ -154,9 +154,8 @@ def names_not_saved(module: nn.Module) -> set[str]:
 
 def is_strided(placement: "Placement") -> bool:
     """Whether FSDP splits a dimension of which later axes hold parts (tp, ep). In all versions."""
-    from torch.distributed.tensor.placement_types import _StridedShard
-
-    return isinstance(placement, _StridedShard)
+    places: Any = import_module("torch.distributed.tensor.placement_types")
+    return isinstance(placement, places._StridedShard)
 
 
 def group_named(name: str) -> torch.distributed.ProcessGroup:
@@ -168,16 +167,13 @@ def group_named(name: str) -> torch.distributed.ProcessGroup:
 
 def fake_tensors() -> Any:
     """A mode in which tensors have sizes and no content. In all versions."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    return FakeTensorMode(allow_non_fake_inputs=True)
+    mode: Any = import_module("torch._subclasses.fake_tensor").FakeTensorMode
+    return mode(allow_non_fake_inputs=True)
 
 
 def fake_store() -> Any:
     """The store of the process group ``fake``, whose other ranks do not exist. In all versions."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    return FakeStore()
+    return import_module("torch.testing._internal.distributed.fake_pg").FakeStore()
 
 
 # -- the elastic agent --------------------------------------------------------------------------
@@ -216,9 +212,7 @@ def refuse_restarts(agent: Any) -> None:
 def starting_by(start: Callable[..., Any]) -> Iterator[None]:
     """Meanwhile a LocalElasticAgent has its processes started by this function, which is called as
     the public ``start_processes``, all by name: it looks that up in its module. In all versions."""
-    from torch.distributed.elastic.agent.server import local_elastic_agent
-
-    module: Any = local_elastic_agent
+    module: Any = import_module("torch.distributed.elastic.agent.server.local_elastic_agent")
     usual, module.start_processes = module.start_processes, start
     try:
         yield
@@ -307,7 +301,7 @@ def give_each_meeting(handler: Any, make_store: Callable[[], Any]) -> None:
 
 def look_at_meeting_every(handler: Any, look_s: float) -> None:
     """How often a handler that meets looks who has come; else each second. In all versions."""
-    meetings: Any = import_module("torch.distributed.elastic.rendezvous.dynamic_rendezvous")
+    meetings: Any = import_module(_MEETINGS)
     delay = import_module("torch.distributed.elastic.rendezvous.utils")._delay
     meetings._delay = lambda seconds: delay(look_s if seconds == 1 else seconds)
     handler._state_holder._cache_duration = look_s  # it would not ask before
@@ -315,16 +309,12 @@ def look_at_meeting_every(handler: Any, look_s: float) -> None:
 
 def empty_meeting() -> Any:
     """What the nodes of a DynamicRendezvousHandler share before any has come. In all versions."""
-    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _RendezvousState
-
-    return _RendezvousState()
+    return import_module(_MEETINGS)._RendezvousState()
 
 
 def node_of_meeting(address: str, pid: int, number: int) -> Any:
     """A node in what they share. In all versions."""
-    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc
-
-    return _NodeDesc(address, pid, number)
+    return import_module(_MEETINGS)._NodeDesc(address, pid, number)
 
 
 def refuse_sends_to_oneself(setting: str, backend: str) -> None:
@@ -351,10 +341,9 @@ def placed_over(mesh: "DeviceMesh") -> "Callable[[Shard | None], Any]":
     Raises:
         RequestError: This torch has one mesh for all parameters of a group.
     """
-    from torch.distributed.fsdp._fully_shard import _fsdp_common
-
+    common: Any = import_module("torch.distributed.fsdp._fully_shard._fsdp_common")
     # since 2.12; fully_shard's documentation names it
-    result: Any = getattr(_fsdp_common, "ShardPlacementResult", None)
+    result: Any = getattr(common, "ShardPlacementResult", None)
     if result is None:
         raise RequestError(
             f"parallel.ep above 1 needs torch 2.12 or newer, and this is {torch.__version__}: "
@@ -362,30 +351,20 @@ def placed_over(mesh: "DeviceMesh") -> "Callable[[Shard | None], Any]":
             "Install a newer torch, or set parallel.ep=1."
         )
     if mesh.ndim == 1:
-        info = _fsdp_common.FSDPMeshInfo(mesh, shard_mesh_dim=0)
+        info = common.FSDPMeshInfo(mesh, shard_mesh_dim=0)
     else:
-        info = _fsdp_common.HSDPMeshInfo(mesh, shard_mesh_dim=1, replicate_mesh_dim=0)
+        info = common.HSDPMeshInfo(mesh, shard_mesh_dim=1, replicate_mesh_dim=0)
     return lambda where: result(where, info)
 
 
-def before_forward(reducer: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """What DistributedDataParallel does before a forward pass, as torch's ``replicate`` calls it.
-
-    In all versions.
-    """
-    found: tuple[Any, Any] = reducer._pre_forward(*args, **kwargs)
-    return found
+def reducer_calls(reducer: Any) -> Any:
+    """Before and after a forward pass of DistributedDataParallel, and buffers. In all versions."""
+    return reducer._pre_forward, reducer._post_forward, reducer._sync_buffers
 
 
-def after_forward(reducer: Any, output: Any) -> Any:
-    """What it does after a forward pass: the output that its loss shall be made of."""
-    return reducer._post_forward(output)
-
-
-def share_buffers(reducer: Any) -> None:
-    """What it does with buffers before a forward pass."""
-    if reducer.modules_buffers:
-        reducer._sync_buffers()
+def has_hooks(param: Tensor) -> bool:
+    """Whether anything is called with a parameter's gradients. In all versions."""
+    return bool(param._backward_hooks or param._post_accumulate_grad_hooks)
 
 
 def sum_gradients(model: nn.Module) -> None:

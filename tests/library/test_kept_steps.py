@@ -93,7 +93,7 @@ def test_a_killed_script_ends_with_every_bit_of_an_unbroken_one(
 ) -> None:
     unbroken, _ = run_on_ranks(_trained, 2, layout, str(tmp_path / "a"), 5, 0.1, None)[0]
     folder = str(tmp_path / "b")
-    with pytest.raises(RuntimeError, match="ended without an answer"):
+    with pytest.raises(RuntimeError, match=r"ended without an answer|rank 0 failed"):
         run_on_ranks(_trained, 2, layout, folder, 5, 0.1, 3)
     weights, _ = run_on_ranks(_trained, 2, layout, folder, 5, 0.1, None)[0]
     assert {n: torch.equal(weights[n], each) for n, each in unbroken.items()} == dict.fromkeys(

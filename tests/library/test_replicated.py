@@ -361,11 +361,15 @@ def test_a_folder_of_transformers_holds_the_trained_weights(layout: str, tmp_pat
     assert again.config.architectures == ["LlamaForCausalLM"]
 
 
-def test_a_wrapped_module_stays_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SHARDYARD_PARALLEL", "")
+def _alone() -> None:
     model = Net()
     wrapped = shardyard.wrap(model)
     assert wrapped is model and type(model).__name__ == "Net"
     assert not hasattr(model.module, "module")  # scripts unwrap in a loop
     assert type(copy.deepcopy(model)) is Net
     assert type(nn.Sequential(*model.layers)[:1]) is nn.Sequential
+
+
+@pytest.mark.heavy
+def test_a_wrapped_module_stays_itself() -> None:
+    run_on_ranks(_alone, 1)

@@ -29,7 +29,12 @@ from shardyard.config.optimizers import optimizer_of
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.run_length import Length, batch_of_whole_steps, samples_of_epochs
 from shardyard.config.schema import Recipe
-from shardyard.config.snapshots import steps_between_checkpoints, steps_between_snapshots
+from shardyard.config.snapshots import (
+    reason_of_checkpoints,
+    reason_of_neighbour,
+    reason_of_snapshots,
+    steps_between_snapshots,
+)
 from shardyard.config.task_names import task_row
 from shardyard.config.timeouts import hang_min_s, hang_slow_s, restart_timeout_s
 from shardyard.config.tokenizer_kinds import TOKENIZER_KINDS
@@ -303,37 +308,12 @@ def _parked(draft: Draft) -> tuple[bool, str]:
 
 
 def _snapshot_every(draft: Draft) -> tuple[int | str | None, str]:
-    recipe, fitting = draft.recipe, draft.facts.fitting
-    every = steps_between_snapshots(recipe)
-    if every is None:
-        return None, f"{_size(recipe)}: a fixed size"
+    fitting = draft.facts.fitting
     model = draft.facts.network if draft.reads_images else draft.facts.shape
-    if fitting is not None and model is not None:
-        lacking = fitting.without_snapshots(recipe, model)
-        if lacking:
-            return None, f"{lacking}: checkpoints only"
-    return every, f"{_size(recipe)}: the others continue from memory when a node is lost"
-
-
-def _checkpoint_every(draft: Draft) -> tuple[int | str, str]:
-    every, size = steps_between_checkpoints(draft.recipe), _size(draft.recipe)
-    if every == "auto":
-        return every, f"{size}: by time, as far apart as loses the least (Daly)"
-    return every, f"{size}: a fixed size"
-
-
-def _size(recipe: Recipe) -> str:
-    elastic = recipe.elastic
-    return f"min_nodes={elastic.min_nodes}, max_nodes={elastic.max_nodes}"
-
-
-def _snapshot_neighbour(draft: Draft) -> tuple[bool, str]:
-    elastic = draft.recipe.elastic
-    if elastic.snapshot_every is None:
-        return False, "elastic.snapshot_every=null: there are no snapshots"
-    if elastic.max_nodes == 1:
-        return False, "one node has no neighbour"
-    return True, "a lost node takes its own memory with it"
+    lacking = ""
+    if fitting is not None and model is not None and steps_between_snapshots(draft.recipe):
+        lacking = fitting.without_snapshots(draft.recipe, model)
+    return reason_of_snapshots(draft.recipe, lacking)
 
 
 def _restart_timeout(draft: Draft) -> tuple[float, str]:
@@ -610,9 +590,9 @@ AFTER_LAYOUT: dict[str, Rule] = {
     "optim.weight_decay": _weight_decay,
     "optim.warmup_steps": _warmup_steps,
     "optim.decay_steps": _decay_steps,
-    "checkpoint.every": _checkpoint_every,
+    "checkpoint.every": lambda draft: reason_of_checkpoints(draft.recipe),
     "elastic.snapshot_every": _snapshot_every,
-    "elastic.snapshot_neighbour": _snapshot_neighbour,
+    "elastic.snapshot_neighbour": lambda draft: reason_of_neighbour(draft.recipe),
 }
 """Rules that may need the number of data-parallel ranks."""
 

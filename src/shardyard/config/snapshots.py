@@ -43,6 +43,41 @@ def steps_between_checkpoints(recipe: Recipe) -> int | Auto:
     return every
 
 
+def reason_of_snapshots(recipe: Recipe, lacking: str) -> tuple[int | str | None, str]:
+    """Steps between snapshots where the size of the run says so, and why.
+
+    Args:
+        lacking: What a node has too little of for them; empty: nothing.
+    """
+    every = steps_between_snapshots(recipe)
+    if every is None:
+        return None, f"{_size(recipe)}: a fixed size"
+    if lacking:
+        return None, f"{lacking}: checkpoints only"
+    return every, f"{_size(recipe)}: the others continue from memory when a node is lost"
+
+
+def reason_of_checkpoints(recipe: Recipe) -> tuple[int | str, str]:
+    """The same of checkpoints."""
+    every = steps_between_checkpoints(recipe)
+    if every == "auto":
+        return every, f"{_size(recipe)}: by time, as far apart as loses the least (Daly)"
+    return every, f"{_size(recipe)}: a fixed size"
+
+
+def reason_of_neighbour(recipe: Recipe) -> tuple[bool, str]:
+    """Whether a node keeps the snapshots of the one before, where the recipe leaves it open."""
+    if recipe.elastic.snapshot_every is None:
+        return False, "elastic.snapshot_every=null: there are no snapshots"
+    if recipe.elastic.max_nodes == 1:
+        return False, "one node has no neighbour"
+    return True, "a lost node takes its own memory with it"
+
+
+def _size(recipe: Recipe) -> str:
+    return f"min_nodes={recipe.elastic.min_nodes}, max_nodes={recipe.elastic.max_nodes}"
+
+
 def takes_snapshots(recipe: Recipe) -> bool:
     """Whether the run takes any, as far as the recipe says."""
     return steps_between_snapshots(recipe) is not None

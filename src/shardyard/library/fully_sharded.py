@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from shardyard.errors import Problem, RecipeError, RequestError
+from shardyard.models.batch_norm import batch_norms_in
+from shardyard.torch_private import has_hooks
 
 WHOLE = "SHARDYARD_PARALLEL=dp_replicate={},dp_shard=1"
 """Setting with which each rank holds the whole model."""
@@ -46,7 +48,7 @@ def refuse_what_shares_break(
 def _parameter_problems(model: nn.Module) -> Iterator[Problem]:
     named = dict(model.named_parameters())
     for name, param in named.items():
-        if param._backward_hooks or getattr(param, "_post_accumulate_grad_hooks", None):
+        if has_hooks(param):
             yield Problem(name, "has a hook, which would never be called on a share of it.")
         if param.dim() == 0:
             yield Problem(name, "is a single number, and ranks share parameters by rows.")
@@ -63,14 +65,12 @@ def _parameter_problems(model: nn.Module) -> Iterator[Problem]:
 
 
 def _module_problems(model: nn.Module) -> Iterator[Problem]:
+    for name in batch_norms_in(model):
+        text = "is a batch normalisation: each rank keeps running statistics of its own samples."
+        yield Problem(name, text)
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             yield Problem(name, "makes sparse gradients, which are not rows of a share.")
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            yield Problem(
-                name,
-                "is a batch normalisation: each rank keeps running statistics of its own samples.",
-            )
 
 
 def _optimizer_problems(model: nn.Module, optimizer: Optimizer) -> Iterator[Problem]:

@@ -16,7 +16,7 @@ from torch.distributed.algorithms.join import Joinable, JoinHook
 from torch.nn.parallel import DistributedDataParallel
 
 from shardyard.errors import RequestError
-from shardyard.torch_private import after_forward, before_forward, share_buffers
+from shardyard.torch_private import reducer_calls
 
 _NAME = "_shardyard_replicas"
 
@@ -56,16 +56,18 @@ class Replicas:
         self._refresh()
         if self._reducer is None:
             return args, kwargs
-        return before_forward(self._reducer, args, kwargs)
+        before, _, _ = reducer_calls(self._reducer)
+        found: tuple[Any, Any] = before(*args, **kwargs)
+        return found
 
     def after(self, output: Any) -> Any:
         """Call after it; the output is to be used in its place."""
-        return output if self._reducer is None else after_forward(self._reducer, output)
+        return output if self._reducer is None else reducer_calls(self._reducer)[1](output)
 
     def share_buffers(self, *_args: Any) -> None:
         """Give every rank the buffers of rank 0, so that each may evaluate alone."""
-        if self._reducer is not None:
-            share_buffers(self._reducer)
+        if self._reducer is not None and any(True for _ in self._model.buffers()):
+            reducer_calls(self._reducer)[2]()
 
     def _refresh(self) -> None:
         """Follow parameters that were frozen, freed or added."""

@@ -65,7 +65,10 @@ class FittingOn:
     def without_snapshots(self, recipe: Recipe, model: Model) -> str:
         """Why snapshots have no room in host memory; empty: they have, or that is not known."""
         layout = _layout(recipe)
-        if layout is None or not isinstance(recipe.optim.micro_batch, int):
+        is_open = "auto" in (
+            recipe.precision.compute, recipe.memory.recompute, recipe.model.dropout
+        )  # fmt: skip
+        if layout is None or is_open or not isinstance(recipe.optim.micro_batch, int):
             return ""
         neighbour = recipe.elastic.snapshot_neighbour is not False
         elastic = recipe.elastic.model_copy(

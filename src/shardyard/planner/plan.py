@@ -119,11 +119,9 @@ class Plan:
     """Of ``parameters``: those that are not trained."""
     snapshot_bytes: int = 0
     """Host memory of a node that copies of the state take, a neighbour's among them."""
-    snapshots_reason: str = ""
-    """Of an elastic run: why it takes snapshots, or none."""
+    snapshots_reason: str = ""  # of an elastic run: why it takes snapshots, or none
     phases: tuple["Plan", ...] = ()
-    """Of a run with phases: each by itself. Length, time and price are then of all; all else is of
-    the one that needs most memory."""
+    """Each phase, if any. Length, time and price are of all; else of the one with most memory."""
 
     @property
     def trained_parameters(self) -> int:

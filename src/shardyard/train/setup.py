@@ -6,7 +6,7 @@ optimizer after sharding (it must see the shards), the checkpoint last (it overw
 """
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -72,7 +72,7 @@ from shardyard.train.loss_scaling import LossScaling
 from shardyard.train.optim import ShardOptimizer
 from shardyard.train.optimizers.whole_vectors import WholeVectors
 from shardyard.train.own_module import build_own
-from shardyard.train.snapshot_room import lacking_room
+from shardyard.train.snapshot_room import have_no_room
 from shardyard.train.state import Progress, memory_by_kind
 from shardyard.train.states_on_host import StatesOnHost
 from shardyard.train.step import Stepper
@@ -182,14 +182,7 @@ def set_up_phase(
         eval_parts=eval_parts,
         loader=_open_loader(resolved, train_source, begin.progress, mesh),
         saver=_open_saver(run_dir, recipe, place, snapshots),
-        save_interval=_open_save_interval(
-            run_dir,
-            attempt,
-            hooks,
-            place,
-            saved,
-            losses=LOSSES if snapshots is None else LOST_WITH_MEMORY,
-        ),
+        save_interval=_open_save_interval(run_dir, attempt, hooks, place, saved, snapshots),
         snapshots=snapshots,
         check_bits=check_bits,
         tensors=tensors,
@@ -247,8 +240,8 @@ def _open_saver(
 
 
 def _open_save_interval(
-    run_dir: RunDir, attempt: int, hooks: Hooks, place: Place, saved: Saved | None, *,
-    losses: Collection[str],
+    run_dir: RunDir, attempt: int, hooks: Hooks, place: Place, saved: Saved | None,
+    snapshots: Snapshots | None,
 ) -> Interval:  # fmt: skip
     """What says when a checkpoint is due. All ranks call it."""
     every = steps_between_checkpoints(place.resolved.recipe)
@@ -258,7 +251,7 @@ def _open_save_interval(
         run_dir,
         attempt,
         first_step=0 if saved is None else saved.durable_step,
-        losses=losses,
+        losses=LOSSES if snapshots is None else LOST_WITH_MEMORY,
         group=place.control,
         events=hooks.events,
     )
@@ -273,7 +266,10 @@ def _open_snapshots(
     every = steps_between_snapshots(place.resolved.recipe)
     if every is None:
         return None
-    if "elastic.snapshot_every" in place.resolved.reasons and _have_no_room(hooks, place, tensors):
+    if "elastic.snapshot_every" in place.resolved.reasons and have_no_room(
+        tensors, place.resolved.recipe, hooks.memory, hooks.events,
+        local_rank=place.local_rank, group=place.control,
+    ):  # fmt: skip
         return None
     interval = open_interval(
         "snapshot_interval",
@@ -296,23 +292,6 @@ def _open_snapshots(
         restored=None if saved is None else saved.snapshot,
         interval=interval,
     )
-
-
-def _have_no_room(hooks: Hooks, place: Place, tensors: dict[str, Tensor]) -> bool:
-    """Whether a node cannot hold snapshots that no setting asks for. All ranks call it."""
-    recipe = place.resolved.recipe
-    assert isinstance(recipe.cluster.devices, int)
-    why = lacking_room(
-        tensors,
-        hooks.memory,
-        local_rank=place.local_rank,
-        ranks_of_node=recipe.cluster.devices,
-        neighbour=recipe.elastic.snapshot_neighbour is True,
-        group=place.control,
-    )
-    if why and hooks.events is not None:
-        hooks.events.write("snapshots_left_out", reason=why)
-    return bool(why)
 
 
 def _metric_lines(

@@ -15,11 +15,40 @@ from torch import Tensor
 
 from shardyard.checkpoint.keeping import Memory
 from shardyard.checkpoint.snapshot_written import Room
+from shardyard.config.schema import Recipe
 from shardyard.config.snapshots import SLOTS_FOR_NEIGHBOUR, neighbour_labels, slot_labels
 from shardyard.memory_limit import machine_memory_bytes, memory_limit
+from shardyard.rundir.lines import EventWriter
 from shardyard.units import format_bytes
 
 _MEMINFO = Path("/proc/meminfo")
+
+
+def have_no_room(
+    tensors: Mapping[str, Tensor],
+    recipe: Recipe,
+    memory: Memory,
+    events: EventWriter | None,
+    *,
+    local_rank: int,
+    group: dist.ProcessGroup,
+) -> bool:
+    """Whether a node cannot hold snapshots that no setting asks for; an event says why.
+
+    All ranks call it.
+    """
+    assert isinstance(recipe.cluster.devices, int)
+    why = lacking_room(
+        tensors,
+        memory,
+        local_rank=local_rank,
+        ranks_of_node=recipe.cluster.devices,
+        neighbour=recipe.elastic.snapshot_neighbour is True,
+        group=group,
+    )
+    if why and events is not None:
+        events.write("snapshots_left_out", reason=why)
+    return bool(why)
 
 
 def lacking_room(
