@@ -358,12 +358,12 @@ def placed_over(mesh: "DeviceMesh") -> "Callable[[Shard | None], Any]":
 
 
 def reducer_calls(reducer: Any) -> Any:
-    """Before and after a forward pass of DistributedDataParallel, and buffers. In all versions."""
+    """Before and after a forward pass of DistributedDataParallel, and buffers. Tried in 2.13."""
     return reducer._pre_forward, reducer._post_forward, reducer._sync_buffers
 
 
 def has_hooks(param: Tensor) -> bool:
-    """Whether anything is called with a parameter's gradients. In all versions."""
+    """Whether anything is called with a parameter's gradients. Tried in 2.13."""
     return bool(param._backward_hooks or param._post_accumulate_grad_hooks)
 
 

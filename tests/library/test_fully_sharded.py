@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 
 import shardyard
 from shardyard.errors import RecipeError, RequestError
-from shardyard.library.fully_sharded import refuse_what_shares_break
+from shardyard.library.fully_sharded import check_shardable
 from tests.distributed.ranks import run_on_ranks
 
 
@@ -67,7 +67,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("words", MODELS)
 def test_parameters_that_cannot_be_shared_are_named_with_the_way_out(words: str) -> None:
     with pytest.raises(RecipeError, match=re.escape(words)) as raised:
-        refuse_what_shares_break(MODELS[words](), [], ranks=2)
+        check_shardable(MODELS[words](), [], ranks=2)
     assert "SHARDYARD_PARALLEL=dp_replicate=2,dp_shard=1" in str(raised.value)
 
 
@@ -82,7 +82,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
 def test_optimizers_that_would_step_something_else_are_named(words: str) -> None:
     model = nn.Linear(4, 4)
     with pytest.raises(RecipeError, match=re.escape(words)):
-        refuse_what_shares_break(model, [OPTIMIZERS[words](model)], ranks=2)
+        check_shardable(model, [OPTIMIZERS[words](model)], ranks=2)
 
 
 class _Net(nn.Module):
@@ -134,8 +134,8 @@ def _refused(folder: str) -> list[str]:
 @pytest.mark.heavy
 def test_what_would_use_one_ranks_share_says_what_to_write(tmp_path: Path) -> None:
     for saved, in_dict, copied, folder, hook in run_on_ranks(_refused, 2, str(tmp_path)):
-        assert "holds one rank's share of each parameter" in saved
+        assert "holds one rank's shard of each parameter" in saved
         assert saved == in_dict and "full_state_dict=True" in saved
-        assert "a copy of this _Net would hold one rank's share" in copied
+        assert "a copy of this _Net would hold one rank's shard" in copied
         assert "shardyard.export(model, folder)" in folder
         assert "a hook of layers.0.weight would never be called" in hook

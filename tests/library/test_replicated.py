@@ -17,6 +17,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import shardyard
+from shardyard.errors import StorageError
 from tests.distributed.ranks import run_on_ranks
 
 Trained = tuple[dict[str, Tensor], Any]
@@ -341,6 +342,9 @@ def _of_transformers(folder: str, layout: str) -> float:
         assert model.generate(tokens, max_new_tokens=2).shape == (2, 10)
         model.save_pretrained(folder)
     if layout:
+        with pytest.raises(StorageError, match=r"could not write .*/model.pt"):
+            Path(folder, "model.pt").touch()
+            shardyard.export(model, Path(folder, "model.pt"))
         shardyard.export(model, folder)
     dist.barrier()
     tokens = torch.arange(16).view(2, 8)

@@ -1,6 +1,6 @@
-"""What a script may do with a model whose parameters ranks share, and what to write instead.
+"""What a script may do with a sharded model, and what to write in place of the rest.
 
-FSDP2 replaces parameters by shares of them. What reads them on one rank, keeps them elsewhere, or
+FSDP2 replaces parameters by shards of them. What reads them on one rank, keeps them elsewhere, or
 hangs on the tensors that were there before would be wrong in silence or end in torch's assertions.
 """
 
@@ -26,20 +26,18 @@ _GATHER = (
 )
 
 
-def refuse_what_shares_break(
-    model: nn.Module, optimizers: Sequence[Optimizer], *, ranks: int
-) -> None:
-    """Raise before anything is changed, with all that is found.
+def check_shardable(model: nn.Module, optimizers: Sequence[Optimizer], *, ranks: int) -> None:
+    """Check a model and its optimizers before anything is changed.
 
     Raises:
-        RecipeError: Parameters that cannot be shared, or an optimizer that keeps them.
+        RecipeError: Parameters that cannot be sharded, or optimizers that keep them; all of them.
     """
     found = [*_parameter_problems(model), *_module_problems(model)]
     for optimizer in optimizers:
         found += _optimizer_problems(model, optimizer)
     if found:
         hint = (
-            "Ranks share parameters here. Let each hold the whole model, as "
+            "The model is sharded here. Let each rank hold the whole model, as "
             f"DistributedDataParallel does: {WHOLE.format(ranks)}"
         )
         raise RecipeError(found, "wrap()", hint=hint)
@@ -49,19 +47,19 @@ def _parameter_problems(model: nn.Module) -> Iterator[Problem]:
     named = dict(model.named_parameters())
     for name, param in named.items():
         if has_hooks(param):
-            yield Problem(name, "has a hook, which would never be called on a share of it.")
+            yield Problem(name, "has a hook, which would never be called on a shard of it.")
         if param.dim() == 0:
-            yield Problem(name, "is a single number, and ranks share parameters by rows.")
+            yield Problem(name, "is a single number, and shards are rows.")
         elif not param.numel():
             yield Problem(name, f"is empty, of shape {tuple(param.shape)}.")
         if not param.is_contiguous():
-            yield Problem(name, "is not contiguous (channels_last?); shares are rows.")
+            yield Problem(name, "is not contiguous (channels_last?); shards are rows.")
         if param.is_complex():
-            yield Problem(name, f"is of {param.dtype}, for which torch has no shares.")
+            yield Problem(name, f"is of {param.dtype}, for which torch has no shards.")
     formats = {param.dtype: name for name, param in named.items()}
     if len(formats) > 1:
         words = ", ".join(f"{name} is {dtype}" for dtype, name in formats.items())
-        yield Problem("parameters", f"of several formats: {words}. Shares need one.")
+        yield Problem("parameters", f"of several formats: {words}. Shards need one.")
 
 
 def _module_problems(model: nn.Module) -> Iterator[Problem]:
@@ -70,7 +68,7 @@ def _module_problems(model: nn.Module) -> Iterator[Problem]:
         yield Problem(name, text)
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
-            yield Problem(name, "makes sparse gradients, which are not rows of a share.")
+            yield Problem(name, "makes sparse gradients, which are not rows of a shard.")
 
 
 def _optimizer_problems(model: nn.Module, optimizer: Optimizer) -> Iterator[Problem]:
@@ -83,7 +81,7 @@ def _optimizer_problems(model: nn.Module, optimizer: Optimizer) -> Iterator[Prob
             "or load_checkpoint().",
         )
     if any(group.get("fused") for group in optimizer.param_groups) and isinstance(optimizer, SGD):
-        yield Problem(kind, "fused=True has no rule for shares. Leave fused out.")
+        yield Problem(kind, "fused=True has no rule for shards. Leave fused out.")
     params = {id(param) for param in model.parameters()}
     for name, value in vars(optimizer).items():
         if name not in ("param_groups", "state", "defaults") and _holds(value, params):
@@ -100,45 +98,45 @@ def _holds(value: Any, params: set[int]) -> bool:
     return False
 
 
-class _FullyShared:
+class _FullySharded:
     """What the class of a sharded module has first among its bases."""
 
     def __deepcopy__(self, _memo: Any) -> NoReturn:
         raise RequestError(
-            f"a copy of this {_name_of(self)} would hold one rank's share of it. Make averages of "
-            "weights over parameters of this model (torch._foreach_lerp_), or let each rank hold "
-            "the whole model: " + _whole()
+            f"a copy of this {_name_of(self)} would hold one rank's shard of it. Keep averages of "
+            "weights as copies of model.parameters(), updated with Tensor.lerp_, or let each rank "
+            "hold the whole model: " + _whole()
         )
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """That of torch, which may be loaded again but not pickled."""
+        """torch's own, rejected by pickle."""
         found = super().state_dict(*args, **kwargs)  # type: ignore[misc]
         if args or kwargs.get("prefix") or kwargs.get("destination") is not None:
             return found
-        shares = Shares(found)
-        shares._metadata = getattr(found, "_metadata", None)
-        return shares
+        sharded = ShardedStateDict(found)
+        sharded._metadata = getattr(found, "_metadata", None)
+        return sharded
 
 
-class Shares(OrderedDict[str, Any]):
-    """One rank's share of a state dict."""
+class ShardedStateDict(OrderedDict[str, Any]):
+    """One rank's shards, which may be loaded again but not pickled."""
 
     _metadata: Any
 
     def __reduce_ex__(self, _protocol: Any) -> NoReturn:
         raise RequestError(
-            "this state_dict() holds one rank's share of each parameter: a file of it would lack "
+            "this state_dict() holds one rank's shard of each parameter: a file of it would lack "
             f"the rest. Let all ranks call {_GATHER} and save what rank 0 gets, or use "
             "shardyard.save_checkpoint(folder, model, optimizer, step=step); for a transformers "
             "model shardyard.export(model, folder)."
         )
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Shares":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ShardedStateDict":
         """Kept beside, to be loaded again: the best weights so far."""
-        return Shares((name, copy.deepcopy(value, memo)) for name, value in self.items())
+        return ShardedStateDict((name, copy.deepcopy(value, memo)) for name, value in self.items())
 
 
-def share(model: nn.Module) -> None:
+def replace_class(model: nn.Module) -> None:
     """Change the class of a module in place that has been through ``fully_shard``."""
     kind = type(model)
     before: Any = kind.__bases__[1]  # as fully_shard left it
@@ -147,7 +145,7 @@ def share(model: nn.Module) -> None:
     if hasattr(model, "save_pretrained"):
         added["save_pretrained"] = _save_pretrained
     model.__class__ = type(
-        before.__name__, (_FullyShared, kind), {"__doc__": before.__doc__, **added}
+        before.__name__, (_FullySharded, kind), {"__doc__": before.__doc__, **added}
     )
     for name, param in model.named_parameters():
         param.register_hook = _refuse_hook(name)  # type: ignore[method-assign]
@@ -157,8 +155,8 @@ def share(model: nn.Module) -> None:
 def _refuse_hook(name: str) -> Any:
     def refuse(*_args: Any, **_kwargs: Any) -> NoReturn:
         raise RequestError(
-            f"a hook of {name} would never be called: ranks share it, and its gradient is made of "
-            "shares. Change model's gradients between backward() and optimizer.step(), or let each "
+            f"a hook of {name} would never be called: it is sharded, and so is "
+            "its gradient. Change param.grad between backward() and optimizer.step(), or let each "
             f"rank hold the whole model: {_whole()}"
         )
 
@@ -184,7 +182,7 @@ def _view(model: nn.Module, kind: Any) -> nn.Module:
 
 def _save_pretrained(model: nn.Module, *_args: Any, **_kwargs: Any) -> NoReturn:
     raise RequestError(
-        f"save_pretrained() of this {_name_of(model)} would write one rank's share. Let all ranks "
+        f"save_pretrained() of this {_name_of(model)} would write one rank's shards. Let all ranks "
         "call shardyard.export(model, folder), which writes the same files."
     )
 

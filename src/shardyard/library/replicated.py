@@ -20,8 +20,6 @@ from shardyard.torch_private import reducer_calls
 
 _NAME = "_shardyard_replicas"
 
-_outside_graphs: Any = torch.compiler.disable
-
 
 class Replicas:
     """Averages gradients of one module over all ranks, after each backward pass."""
@@ -31,6 +29,9 @@ class Replicas:
         self._model = model
         self._trained: list[tuple[int, bool]] = []
         self._reducer: DistributedDataParallel | None = None
+        outside_graphs: Any = torch.compiler.disable
+        self.pre_forward = outside_graphs(self._pre_forward)
+        self.post_forward = outside_graphs(self._post_forward)
         self._refresh()
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -51,20 +52,18 @@ class Replicas:
             )
         return self._reducer
 
-    def before(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Call before a forward pass with gradients."""
+    def _pre_forward(self, args: Any, kwargs: Any) -> Any:
+        """Arguments of a forward pass with gradients, once the reducer is ready for it."""
         self._refresh()
         if self._reducer is None:
             return args, kwargs
-        before, _, _ = reducer_calls(self._reducer)
-        found: tuple[Any, Any] = before(*args, **kwargs)
-        return found
+        return reducer_calls(self._reducer)[0](*args, **kwargs)
 
-    def after(self, output: Any) -> Any:
-        """Call after it; the output is to be used in its place."""
+    def _post_forward(self, output: Any) -> Any:
+        """The output whose loss the reducer follows, of a forward pass with gradients."""
         return output if self._reducer is None else reducer_calls(self._reducer)[1](output)
 
-    def share_buffers(self, *_args: Any) -> None:
+    def broadcast_buffers(self, *_args: Any) -> None:
         """Give every rank the buffers of rank 0, so that each may evaluate alone."""
         if self._reducer is not None and any(True for _ in self._model.buffers()):
             reducer_calls(self._reducer)[2]()
@@ -78,11 +77,11 @@ class Replicas:
         self._reducer = None  # its hooks go before others come
         if dist.get_world_size() > 1 and any(is_trained for _, is_trained in trained):
             self._reducer = DistributedDataParallel(
-                _WithOneUnused(self._model), find_unused_parameters=True
+                _WithUnusedParameter(self._model), find_unused_parameters=True
             )
 
 
-class _WithOneUnused(nn.Module):
+class _WithUnusedParameter(nn.Module):
     """A module and a parameter that nothing uses.
 
     Without one torch warns that nothing was unused, on each rank, in the first step of most models.
@@ -106,8 +105,8 @@ class _Replicated:
         if not torch.is_grad_enabled():  # one rank may evaluate alone
             return call(*args, **kwargs)
         replicas = _replicas_of(self)
-        args, kwargs = _outside_graphs(replicas.before)(args, kwargs)
-        return _outside_graphs(replicas.after)(call(*args, **kwargs))
+        args, kwargs = replicas.pre_forward(args, kwargs)
+        return replicas.post_forward(call(*args, **kwargs))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A plain module of its own, for averages of weights and teachers."""

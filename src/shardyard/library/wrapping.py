@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from shardyard.config.schema import Recipe
 from shardyard.errors import RecipeError, RequestError
 from shardyard.library.exact_mean import ExactMean
-from shardyard.library.fully_sharded import refuse_what_shares_break, share
+from shardyard.library.fully_sharded import check_shardable, replace_class
 from shardyard.library.mesh import build_mesh, devices_per_node, local_device
 from shardyard.library.model import refuse_second_split
 from shardyard.library.replicated import replicate
@@ -30,7 +30,7 @@ from shardyard.parallel.apply import shard_script
 from shardyard.parallel.device import total_memory_bytes
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.own_module import blocks_named, module_problems, rank_with_other_weights
-from shardyard.talk import say
+from shardyard.talk import say, warn
 from shardyard.tasks.own import Loss
 from shardyard.units import format_bytes
 
@@ -38,7 +38,7 @@ AnyModule = TypeVar("AnyModule", bound=nn.Module)
 AnyOptimizers = TypeVar("AnyOptimizers", bound=Optimizer | Sequence[Optimizer])
 
 VARIABLE = "SHARDYARD_PARALLEL"
-_SHARE_OF_ROOM = 0.6
+_MEMORY_FRACTION = 0.6
 """Of a rank's memory: activations and what libraries hold are the rest."""
 _AXES = ("dp_replicate", "dp_shard", "zero")
 _LONG_FORM = {
@@ -117,7 +117,7 @@ def wrap(
     chosen: Mapping[str, nn.Module] = {}
     if not is_whole:
         chosen = _blocks(model) if blocks is None else _named(model, blocks)
-        refuse_what_shares_break(model, optimizers, ranks=mesh.layout.world_size)
+        check_shardable(model, optimizers, ranks=mesh.layout.world_size)
     control: dist.ProcessGroup = dist.new_group(backend="gloo")
     _refuse_another_model(model, control)
     _move(model, device)
@@ -125,11 +125,11 @@ def wrap(
     if is_whole:
         replicas = replicate(model)
         for each in optimizers:
-            each.register_step_post_hook(replicas.share_buffers)
+            each.register_step_post_hook(replicas.broadcast_buffers)
     else:
         _begin_alike(model, control)
         shard_script(model, mesh, blocks=chosen, precision=MixedPrecisionPolicy())
-        share(model)
+        replace_class(model)
     params = dict(model.named_parameters())
     for each, of_one in zip(optimizers, names, strict=True):
         _point(each, of_one, params)
@@ -219,10 +219,10 @@ def _move(model: nn.Module, device: torch.device) -> None:
 
 @torch.no_grad()
 def _begin_alike(model: nn.Module, control: dist.ProcessGroup) -> None:
-    """Give every rank the parameters and buffers of rank 0, where they differ."""
-    if rank_with_other_weights(model, control) is not None:
-        for tensor in (*model.parameters(), *model.buffers()):
-            dist.broadcast(tensor, 0)
+    """Give every rank the buffers of rank 0, and its parameters where they differ."""
+    differs = rank_with_other_weights(model, control) is not None
+    for tensor in (*(model.parameters() if differs else ()), *model.buffers()):
+        dist.broadcast(tensor, 0)
 
 
 def _mesh(recipe: Recipe | None, model: nn.Module) -> Mesh:
@@ -245,29 +245,29 @@ def _mesh(recipe: Recipe | None, model: nn.Module) -> Mesh:
     mesh = build_mesh()
     if mesh.layout.world_size == 1:
         return mesh
-    need, room = _bytes_whole(model), _room_bytes(mesh)
+    need, room = _replicated_bytes(model), _memory_bytes(mesh)
     rooms: list[Any] = [None] * mesh.layout.world_size
     dist.all_gather_object(rooms, (need, room))
     need, room = max(need for need, _ in rooms), min(room for _, room in rooms)
-    fits = need <= _SHARE_OF_ROOM * room
-    how = "each rank holds the whole model" if fits else "ranks share the parameters"
+    fits = need <= _MEMORY_FRACTION * room
+    how = "each rank holds the whole model" if fits else "the model is sharded"
     if dist.get_rank() == 0:
-        say(
+        (say if fits else warn)(
             f"wrap(): {how}: weights, gradients and optimizer take about {format_bytes(need)}, and "
-            f"a rank has {format_bytes(room)}, of which {_SHARE_OF_ROOM:.0%} are for them. "
+            f"a rank has {format_bytes(room)}, of which {_MEMORY_FRACTION:.0%} are for them. "
             f"{VARIABLE} says otherwise (dp_replicate={mesh.layout.world_size},dp_shard=1 or "
             f"dp_shard={mesh.layout.world_size})."
         )
     return build_mesh(dp_replicate=mesh.layout.world_size, dp_shard=1) if fits else mesh
 
 
-def _bytes_whole(model: nn.Module) -> int:
+def _replicated_bytes(model: nn.Module) -> int:
     """Weights and buffers; of what is trained also gradients, what sums them, and Adam's state."""
     held = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     return held + sum(4 * param.nbytes for param in model.parameters() if param.requires_grad)
 
 
-def _room_bytes(mesh: Mesh) -> int:
+def _memory_bytes(mesh: Mesh) -> int:
     kind = mesh.dense.device_type
     if kind == "cpu":
         return usable_memory_bytes() // devices_per_node(mesh.layout.world_size)
