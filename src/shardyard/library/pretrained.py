@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from shardyard.errors import RequestError, ShardyardError, StorageError
+from shardyard.errors import RequestError, StorageError
 from shardyard.library.state import sharded
 
 
@@ -35,15 +35,18 @@ def export(model: nn.Module, folder: str | Path) -> None:
         whole = _whole(tensor)  # one after the other: each rank holds one of them at most
         if dist.get_rank() == 0:
             state[name] = whole.cpu()
-    problem: ShardyardError | None = None
+    problem = ""
     if dist.get_rank() == 0:
         try:
             _write(model, parts.built_as, state, Path(folder))
         except OSError as error:
-            problem = StorageError(f"export() could not write {folder}: {error}.")
+            problem = (
+                f"export() could not write {folder}: {error}. Give a folder that rank 0 may write "
+                "to, with room for the weights."
+            )
     problem = parts.agree(problem)[0]
-    if problem is not None:
-        raise problem
+    if problem:
+        raise StorageError(problem)
 
 
 def _whole(tensor: Any) -> Tensor:
@@ -55,6 +58,7 @@ def _write(
     model: PreTrainedModel, built_as: type[Any], state: dict[str, Tensor], folder: Path
 ) -> None:
     """By a module of the class that the script built, which holds the whole tensors."""
+    folder.mkdir(parents=True, exist_ok=True)  # save_pretrained only logs that it is a file
     with torch.device("meta"):
         plain = built_as(model.config)
     plain.load_state_dict(state, strict=False, assign=True)
