@@ -1,9 +1,11 @@
 """What etcd's servers answer, also wrongly, and what the user is then told."""
 
 import json
+import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from http.client import HTTPSConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -80,6 +82,22 @@ def test_if_none_answers_all_are_named() -> None:
     with pytest.raises(EtcdSilentError, match="does not answer") as silent:
         look(at(*ports))
     assert all(f"127.0.0.1:{port}: [Errno 111]" in str(silent.value) for port in ports)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ssl.SSLEOFError(), ssl.SSLZeroReturnError(), ConnectionResetError(), BrokenPipeError()],
+)
+def test_a_connection_that_tls_ended_however_asks_for_a_certificate(
+    monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    def end(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(HTTPSConnection, "request", end)
+    etcd = Etcd(EtcdPlace((("127.0.0.1", 2379),), is_encrypted=True), {})
+    with pytest.raises(EtcdSilentError, match="ETCDCTL_CERT and ETCDCTL_KEY"):
+        look(etcd)
 
 
 def test_a_server_without_a_leader_is_silent_for_now() -> None:

@@ -27,6 +27,9 @@ _TIMEOUT_S = 3.0
 _UNAVAILABLE = (4, 8, 14)
 """gRPC codes of a server that cannot answer now: too late, out of space, no leader."""
 _UNAUTHENTICATED, _DENIED, _NOT_FOUND = 16, 7, 5
+_ENDED = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionResetError, BrokenPipeError)
+"""A server that restarts ends a connection so, and one that misses a certificate: its alert is
+often lost on the way (TLS 1.3 tells the client only after its first words)."""
 
 Operation = dict[str, Any]
 
@@ -77,6 +80,7 @@ class Etcd:
         self._place = place
         self._servers = deque(place.endpoints)
         self._tls = _tls(place, environ)
+        self._end_hint = _end_hint(place, environ)
         self._login = _login(environ)
         self._token: str | None = None
 
@@ -211,17 +215,14 @@ class Etcd:
             connection.request(method, path, body, dict(headers))
             response = connection.getresponse()
             return response.status, response.read()
-        except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:  # it was ended meanwhile
-            raise _Silent(str(error)) from error
+        except _ENDED as error:  # which of them, is a matter of moments
+            raise _Silent(f"it ended the connection without an answer{self._end_hint}") from error
         except ssl.SSLError as error:
             raise RequestError(
                 f"TLS with etcd at {server[0]}:{server[1]} failed ({error}). Give the file of its "
                 "authority in ETCDCTL_CACERT, and a certificate of this client, where it asks for "
                 "one, in ETCDCTL_CERT and ETCDCTL_KEY. Without TLS its address is etcd://..."
             ) from error
-        except (ConnectionResetError, BrokenPipeError) as error:  # which, is a matter of moments
-            hint = "" if self._tls else "; one with TLS does so, and its address is etcds://..."
-            raise _Silent(f"it ended the connection without an answer{hint}") from error
         except (OSError, HTTPException) as error:
             raise _Silent(str(error) or type(error).__name__) from error
         finally:
@@ -368,3 +369,15 @@ def _tls(place: EtcdPlace, environ: Mapping[str, str]) -> ssl.SSLContext | None:
             "name PEM files on every node."
         ) from error
     return context
+
+
+def _end_hint(place: EtcdPlace, environ: Mapping[str, str]) -> str:
+    """Why a server may end a connection that it would answer from another client."""
+    if not place.is_encrypted:
+        return "; one with TLS does so, and its address is etcds://..."
+    if environ.get("ETCDCTL_CERT"):
+        return ""
+    return (
+        "; one that asks for a certificate of this client does so: give it in ETCDCTL_CERT and "
+        "ETCDCTL_KEY"
+    )

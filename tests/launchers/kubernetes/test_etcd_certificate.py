@@ -112,7 +112,8 @@ def test_only_a_pod_with_the_secret_reaches_etcd(files: Path, port: int) -> None
     assert place is not None
     assert Etcd(place, given).grant_lease(10) > 0
     only_trusts = {"ETCDCTL_CACERT": given["ETCDCTL_CACERT"]}
-    with pytest.raises(RequestError, match="TLS with etcd"):
+    # The server's alert, or a connection that is gone before the alert was read.
+    with pytest.raises((RequestError, EtcdSilentError), match="ETCDCTL_CERT and ETCDCTL_KEY"):
         Etcd(place, only_trusts).grant_lease(10)
     plain = parse_meeting_place(f"etcd://localhost:{port}")
     assert plain is not None
