@@ -1,7 +1,7 @@
 """What becomes of other programs' environment variables."""
 
+import gzip
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,9 +9,12 @@ import pytest
 from shardyard.cli import main
 from shardyard.errors import RequestError
 from shardyard.foreign_variables import (
+    SRUN_DEFAULTS,
     TABLE,
     for_slurm_client,
+    is_of,
     not_for_sbatch,
+    refuse_other_cluster,
     refuse_several_starts,
     remove_for_agent,
 )
@@ -67,17 +70,48 @@ def test_clients_of_slurm_get_its_address_and_none_of_its_options() -> None:
     assert for_slurm_client({**kept, **dict.fromkeys(options, "1")}) == kept
 
 
-@pytest.mark.heavy
-def test_no_option_of_sbatch_that_its_manual_names_reaches_it() -> None:
-    """The reference is Slurm's own manual."""
-    pages = [Path(f"/usr/share/man/man1/{client}.1.gz") for client in ("sbatch", "srun", "squeue")]
-    if not all(page.is_file() for page in pages):
+def _variables_of(client: str) -> set[str]:
+    """Those that Slurm's own manual says a client reads."""
+    page = Path(f"/usr/share/man/man1/{client}.1.gz")
+    if not page.is_file():
         pytest.skip("the manual of Slurm is not installed")
-    text = subprocess.run(["zcat", *map(str, pages)], capture_output=True, text=True, check=True)
-    plain = text.stdout.replace("\\fB", "").replace("\\fR", "").replace("\\-", "-")
-    named = set(re.findall(r"\b(?:SBATCH|SRUN|SQUEUE)_[A-Z_]+[A-Z]\b", plain))
-    assert len(named) > 30
-    assert for_slurm_client(dict.fromkeys(named, "1")) == {}
+    text = gzip.decompress(page.read_bytes()).decode()
+    (_, *sections) = re.split(r'^\.SH "', text, flags=re.MULTILINE)
+    (read,) = [each for each in sections if re.match(r"(INPUT )?ENVIRONMENT VARIABLES", each)]
+    return set(re.findall(r"^\\fB(S[A-Z]+_[A-Z0-9_]+)", read, re.MULTILINE))
+
+
+@pytest.mark.parametrize(
+    "client", ["sbatch", "srun", "squeue", "sacct", "scancel", "scontrol", "sinfo"]
+)
+def test_no_option_of_a_client_that_its_manual_names_reaches_it(client: str) -> None:
+    named = _variables_of(client)
+    assert len(named) > 4
+    assert set(for_slurm_client(dict.fromkeys(named, "1"))) <= {"SLURM_CONF", "SLURMD_DEBUG"}
+
+
+def test_a_job_unsets_each_option_of_srun_that_slurm_does_not_set_for_it() -> None:
+    of_the_job = {
+        "SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_NUM_NODES", "SLURM_NNODES",
+        "SLURM_NPROCS", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_GPUS",
+        "SLURM_GPUS_PER_NODE", "SLURM_NETWORK", "SLURM_UMASK",
+    }  # fmt: skip
+    of_messages = {
+        "SLURM_PMI_KVS_NO_DUP_KEYS", "SLURM_STEP_KILLED_MSG_NODE_ID",
+        "SLURM_SRUN_REDUCE_TASK_EXIT_MSG",
+    }  # fmt: skip
+    named = _variables_of("srun") | _variables_of("scancel") | _variables_of("scontrol")
+    kept = {name for name in named if not is_of(SRUN_DEFAULTS, name)}
+    assert kept <= of_the_job | of_messages | {
+        "SLURM_BITSTR_LEN", "SLURM_CONF_OUT", "SLURM_TOPO_LEN",  # of what scontrol prints
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["SLURM_CLUSTERS", "SBATCH_CLUSTERS"])
+def test_another_cluster_than_the_configured_one_is_rejected_by_name(name: str) -> None:
+    refuse_other_cluster({name: "", "SLURM_CLUSTER_NAME": "here"})
+    with pytest.raises(RequestError, match=f"{name}=far of this shell.*unset {name}; export SLURM"):
+        refuse_other_cluster({name: "far"})
 
 
 def test_an_option_of_sbatch_in_the_shell_is_named_with_the_setting_for_it() -> None:

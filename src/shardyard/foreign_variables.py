@@ -38,17 +38,33 @@ SLURM_ADDRESS = Row(
 )
 SLURM_OPTIONS = Row(
     names=r"(?:SBATCH|SLURM|SRUN|SALLOC|SQUEUE|SINFO|SACCT|SACCTMGR|SCANCEL|SCONTROL)_.*",
-    shown="`SBATCH_*`, `SRUN_*`, `SQUEUE_*`, other `SLURM_*`",
-    does="outrank the lines of a batch script, or change what clients print",
+    shown="`SBATCH_*`, `SRUN_*`, `SQUEUE_*`, `SACCT_*`, `SCANCEL_*`, `SCONTROL_*`, `SINFO_*`, "
+    "other `SLURM_*`",
+    does="outrank the lines of a batch script, change what clients print, or what they end",
     fate="removed",
     how="clients of Slurm do not get them; `launch` warns of each `SBATCH_*`",
 )
+SLURM_CLUSTER = Row(
+    names=r"SLURM_CLUSTERS|SBATCH_CLUSTERS",
+    shown="`SLURM_CLUSTERS`, `SBATCH_CLUSTERS`",
+    does="send jobs to another cluster than that of `SLURM_CONF`",
+    fate="rejected",
+    how="`launch` ends with exit code 2; other clients of Slurm do not get them",
+)
 SRUN_DEFAULTS = Row(
-    names=r"(?:SRUN_.*|SLURM_(?:ACCOUNT|CPU_BIND|CPUS_PER_GPU|DISTRIBUTION|EXACT|EXCLUSIVE|HINT"
-    r"|IMMEDIATE|KILL_BAD_EXIT|LABELIO|MEM_BIND|MEM_PER_CPU|MEM_PER_GPU|MEM_PER_NODE|OPEN_MODE"
-    r"|OVERCOMMIT|OVERLAP|PARTITION|QOS|RESERVATION|STDERRMODE|STDINMODE|STDOUTMODE|STEP_GRES"
-    r"|TASK_EPILOG|TASK_PROLOG|THREADS|TIMELIMIT|WAIT|WCKEY|WORKING_DIR|EXPORT_ENV))",
-    shown="options of srun in the job (`SLURM_MEM_PER_CPU`, `SLURM_TIMELIMIT`, `SLURM_CPU_BIND`)",
+    names=r"(?:SRUN|SCANCEL|SCONTROL)_.*|SLURMD_DEBUG|SLURM_(?:ACCOUNT|ACCTG_FREQ|BCAST"
+    r"|BCAST_EXCLUDE|BURST_BUFFER|CLUSTERS|COMPRESS|CONSTRAINT|CONTAINER|CORE_SPEC|CPU_BIND"
+    r"|CPU_FREQ_REQ|CPUS_PER_GPU|DEBUG|DEBUG_FLAGS|DELAY_BOOT|DEPENDENCY|DISABLE_STATUS"
+    r"|DISTRIBUTION|DIST_PLANESIZE|EPILOG|EXACT|EXCLUSIVE|EXIT_ERROR|EXIT_IMMEDIATE|EXPORT_ENV"
+    r"|GPU_BIND|GPU_FREQ|GPUS_PER_TASK|GRES|GRES_FLAGS|HINT|HOSTFILE|IMMEDIATE|KILL_BAD_EXIT"
+    r"|LABELIO|MEM_BIND|MEM_PER_CPU|MEM_PER_GPU|MEM_PER_NODE|MPI_TYPE|NO_KILL|NTASKS_PER_CORE"
+    r"|NTASKS_PER_GPU|NTASKS_PER_SOCKET|OPEN_MODE|OVERCOMMIT|OVERLAP|PARTITION|POWER|PROFILE"
+    r"|PROLOG|QOS|REMOTE_CWD|REQ_SWITCH|RESERVATION|RESV_PORTS|SEND_LIBS|SIGNAL|SPREAD_JOB"
+    r"|STDERRMODE|STDINMODE|STDOUTMODE|STEP_GRES|TASK_EPILOG|TASK_PROLOG|TEST_EXEC|THREADS"
+    r"|THREADS_PER_CORE|THREAD_SPEC|TIMELIMIT|TIME_FORMAT|UNBUFFEREDIO|USE_MIN_NODES|WAIT"
+    r"|WAIT4SWITCH|WCKEY|WORKING_DIR)",
+    shown="options of srun and scancel in the job (`SLURM_MEM_PER_CPU`, `SLURM_TIMELIMIT`, "
+    "`SLURM_CPU_BIND`, `SCANCEL_*`)",
     does="change how srun starts the nodes of a job, or end it",
     fate="removed",
     how="the batch script unsets them before srun",
@@ -87,7 +103,8 @@ PLACE = Row(
     how="the orders of each worker set them anew",
 )
 TABLE = (
-    SLURM_ADDRESS, SLURM_OPTIONS, SRUN_DEFAULTS, STARTED_BY, OF_TORCH_AGENT, INTERFACE, PLACE
+    SLURM_ADDRESS, SLURM_OPTIONS, SLURM_CLUSTER, SRUN_DEFAULTS, STARTED_BY, OF_TORCH_AGENT,
+    INTERFACE, PLACE,
 )  # fmt: skip
 
 _STARTERS = (
@@ -139,6 +156,24 @@ def not_for_sbatch(environ: Mapping[str, str]) -> str | None:
     remedy = f" To use their values, set them there: {' '.join(settings)}." if settings else ""
     named = ", ".join(f"{name}={value}" for name, value in found.items())
     return f"sbatch does not get {named} of this shell: the recipe decides.{remedy}"
+
+
+def refuse_other_cluster(environ: Mapping[str, str]) -> None:
+    """Reject a choice of a Slurm cluster that no setting of a recipe stands for.
+
+    Raises:
+        RequestError: A job would go to another cluster than the shell says.
+    """
+    found = {name: environ[name] for name in sorted(environ) if is_of(SLURM_CLUSTER, name)}
+    named = {name: value for name, value in found.items() if value.strip()}
+    if not named:
+        return
+    raise RequestError(
+        f"{' and '.join(f'{name}={value}' for name, value in named.items())} of this shell would "
+        "send the job to another Slurm cluster, and no setting of a recipe does that. Run this on "
+        "a login node of the cluster that you want, or name its configuration: "
+        f"`unset {' '.join(named)}; export SLURM_CONF=/path/of/its/slurm.conf`."
+    )
 
 
 def remove_for_agent(environ: MutableMapping[str, str]) -> None:

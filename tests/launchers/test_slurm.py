@@ -488,7 +488,10 @@ def test_variables_of_a_login_shell_on_a_node_end_no_job(
     launcher: SlurmLauncher, run_dir: Path, ledger: Ledger, wait: Waiting
 ) -> None:
     rendered = _rendered(launcher, run_dir, "end 0")
-    login = "export SLURM_MEM_PER_NODE=100 SLURM_MEM_PER_CPU=50 SRUN_CPU_BIND=x SLURM_TIMELIMIT=x"
+    login = (
+        "export SLURM_MEM_PER_NODE=100 SLURM_MEM_PER_CPU=50 SRUN_CPU_BIND=x SLURM_TIMELIMIT=x "
+        "SLURM_CLUSTERS=far SLURM_HINT=x SLURM_THREADS_PER_CORE=x SLURM_PROFILE=x SLURM_GRES=x:x"
+    )
     files = {
         name: content.replace("set -euo pipefail", f"{login}\nset -euo pipefail")
         for name, content in rendered.files.items()

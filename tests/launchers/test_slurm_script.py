@@ -51,6 +51,15 @@ def test_a_script_is_the_golden_one(name: str) -> None:
     assert file.read_text() == script
 
 
+@pytest.mark.heavy
+def test_options_of_a_login_shell_are_unset_and_what_slurm_sets_is_not() -> None:
+    script = render_script(golden_request(next(iter(CASES))))
+    foreign = ("SLURM_CLUSTERS", "SCANCEL_STATE", "SRUN_CONTAINER", "SLURM_HINT", "SLURMD_DEBUG")
+    own = ("SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_JOB_NODELIST", "SLURM_CONF", "SLURM_MEM")
+    printed = _printed(script, 'echo "${!S@}"', **dict.fromkeys((*foreign, *own), "1")).split()
+    assert not {*foreign} & {*printed} and {*own} <= {*printed}
+
+
 @pytest.mark.parametrize(
     ("overrides", "is_shared"),
     [

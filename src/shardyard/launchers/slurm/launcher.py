@@ -21,7 +21,7 @@ from shardyard.config.sight import Sight
 from shardyard.doctor.finding import Finding
 from shardyard.errors import EXIT_DRAINED, RequestError, ShardyardError
 from shardyard.files import make_folder, write_text
-from shardyard.foreign_variables import not_for_sbatch
+from shardyard.foreign_variables import not_for_sbatch, refuse_other_cluster
 from shardyard.launchers.base import (
     Answer,
     Capabilities,
@@ -125,6 +125,7 @@ class SlurmLauncher:
     def render(self, request: LaunchRequest) -> Rendered:
         """Return the batch script and the recipe that its nodes read."""
         refuse_unsupported(request.recipe.secrets, self.capabilities.secrets, launcher=self.name)
+        refuse_other_cluster(self.environ)
         script = render_script(request, self.program)
         return Rendered(
             launcher=self.name,

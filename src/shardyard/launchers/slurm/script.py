@@ -18,6 +18,7 @@ from shardyard.config.secret_reference import parse_references
 from shardyard.config.slurm_options import gpus_in, words_of
 from shardyard.config.timeouts import timeout_problems
 from shardyard.errors import RecipeError, RequestError
+from shardyard.foreign_variables import SRUN_DEFAULTS
 from shardyard.launchers.base import LaunchRequest
 from shardyard.launchers.ledger import SIDE_DETAIL
 from shardyard.launchers.shell_words import word
@@ -32,12 +33,14 @@ SIGNAL_SLACK_S = 60
 COMMENT = "shardyard-run="
 """Begins the comment of each of our jobs; the run's id follows."""
 
-_NOT_FOR_SRUN = (
-    "${!SRUN_@}", "SLURM_EXPORT_ENV", "${!SLURM_MEM_PER_@}", "SLURM_TIMELIMIT", "SLURM_PARTITION",
-    "SLURM_CPU_BIND", "SLURM_OPEN_MODE", "SLURM_KILL_BAD_EXIT", "SLURM_WAIT", "SLURM_EXACT",
-    "SLURM_IMMEDIATE", "SLURM_TASK_PROLOG", "SLURM_WORKING_DIR", "${!SLURM_STD@}",
-)  # fmt: skip
-"""Options of srun that a shell may set, and that sbatch says nothing with."""
+_UNSET = (
+    "# Options of srun and scancel that a login shell may set; tasks get all of this script.",
+    f"options='^({SRUN_DEFAULTS.names.replace('?:', '')})$'",
+    'for name in "${!S@}"; do',
+    '  if [[ $name =~ $options ]]; then unset "$name"; fi',
+    "done",
+)
+"""Lines that leave srun its defaults."""
 
 _GPUS = ("cuda", "xpu")
 """Accelerators that Slurm's gpu plugins find; for others each cluster has its own name."""
@@ -136,7 +139,7 @@ def render_script(request: LaunchRequest, program: tuple[str, ...] = NODE_PROGRA
             *directives,
             "",
             "set -euo pipefail",
-            f"unset {' '.join(_NOT_FOR_SRUN)}  # of a login shell; tasks get all of this script",
+            *_UNSET,
             f"run_dir={word(request.run_dir)}",
             f"requeue={'yes' if slurm.requeue and request.side is None else 'no'}",
             f"outlives_nodes={'yes' if _outlives_nodes(request) else 'no'}",
