@@ -11,6 +11,7 @@ import pytest
 from shardyard import network_interface
 from shardyard.errors import SetUpError
 from shardyard.network_interface import (
+    NCCL_VARIABLE,
     VARIABLE,
     check,
     check_loopback,
@@ -75,6 +76,18 @@ def test_an_interface_that_is_given_stays() -> None:
     assert for_workers("127.0.0.1", [], {})[VARIABLE] == LO
     assert VARIABLE not in for_workers("127.0.0.1", [], {VARIABLE: "eth1"})
     assert VARIABLE not in for_workers(None, [], {})
+    assert for_workers("127.0.0.1", [], {})[NCCL_VARIABLE] == f"={LO}"
+    assert NCCL_VARIABLE not in for_workers("127.0.0.1", [], {NCCL_VARIABLE: "^docker"})
+
+
+def test_interfaces_of_nccls_own_file_stay(tmp_path: Path) -> None:
+    """The environment would outrank the file."""
+    file = tmp_path / "nccl.conf"
+    for text, is_chosen in (("NCCL_DEBUG=WARN\nNCCL_SOCKET_IFNAME=ens\n", False),
+                            ("# NCCL_SOCKET_IFNAME=ens\n", True)):  # fmt: skip
+        file.write_text(text)
+        found = for_workers("127.0.0.1", [], {"NCCL_CONF_FILE": str(file)})
+        assert (NCCL_VARIABLE in found) == is_chosen
 
 
 @pytest.fixture

@@ -94,6 +94,13 @@ INTERFACE = Row(
     fate="checked",
     how="each node checks that the interface is there and has an address; unset, it is chosen",
 )
+NCCL_INTERFACE = Row(
+    names=r"NCCL_SOCKET_IFNAME",
+    shown="`NCCL_SOCKET_IFNAME`",
+    does="names the network interfaces of NCCL's start and of its socket transport",
+    fate="honoured",
+    how="workers get it; unset, also in `/etc/nccl.conf` and `~/.nccl.conf`, it is chosen",
+)
 PLACE = Row(
     names=r"RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_RANK|MASTER_ADDR|MASTER_PORT"
     r"|TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
@@ -104,7 +111,7 @@ PLACE = Row(
 )
 TABLE = (
     SLURM_ADDRESS, SLURM_OPTIONS, SLURM_CLUSTER, SRUN_DEFAULTS, STARTED_BY, OF_TORCH_AGENT,
-    INTERFACE, PLACE,
+    INTERFACE, NCCL_INTERFACE, PLACE,
 )  # fmt: skip
 
 _STARTERS = (

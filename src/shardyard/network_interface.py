@@ -1,12 +1,15 @@
-"""The network interface that gloo uses in the workers of a node, and faults of a given one.
+"""The network interface that gloo and NCCL use in the workers of a node, and faults of a given one.
 
 Left to itself, gloo listens where the machine's host name leads: 127.0.1.1 on Debian, an address of
-yesterday, or nowhere. So each worker gets the interface by which its node reaches the rendezvous.
+yesterday, or nowhere. NCCL takes the first interface that is neither loopback nor docker: a VPN, or
+a bridge that leads to no other node. So each worker gets the interface by which its node reaches
+the rendezvous.
 """
 
 import ctypes
 import ipaddress
 import os
+import re
 import socket
 import sys
 from collections.abc import Collection, Mapping
@@ -17,6 +20,12 @@ from shardyard.errors import SetUpError
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
 """torch gives gloo the interfaces of this name; several are separated by commas."""
+NCCL_VARIABLE = "NCCL_SOCKET_IFNAME"
+"""Interfaces of NCCL's start (bootstrap) and of its socket transport; InfiniBand and EFA devices
+are found without it. https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+"""
+_NCCL_FILES = ("~/.nccl.conf", "/etc/nccl.conf")
+"""Where NCCL reads variables that the environment does not have; NCCL_CONF_FILE is the first."""
 OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """Keeps torch from a store of its own next to that of the rendezvous."""
 _LOOPBACK = "127.0.0.1"
@@ -86,8 +95,24 @@ def for_workers(
         environ: Of the agent; what it names stays.
     """
     name = None if address is None else interface_of(reachable(address, addresses))
-    chosen = {VARIABLE: name} if name is not None and not environ.get(VARIABLE) else {}
+    if name is None:
+        return dict(OWN_STORE)
+    chosen = {} if environ.get(VARIABLE) else {VARIABLE: name}
+    if not environ.get(NCCL_VARIABLE) and not _is_in_nccl_files(environ):
+        chosen[NCCL_VARIABLE] = f"={name}"  # =: this name, not all that begin with it
     return {**OWN_STORE, **chosen}
+
+
+def _is_in_nccl_files(environ: Mapping[str, str]) -> bool:
+    """Whether an administrator or the user names interfaces in a file of NCCL."""
+    own, of_all = _NCCL_FILES
+    for file in (environ.get("NCCL_CONF_FILE") or own, of_all):
+        with suppress(OSError, RuntimeError):  # the latter: there is no home folder
+            path = Path(file).expanduser()
+            text = path.read_text(errors="replace") if path.is_file() else ""
+            if re.search(rf"^\s*{NCCL_VARIABLE}\s*=", text, re.MULTILINE):
+                return True
+    return False
 
 
 def check(environ: Mapping[str, str]) -> None:

@@ -66,7 +66,7 @@ def tell_secrets(_run: RunDir, _attempt: int, _generation: int, _drained: Draine
 
 def tell_network(_run: RunDir, _attempt: int, _generation: int, _drained: Drained) -> str:
     """Variables of the network, and where this process listens."""
-    names = ("GLOO_SOCKET_IFNAME", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
     print(*(f"{name}={os.environ.get(name)}" for name in names))
     _sum_ranks()
     return "finished"

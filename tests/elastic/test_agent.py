@@ -84,7 +84,9 @@ def test_secrets_reach_workers_and_no_other_process_that_the_agent_starts(agents
 def test_workers_of_one_machine_talk_on_its_loopback_interface(agents: Agents) -> None:
     agents.prepare()
     assert answer(agents.start("tell_network"))["exit_code"] == 0
-    told = f"GLOO_SOCKET_IFNAME={loopback_interface()} TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1\n"
+    lo = loopback_interface()
+    own_store = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+    told = f"GLOO_SOCKET_IFNAME={lo} NCCL_SOCKET_IFNAME=={lo} {own_store}\n"
     assert [agents.run.log(1, rank).read_text() for rank in range(2)] == [told, told]
 
 

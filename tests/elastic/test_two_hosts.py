@@ -55,7 +55,8 @@ def test_hosts_meet_whatever_their_own_name_leads_to(
         options = ("--rendezvous", "host0:29400", "--node-rank", str(node))
         nodes.append(agents.start("tell_network", *options, on=program))
     assert [answer(node)["exit_code"] for node in nodes] == [0, 0]
-    told = f"GLOO_SOCKET_IFNAME={INTERFACE} TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1\n"
+    own_store = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+    told = f"GLOO_SOCKET_IFNAME={INTERFACE} NCCL_SOCKET_IFNAME=={INTERFACE} {own_store}\n"
     logs = [agents.run.log(1, rank).read_text() for rank in range(2)]
     assert [log.endswith(told) for log in logs] == [True, True]  # c10d may miss a name before it
     assert not agents.events("worker_lost") and not agents.events("node_lost")
