@@ -81,6 +81,19 @@ def test_secrets_reach_workers_and_no_other_process_that_the_agent_starts(agents
 
 
 @pytest.mark.heavy
+def test_an_agent_that_waits_for_another_node_says_so_in_its_log(agents: Agents) -> None:
+    agents.prepare(devices=1, nodes=2)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place = ("--rendezvous", f"127.0.0.1:{free.getsockname()[1]}")
+    log = agents.run.attempt(1) / "agent-0.log"
+    first = agents.start("finish", *place)
+    wait_until(lambda: log.is_file() and "other nodes at 127.0.0.1:" in log.read_text())
+    second = agents.start("finish", *place, "--node-rank", "1")
+    assert [answer(first)["exit_code"], answer(second)["exit_code"]] == [0, 0]
+    assert ": 1 of 2 came. It gives up at " in log.read_text()
+
+
+@pytest.mark.heavy
 def test_workers_of_one_machine_talk_on_its_loopback_interface(agents: Agents) -> None:
     agents.prepare()
     assert answer(agents.start("tell_network"))["exit_code"] == 0

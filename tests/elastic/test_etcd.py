@@ -1,6 +1,7 @@
 """Agents that meet in a real etcd of Debian's, started without its API of version 2."""
 
 import json
+import re
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -14,7 +15,8 @@ from torch.distributed.elastic.rendezvous.api import RendezvousInfo
 from shardyard.config.meeting_place import EtcdPlace
 from shardyard.elastic.etcd import EtcdRendezvous, etcd_rendezvous
 from shardyard.elastic.etcd_client import Etcd, EtcdSilentError, get, is_at, put
-from shardyard.elastic.rendezvous import Meeting
+from shardyard.elastic.meeting_wait import MeetingWait
+from shardyard.elastic.rendezvous import Meeting, others
 from shardyard.elastic.seal import Seal
 from shardyard.errors import AccessError, LostNodeError, RequestError
 from shardyard.waiting import wait_for
@@ -169,6 +171,7 @@ def test_all_nodes_are_waited_for_before_the_first_meeting(shared: EtcdServer) -
         assert not wait_for(waits.done, within_s=0.5, every_s=0.1)
         second = enter(shared, "all")
         waits.result()
+    assert others(second.meeting, 1).startswith("other nodes at etcd at 127.0.0.1:")
     second.wait_for_all(nodes=3, wait_s=3600.0, is_over=lambda: False)  # it has begun
     for node in (first, second):
         node.shutdown()
@@ -203,6 +206,7 @@ def test_an_etcd_that_is_killed_and_comes_back_loses_nobody(own: EtcdServer) -> 
     with ThreadPoolExecutor() as pool:
         meets = [pool.submit(node.next_rendezvous) for node in nodes]
         assert not wait_for(lambda: any(m.done() for m in meets), within_s=0.5, every_s=0.1)
+        assert "does not answer" in nodes[0].meeting.wait.silence
         own.start()
         assert [each.result().world_size for each in meets] == [2, 2]
     assert wait_for(lambda: all(p.is_heard for p in presences), within_s=60, every_s=0.1)
@@ -232,6 +236,28 @@ def test_no_etcd_is_told_with_where_and_what_to_look_at(monkeypatch: pytest.Monk
     words = r"etcd at 127\.0\.0\.1:1 does not answer .*Check that it runs, that its address"
     with pytest.raises(LostNodeError, match=words):
         etcd_rendezvous(meeting, EtcdPlace((("127.0.0.1", 1),), is_encrypted=False))
+
+
+def test_a_node_that_waits_for_a_silent_etcd_says_what_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shardyard.elastic.etcd._FIRST_ANSWER_S", 0.3)
+    clock = [0.0]
+    meeting = Meeting(
+        id="m", seal=Seal(b"s" * 32), min_nodes=1, max_nodes=1, endpoint=None, node_rank=0,
+        keep_alive_s=3, restart_timeout_s=60.0, wait=MeetingWait(0, now_s=lambda: clock[0]),
+    )  # fmt: skip
+    with ThreadPoolExecutor() as pool:
+        place = EtcdPlace((("127.0.0.1", 1),), is_encrypted=False)
+        entered = pool.submit(etcd_rendezvous, meeting, place)
+        assert wait_for(lambda: meeting.wait.silence, within_s=60, every_s=0.01)
+        clock[0] = 10.0
+        line = meeting.wait.line() or ""
+        with pytest.raises(LostNodeError):
+            entered.result()
+    where = r"etcd at 127\.0\.0\.1:1"
+    words = rf"node 0 waits for an answer of {where}\. {where} does not answer \(.*\)\. It gives up"
+    assert re.match(words, line)
 
 
 @pytest.mark.system

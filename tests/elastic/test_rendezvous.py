@@ -6,10 +6,12 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]  # built in C++
 
+from shardyard.elastic.meeting_wait import MeetingWait
 from shardyard.elastic.rendezvous import (
     Meeting,
     Rendezvous,
@@ -70,41 +72,79 @@ def never() -> bool:
     return False
 
 
+def a_meeting(node_rank: int, endpoint: str | None, **other: Any) -> Meeting:
+    """One of two nodes; what dead nodes leave is believed for an hour."""
+    return Meeting(
+        id="m", seal=Seal(b"s" * 32), min_nodes=1, max_nodes=2, endpoint=endpoint,
+        node_rank=node_rank, join_interval_s=0.0, keep_alive_s=3600, restart_timeout_s=600.0,
+        **other,
+    )  # fmt: skip
+
+
+MEETING = a_meeting(0, None)
+
+
 def test_a_run_waits_for_all_of_its_nodes() -> None:
     store = serve_store("127.0.0.1", 0)
     with ThreadPoolExecutor() as pool:
-        first = pool.submit(wait_for_all, store, nodes=2, wait_s=60.0, is_over=never)
+        first = pool.submit(wait_for_all, MEETING, store, nodes=2, wait_s=60.0, is_over=never)
         time.sleep(0.3)
         assert not first.done()
         other = connect_store("127.0.0.1", store.port)
-        wait_for_all(other, nodes=2, wait_s=60.0, is_over=never)
+        wait_for_all(MEETING, other, nodes=2, wait_s=60.0, is_over=never)
         first.result(timeout=10)
 
 
 def test_the_first_node_waits_so_long_and_a_later_one_not_at_all() -> None:
     store = serve_store("127.0.0.1", 0)
     began_s = time.monotonic()
-    wait_for_all(store, nodes=3, wait_s=0.3, is_over=never)
+    wait_for_all(MEETING, store, nodes=3, wait_s=0.3, is_over=never)
     assert time.monotonic() - began_s >= 0.3
-    wait_for_all(store, nodes=3, wait_s=3600.0, is_over=never)
+    wait_for_all(MEETING, store, nodes=3, wait_s=3600.0, is_over=never)
 
 
 def test_a_drain_ends_the_wait() -> None:
-    wait_for_all(serve_store("127.0.0.1", 0), nodes=2, wait_s=3600.0, is_over=lambda: True)
+    store = serve_store("127.0.0.1", 0)
+    wait_for_all(MEETING, store, nodes=2, wait_s=3600.0, is_over=lambda: True)
+
+
+def test_a_node_that_waits_says_for_whom_where_and_until_when() -> None:
+    clock = [0.0]
+    first = a_meeting(0, "127.0.0.1:0", wait=MeetingWait(0, now_s=lambda: clock[0]))
+    store = serve_store("127.0.0.1", 0)
+    with ThreadPoolExecutor() as pool:
+        waits = pool.submit(wait_for_all, first, store, nodes=2, wait_s=60.0, is_over=never)
+        assert wait_for(lambda: first.wait.is_waiting, within_s=60, every_s=0.01)
+        assert first.wait.line() is None
+        clock[0] = 10.0
+        line = first.wait.line() or ""
+        store.add("shardyard/arrived", 1)
+        waits.result()
+    assert line.startswith("node 0 waits for other nodes at 127.0.0.1:0: 1 of 1 to 2 came. It ")
+    assert line.endswith(", in 50 s.") and first.wait.line() is None
+
+
+def test_a_node_that_cannot_reach_the_store_says_where_it_is() -> None:
+    clock = [0.0]
+    port = serve_store("127.0.0.1", 0).port  # free again at once
+    second = a_meeting(1, f"127.0.0.1:{port}", wait=MeetingWait(1, now_s=lambda: clock[0]))
+    with ThreadPoolExecutor() as pool:
+        entered = pool.submit(build_rendezvous, second)
+        assert wait_for(lambda: second.wait.is_waiting, within_s=60, every_s=0.01)
+        clock[0] = 10.0
+        line = second.wait.line() or ""
+        store = serve_store("127.0.0.1", port)
+        entered.result()[0].shutdown()
+    assert line.startswith(f"node 1 waits for the agent of node 0 at 127.0.0.1:{port}. It gives up")
+    del store
 
 
 @pytest.fixture
 def pair() -> Iterator[list[Rendezvous]]:
-    """Two nodes, of which one is enough; what dead nodes leave is believed for an hour."""
-
-    def meeting(node_rank: int, endpoint: str | None) -> Meeting:
-        return Meeting(
-            id="m", seal=Seal(b"s" * 32), min_nodes=1, max_nodes=2, endpoint=endpoint,
-            node_rank=node_rank, join_interval_s=0.0, keep_alive_s=3600, restart_timeout_s=600.0,
-        )  # fmt: skip
+    """Two nodes, of which one is enough."""
 
     port = serve_store("127.0.0.1", 0).port  # free again at once
-    nodes = [build_rendezvous(meeting(rank, f"127.0.0.1:{port}"))[0] for rank in range(2)]
+    nodes = [build_rendezvous(a_meeting(rank, f"127.0.0.1:{port}"))[0] for rank in range(2)]
     yield nodes
     for node in nodes:
         node.shutdown()

@@ -33,6 +33,7 @@ from shardyard.errors import LostNodeError, ShardyardError, StorageError
 from shardyard.files import make_folder
 from shardyard.foreign_variables import remove_for_agent
 from shardyard.observe.exporter import RunReader, exporting
+from shardyard.printable import log_line
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease
 from shardyard.rundir.resolved import read_resolved
@@ -86,6 +87,7 @@ def _conduct(
     lease = _lease_of(run, args)
     data = InUse(Path(resolved.data.dir))
     log = _log(args)
+    shown = os.dup(2)
     _send_talk_to(log)
     drain = DrainRequest(resolved.recipe.elastic.drain_timeout_s, is_asked_once=args.asked_once)
     drain.listen()
@@ -125,6 +127,7 @@ def _conduct(
             neighbour=Neighbour.of(slots, resolved.recipe),
             store_moves=args.store_moves,
             findings=telemetry.findings,
+            tell=partial(_tell, shown),
         )
         reader = _reader(run, args, resolved, notes)
         place = metrics_place(resolved.recipe.observe.prometheus)
@@ -245,6 +248,13 @@ def _parse(argv: Sequence[str] | None) -> Any:
 def _log(args: argparse.Namespace) -> Path:
     attempt = RunDir(args.run_dir.resolve()).attempt(args.attempt)
     return attempt / f"agent-{args.node_rank}.log"
+
+
+def _tell(shown: int, text: str) -> None:
+    """Say something in the log, and where the caller of this process says what it does."""
+    print(text, flush=True)
+    with suppress(OSError):  # nobody reads it any more
+        os.write(shown, f"{log_line(text)}\n".encode())
 
 
 def _send_talk_to(log: Path) -> None:

@@ -37,6 +37,7 @@ from shardyard.elastic.group import DRAINED, GroupAgent, StoppedBeforeStart
 from shardyard.elastic.hang_watch import Budgets
 from shardyard.elastic.leave_out import LeftOut, wait_for_end, was_left_out
 from shardyard.elastic.losses import Loss, first_cause
+from shardyard.elastic.meeting_wait import MeetingWait
 from shardyard.elastic.neighbour import Neighbour
 from shardyard.elastic.notices import Node
 from shardyard.elastic.rendezvous import (
@@ -99,8 +100,11 @@ class Attempt:
     """Whether the others go on where the node that serves the store is lost."""
     findings: Findings = tuple
     """What telemetry has found wrong with this node's devices."""
+    tell: Callable[[str], None] = print
+    """Shows whoever watches this node what it waits for."""
     seal: Seal = field(init=False)
     """Marks what the nodes of this attempt tell each other."""
+    _wait: MeetingWait = field(init=False)
     _succession: Succession = field(init=False)
     _agent: GroupAgent | None = field(default=None, init=False)
     _answer: Answer | None = field(default=None, init=False)
@@ -109,6 +113,7 @@ class Attempt:
     def conduct(self) -> Answer:
         """Run to the end; call from the main thread."""
         self._checkpoint_before = newest_checkpoint(self.run)
+        self._wait = MeetingWait(self.node_rank)
         thread = threading.Thread(target=self._run_agent, name="elastic-agent", daemon=True)
         thread.start()
         folder = FolderWatch(self.run.resolved(self.number))
@@ -122,6 +127,8 @@ class Attempt:
                     self._answer = self._cut_off(self._agent)
                     break
             thread.join(_POLL_S)
+            if (line := self._wait.line()) is not None:
+                self.tell(line)
             is_meeting = self._agent is None or self._agent.is_meeting
             polls_in_vain += self.drain.is_overdue or (self.drain.is_requested and is_meeting)
         folder.stop()
@@ -270,7 +277,7 @@ class Attempt:
         place = parse_meeting_place(self.resolved.recipe.elastic.rendezvous)
         if place is None:
             handler, store = build_rendezvous(meeting)
-            return handler, store, partial(wait_for_all, store)
+            return handler, store, partial(wait_for_all, meeting, store)
         # Another run may have been given the same id, and meet in the same etcd.
         digest = self.seal.derived("etcd").hex()[:8]
         in_etcd = etcd_rendezvous(replace(meeting, id=f"{meeting.id}-{digest}"), place)
@@ -341,6 +348,7 @@ class Attempt:
         return Meeting(
             id=f"{self.run.run_id}-{self.number}",
             seal=self.seal,
+            wait=self._wait,
             min_nodes=nodes if elastic.min_nodes == "auto" else elastic.min_nodes,
             max_nodes=nodes if elastic.max_nodes == "auto" else elastic.max_nodes,
             endpoint=self._succession.place.endpoint or None,

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -53,10 +54,11 @@ from shardyard.elastic.rendezvous import (
     Rendezvous,
     connect_store,
     have_a_store_each,
+    others,
     parse_endpoint,
     serve_store,
 )
-from shardyard.elastic.seal import Seal, SealedStore
+from shardyard.elastic.seal import SealedStore
 from shardyard.elastic.signs_of_life import OwnClock
 from shardyard.errors import LostNodeError, ShardyardError
 from shardyard.network_interface import address_towards, is_loopback
@@ -147,9 +149,9 @@ class Presence:
 class EtcdBackend(RendezvousBackend):
     """The state of torch's rendezvous in one key of etcd."""
 
-    def __init__(self, etcd: Etcd, root: str, presence: Presence, seal: Seal) -> None:
+    def __init__(self, etcd: Etcd, root: str, presence: Presence, meeting: Meeting) -> None:
         self._etcd = etcd
-        self.seal = seal
+        self.seal, self._wait = meeting.seal, meeting.wait
         self.presence = presence
         self._nodes = f"{root}/nodes/"
         self._key = f"{root}/meeting/state"
@@ -205,11 +207,15 @@ class EtcdBackend(RendezvousBackend):
         """Ask, and again as long as there is patience."""
         while True:
             try:
-                return ask()
-            except EtcdSilentError:
+                answer = ask()
+            except EtcdSilentError as error:
+                self._wait.silence = str(error)
                 if time.monotonic() >= self._patient_until_s:
                     raise
                 time.sleep(_POLL_S)
+            else:
+                self._wait.silence = ""
+                return answer
 
     def _read(self) -> list[dict[str, Any]]:
         return [get(self._key), get_all(self._nodes)]
@@ -310,11 +316,16 @@ class EtcdRendezvous(Rendezvous):
         begun = f"{self._root}/meeting/begun"
         look = [get_all(f"{self._root}/nodes/"), get(begun)]
 
-        def is_enough() -> bool:
-            there, has_begun = self._shared.patiently(lambda: self._etcd.transact(look))[1]
-            return len(there) >= nodes or bool(has_begun) or is_over()
+        here = 1
 
-        with self._shared.patience(wait_s + _FIRST_ANSWER_S):
+        def is_enough() -> bool:
+            nonlocal here
+            there, has_begun = self._shared.patiently(lambda: self._etcd.transact(look))[1]
+            here = len(there)
+            return here >= nodes or bool(has_begun) or is_over()
+
+        waiting = self.meeting.wait.waits_for(lambda: others(self.meeting, here), within_s=wait_s)
+        with self._shared.patience(wait_s + _FIRST_ANSWER_S), waiting:
             wait_for(is_enough, within_s=wait_s, every_s=_POLL_S)
             lease = self._shared.presence.meeting_lease
             self._shared.patiently(lambda: self._etcd.transact([put(begun, b"", lease=lease)]))
@@ -371,7 +382,8 @@ def etcd_rendezvous(meeting: Meeting, place: EtcdPlace) -> EtcdRendezvous:
     have_a_store_each()
     etcd, root = Etcd(place), f"{_ROOT}/{meeting.id}"
     presence = Presence(etcd, root, ttl_s=meeting.keep_alive_s)
-    backend = EtcdBackend(etcd, root, presence, meeting.seal)
+    meeting = replace(meeting, place=str(etcd))
+    backend = EtcdBackend(etcd, root, presence, meeting)
     clock = OwnClock(backend, last_call=LAST_CALL_TIMEOUT)
     handler: EtcdRendezvous = EtcdRendezvous.from_backend(
         meeting.id,
@@ -386,10 +398,11 @@ def etcd_rendezvous(meeting: Meeting, place: EtcdPlace) -> EtcdRendezvous:
         ),
         keep_alive_interval=_KEPT_S,  # leases say who lives
     )
-    handler.own_clock, handler.seal = clock, meeting.seal
+    handler.own_clock, handler.seal, handler.meeting = clock, meeting.seal, meeting
     handler.enter(etcd, root, backend, address)
     try:
-        with backend.patience(_FIRST_ANSWER_S):
+        waiting = meeting.wait.waits_for(lambda: f"an answer of {etcd}", within_s=_FIRST_ANSWER_S)
+        with backend.patience(_FIRST_ANSWER_S), waiting:
             backend.patiently(lambda: _wait_for_an_end(etcd, root, backend, meeting))
             backend.patiently(lambda: presence.begin(torch_private.name_of_node(handler)))
     except EtcdSilentError as error:

@@ -10,7 +10,7 @@ import stat
 import weakref
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from shardyard import torch_private
+from shardyard.elastic.meeting_wait import MeetingWait
 from shardyard.elastic.seal import Seal, SealedStore
 from shardyard.elastic.signs_of_life import OwnClock
 from shardyard.elastic.store_backend import StoreBackend
@@ -63,6 +64,8 @@ class Meeting:
     endpoint: str | None
     """HOST:PORT of node 0; None: one node, any free port of the loopback interface."""
     node_rank: int
+    place: str = ""
+    """Where they meet instead, as people read it: etcd."""
     keep_alive_s: int
     """How long the others wait for a node's next sign of life, each by its own clock."""
     restart_timeout_s: float
@@ -71,6 +74,8 @@ class Meeting:
     """Between two resizes for nodes that came meanwhile."""
     serving_rank: int = 0
     """The node whose agent serves the store."""
+    wait: MeetingWait = field(default_factory=lambda: MeetingWait(0), compare=False)
+    """What this node waits for, where somebody tells it."""
 
     @property
     def serves(self) -> bool:
@@ -95,6 +100,8 @@ class Rendezvous(DynamicRendezvousHandler):
     """By which it tells times."""
     seal: Seal
     """Marks what the nodes of the attempt write."""
+    meeting: Meeting
+    """Who meets where."""
 
     def num_nodes_waiting(self) -> int:
         """Nodes that came since the last meeting, as torch asks for them."""
@@ -107,10 +114,15 @@ class Rendezvous(DynamicRendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Meet."""
         torch_private.look_at_meeting_every(self, _LOOK_S)
+        within_s = self.settings.timeout.join.total_seconds()
         try:
-            return super().next_rendezvous()
+            with self.meeting.wait.waits_for(self._others, within_s=within_s):
+                return super().next_rendezvous()
         finally:
             torch_private.look_at_meeting_every(self, _SELDOM_S)
+
+    def _others(self) -> str:
+        return others(self.meeting, max(1, len(torch_private.ranks_by_name(self))))
 
     def expect(self, left: int) -> None:
         """Have the next meeting end once all are there that live, and those that wait to come in.
@@ -170,8 +182,12 @@ def build_rendezvous(
     if is_loopback(host):
         check_loopback()
     have_a_store_each()
-    if store is None:
-        store = serve_store(host, port) if meeting.serves else connect_store(host, port)
+    if store is None and meeting.serves:
+        store = serve_store(host, port)
+    elif store is None:
+        whom = f"the agent of node {meeting.serving_rank} at {endpoint_of(host, port)}"
+        with meeting.wait.waits_for(lambda: whom, within_s=_OPERATION.total_seconds()):
+            store = connect_store(host, port)
     clock = OwnClock(StoreBackend(store, meeting.id, meeting.seal), last_call=LAST_CALL_TIMEOUT)
     handler = Rendezvous.from_backend(
         meeting.id,
@@ -187,7 +203,7 @@ def build_rendezvous(
         keep_alive_interval=max(1, meeting.keep_alive_s // _BEATS),
         keep_alive_max_attempt=_BEATS,
     )
-    handler.own_clock, handler.seal = clock, meeting.seal
+    handler.own_clock, handler.seal, handler.meeting = clock, meeting.seal, meeting
     me = weakref.proxy(handler)  # it and its store end when nobody holds it any more
     torch_private.give_each_meeting(
         handler, lambda: SealedStore(store, f"shardyard/round/{me.round}", meeting.seal)
@@ -200,8 +216,25 @@ def have_a_store_each() -> None:
     os.environ.update(OWN_STORE)
 
 
+def others(meeting: Meeting, there: int) -> str:
+    """Whom a node waits for, in words.
+
+    Args:
+        there: Nodes that have come, this one among them.
+    """
+    fewest, most = meeting.min_nodes, meeting.max_nodes
+    wanted = f"{most}" if fewest == most else f"{fewest} to {most}"
+    where = meeting.place or meeting.endpoint or "this machine"
+    return f"other nodes at {where}: {there} of {wanted} came"
+
+
 def wait_for_all(
-    store: TCPStore, *, nodes: int, wait_s: float, is_over: Callable[[], bool]
+    meeting: Meeting,
+    store: TCPStore,
+    *,
+    nodes: int,
+    wait_s: float,
+    is_over: Callable[[], bool],
 ) -> None:
     """Before the first meeting: wait until all agents are there, or the first has waited enough.
 
@@ -210,11 +243,15 @@ def wait_for_all(
     """
     store.add("shardyard/arrived", 1)
 
-    def is_enough() -> bool:
-        are_all_there = store.add("shardyard/arrived", 0) >= nodes
-        return are_all_there or is_over() or bool(store.check(["shardyard/begun"]))
+    there = 1
 
-    wait_for(is_enough, within_s=wait_s, every_s=_ARRIVAL_POLL_S)
+    def is_enough() -> bool:
+        nonlocal there
+        there = store.add("shardyard/arrived", 0)
+        return there >= nodes or is_over() or bool(store.check(["shardyard/begun"]))
+
+    with meeting.wait.waits_for(lambda: others(meeting, there), within_s=wait_s):
+        wait_for(is_enough, within_s=wait_s, every_s=_ARRIVAL_POLL_S)
     store.set("shardyard/begun", "")
 
 

@@ -1,0 +1,60 @@
+"""What a node waits for at the rendezvous, said after some seconds and then ever more seldom."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+
+_FIRST_S = 5.0
+"""Nodes of one job come seconds after each other."""
+_LONGEST_S = 300.0
+"""Between two lines."""
+
+
+class MeetingWait:
+    """One node's wait: begun by its agent, told by whoever looks at it from another thread.
+
+    Args:
+        node_rank: Of this node.
+        now_s: A clock that nobody sets.
+    """
+
+    def __init__(self, node_rank: int, *, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._node_rank, self._now_s = node_rank, now_s
+        self._what: Callable[[], str] | None = None
+        self._until_s = 0.0
+        self._next_s, self._pause_s = 0.0, _FIRST_S
+        self.silence = ""
+        """What does not answer, and why; empty: all answer."""
+
+    @contextmanager
+    def waits_for(self, what: Callable[[], str], *, within_s: float) -> Iterator[None]:
+        """Within the block this node waits for something, at most so long."""
+        now_s = self._now_s()
+        self._until_s = now_s + within_s
+        self._next_s, self._pause_s = now_s + _FIRST_S, _FIRST_S
+        self._what = what
+        try:
+            yield
+        finally:
+            self._what, self.silence = None, ""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether this node waits for something now."""
+        return self._what is not None
+
+    def line(self) -> str | None:
+        """What is to be said now; None: nothing, or too little time has passed."""
+        what, now_s = self._what, self._now_s()
+        if what is None or now_s < self._next_s:
+            return None
+        self._pause_s = min(_LONGEST_S, 2 * self._pause_s)
+        self._next_s = now_s + self._pause_s
+        left_s = max(0.0, self._until_s - now_s)
+        until = datetime.now().astimezone() + timedelta(seconds=left_s)
+        silence = f" {self.silence}." if self.silence else ""
+        return (
+            f"node {self._node_rank} waits for {what()}.{silence} It gives up at "
+            f"{until:%H:%M:%S}, in {left_s:.0f} s."
+        )
