@@ -4,16 +4,18 @@ import ast
 import os
 import pty
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from shardyard import terminal
-from shardyard.errors import ShardyardError
+from shardyard.errors import EXIT_INTERRUPTED, ShardyardError
 from shardyard.launchers.base import JobState, JobStatus, LogLine
 from tests.cli.fake_launcher import FakeLauncher
 from tests.cli.launched_runs import launch, runs_dir, shardyard
+from tests.elastic.agents import wait_until
 
 Captured = pytest.CaptureFixture[str]
 
@@ -81,6 +83,46 @@ def test_a_terminal_that_is_closed_ends_nothing(tmp_path: Path) -> None:
     os.close(controller)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert told.read_text() == "whole"
+
+
+_HELD = """
+import click, os, signal, sys, time
+from shardyard.terminal import run, say
+def work():
+    try:
+        say("begun")
+        {work}
+    finally:
+        open({told!r}, "w").write("cleaned up")
+sys.exit(run(click.Command("a", callback=work), []))
+"""
+_PREPARES = (
+    "from shardyard.control import programs\n"
+    "        wait = [sys.executable, '-c', 'import time; time.sleep(600)']\n"
+    "        programs.python_program = lambda *_: wait\n"
+    "        programs.run_program('x', [])"
+)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("work", ["time.sleep(600)", _PREPARES], ids=["itself", "by a program"])
+def test_a_verb_whose_terminal_closes_ends_as_by_ctrl_c(tmp_path: Path, work: str) -> None:
+    """A shell that ends sends SIGHUP to its jobs; none but the verb itself gets it here."""
+    told = tmp_path / "told"
+    source = _HELD.format(work=work, told=str(told))
+    command = [sys.executable, "-c", source]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True) as verb:
+        assert verb.stderr is not None and verb.stderr.readline() == b"begun\n"
+        wait_until(lambda: work != _PREPARES or bool(_children(verb.pid)))
+        children = _children(verb.pid)
+        verb.send_signal(signal.SIGHUP)
+        assert verb.wait(60) == EXIT_INTERRUPTED
+    assert told.read_text() == "cleaned up" and bool(children) == (work == _PREPARES)
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
+
+
+def _children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
 def test_no_verb_prints_by_another_way() -> None:

@@ -76,13 +76,30 @@ def test_ctrl_c_is_passed_on_and_explained(run: RunDir) -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_a_terminal_that_closes_drains_the_training_and_its_answer_is_heard(run: RunDir) -> None:
+    script = (
+        "import os, signal, sys, time\n"
+        "def answer(number, _):\n"
+        '    print(\'{"outcome": "drained", "exit_code": 143, "message": ""}\')\n'
+        "    sys.exit(143)\n"
+        "signal.signal(signal.SIGHUP, answer)\n"
+        f"os.kill({os.getpid()}, signal.SIGHUP)\n"  # as the shell that ends would
+        "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])\n"
+        "time.sleep(30)\n"
+    )
+    answer, shown = run_script(run, script)
+    assert answer["exit_code"] == 143 and "press Ctrl-C" not in shown
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+
+
 def test_a_node_asks_its_agent_once_and_heeds_no_signal_after_it(run: RunDir) -> None:
     script = (
         "import sys\n"
         "words = '--asked-once' in sys.argv\n"
         'print(\'{"outcome": "drained", "exit_code": 143, "message": "%s"}\' % words)\n'
     )
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
     answer = run_agent_command(
         [sys.executable, "-c", script],
         run,
@@ -96,7 +113,7 @@ def test_a_node_asks_its_agent_once_and_heeds_no_signal_after_it(run: RunDir) ->
     for number, handler in before.items():
         signal.signal(number, handler)
     assert answer["message"] == "True"
-    assert after == [signal.SIG_IGN, signal.SIG_IGN]
+    assert after == [signal.SIG_IGN] * 3
 
 
 @pytest.mark.system

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
+from shardyard.closed_terminal import is_hang_up_ignored
 from shardyard.control.follow import Shown, follow, said
 from shardyard.python_program import python_program
 from shardyard.rundir.layout import RunDir
@@ -150,7 +151,7 @@ def _signals_held_back() -> Iterator[None]:
 
     It never takes SIGUSR1, with which some clusters of Slurm warn all processes of a node.
     """
-    held = (*_PASSED_ON, signal.SIGUSR1)
+    held = (*_PASSED_ON, signal.SIGHUP, signal.SIGUSR1)
     signal.pthread_sigmask(signal.SIG_BLOCK, held)
     try:
         yield
@@ -168,7 +169,8 @@ def _pass_signals_to(
             notes.append(words.pop())
         process.send_signal(number)
 
-    return {number: signal.signal(number, pass_on) for number in _PASSED_ON}
+    hang_up = () if is_hang_up_ignored() else (signal.SIGHUP,)
+    return {number: signal.signal(number, pass_on) for number in (*_PASSED_ON, *hang_up)}
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

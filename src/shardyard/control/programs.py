@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
+from shardyard.closed_terminal import is_hang_up_ignored
 from shardyard.errors import (
     EXIT_DRAINED,
     EXIT_INTERRUPTED,
@@ -31,8 +32,8 @@ _ERRORS: dict[int, type[ShardyardError]] = {
 def run_program(module: str, arguments: Sequence[str]) -> dict[str, Any]:
     """Run ``python -m module`` to its end and return its answer.
 
-    SIGTERM is passed on to the program; Ctrl-C reaches it without us, as it reaches every process
-    of the terminal.
+    SIGTERM is passed on to the program, and so is SIGHUP of a terminal that closes; Ctrl-C reaches
+    it without us, as it reaches every process of the terminal.
 
     Raises:
         ShardyardError: The program's own error, as the class that its exit code stands for; or it
@@ -41,24 +42,25 @@ def run_program(module: str, arguments: Sequence[str]) -> dict[str, Any]:
     """
     command = python_program(module, *arguments)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        is_terminated = False
+        received: list[int] = []
 
-        def pass_on(_number: int, _frame: FrameType | None) -> None:
-            nonlocal is_terminated
-            is_terminated = True
-            process.terminate()
+        def pass_on(number: int, _frame: FrameType | None) -> None:
+            received.append(number)
+            process.send_signal(number)
 
-        previous = signal.signal(signal.SIGTERM, pass_on)
+        numbers = [signal.SIGTERM] if is_hang_up_ignored() else [signal.SIGTERM, signal.SIGHUP]
+        previous = {number: signal.signal(number, pass_on) for number in numbers}
         try:
             output, _ = process.communicate()
         except KeyboardInterrupt:
             process.wait()
             raise
         finally:
-            signal.signal(signal.SIGTERM, previous)
-    if is_terminated:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+    if signal.SIGTERM in received:
         raise SystemExit(EXIT_DRAINED)
-    if process.returncode == EXIT_INTERRUPTED:
+    if process.returncode == EXIT_INTERRUPTED or received:
         raise KeyboardInterrupt
     return _read_answer(output, module, process.returncode)
 

@@ -45,11 +45,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _answer(work: Callable[[], dict[str, object]]) -> int:
+    from shardyard.closed_terminal import hang_up_as_ctrl_c
     from shardyard.errors import EXIT_INTERRUPTED, ShardyardError
 
     answer: ShardyardError
     try:
-        print(json.dumps(work()))
+        with hang_up_as_ctrl_c():
+            print(json.dumps(work()))
         return 0
     except ShardyardError as error:
         answer = error
