@@ -1,13 +1,18 @@
 """Messages for files that are not what their names say."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from shardyard.cluster.description import read_description
+from shardyard.config.load import load_recipe
 from shardyard.config.model_source import model_folder
 from shardyard.config.schema import Model
 from shardyard.errors import RequestError
 from shardyard.file_faults import why_broken_link
+from shardyard.hardware.cluster_file import read_cluster_file
+from shardyard.importers.configs.source import read_files
 from shardyard.models.hf import _damaged
 
 
@@ -29,6 +34,32 @@ def test_a_link_to_itself_is_named(tmp_path: Path) -> None:
     link = tmp_path / "a"
     link.symlink_to("a")
     assert "a symbolic link to a that leads back to itself" in str(why_broken_link(link))
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda path: load_recipe([path], []),
+        lambda path: read_cluster_file(path, 1),
+        lambda path: read_description([str(path)]),
+        lambda path: read_files(path),
+    ],
+    ids=["recipe", "cluster file", "cluster description", "import"],
+)
+def test_a_given_file_behind_a_broken_link_names_the_link_and_its_target(
+    read: Callable[[Path], object], tmp_path: Path
+) -> None:
+    (tmp_path / "r.yaml").symlink_to("gone.yaml")
+    (tmp_path / "folder").symlink_to("away")
+    words = (
+        r"r\.yaml is a symbolic link to gone\.yaml, and that leads nowhere\. Let .*`ln -sfn TARG"
+    )
+    with pytest.raises(RequestError, match=words):
+        read(tmp_path / "r.yaml")
+    with pytest.raises(
+        RequestError, match=r"cannot be reached: \S*folder is a symbolic link to away"
+    ):
+        read(tmp_path / "folder" / "r.yaml")
 
 
 def test_a_model_path_that_is_a_broken_link_names_its_target(tmp_path: Path) -> None:

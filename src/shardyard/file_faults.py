@@ -6,6 +6,7 @@ all leave such files behind. Each message names the cause and the command that f
 
 import errno
 import re
+import shlex
 from pathlib import Path
 
 POINTER_BYTES = 1024
@@ -62,6 +63,23 @@ def why_broken_link(path: Path) -> str | None:
         f"is a broken symbolic link to {path.readlink()}. Copy the folder again with its link "
         "targets (`cp -rL`; for a hub snapshot, its blobs), or fetch it again."
     )
+
+
+def link_to_nothing(path: Path) -> str | None:
+    """Continue the name of a file that is missing because a link on its path leads nowhere.
+
+    Returns:
+        Words that name the link and its target; None: no link is to blame.
+    """
+    for each in (path, *path.parents):
+        if why_broken_link(each) is None:
+            continue
+        which = "" if each == path else f" cannot be reached: {each}"
+        return (
+            f"{which} is a symbolic link to {each.readlink()}, and that leads nowhere. Let it lead "
+            f"to what is there: `ln -sfn TARGET {shlex.quote(str(each))}`."
+        )
+    return None
 
 
 def why_pointer(start: bytes, *, size: int, folder: str = "its folder") -> str | None:

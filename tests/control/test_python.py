@@ -11,8 +11,9 @@ import pytest
 
 import shardyard
 from shardyard.cli import main
+from shardyard.config.resolved import BackTo
 from shardyard.errors import RecipeError, RequestError, ShardyardError
-from shardyard.launchers.base import JobState, LogLine
+from shardyard.launchers.base import JobState, LogLine, take_back_to
 from shardyard.planner import offers
 from tests.cli.fake_launcher import FakeLauncher
 from tests.cli.launched_runs import status
@@ -155,6 +156,22 @@ def test_a_job_is_scaled_and_resumed(fake: FakeLauncher, tmp_path: Path) -> None
     fake.statuses = [status(JobState.DRAINED)]
     again = job.resume("run.steps=20")
     assert len(again.ledger.jobs()) == 2 and fake.submitted[-1].recipe.run.steps == 20
+
+
+def test_a_job_goes_back_to_a_step_and_passes_over_data(fake: FakeLauncher, tmp_path: Path) -> None:
+    job = launch(fake, tmp_path)
+    fake.statuses = [status(JobState.DRAINED)]
+    for wrong, words in (
+        ({"skip_steps": 2}, r"needs the step to go back to: job\.resume\(step=100, skip_steps=2\)"),
+        ({"step": 0}, "step=0, skip_steps=0: steps are counted from 1"),
+        ({"step": 4, "skip_steps": -1}, "passed over backwards"),
+    ):
+        with pytest.raises(RequestError, match=words):
+            job.resume(**wrong)  # type: ignore[arg-type]
+    job.resume("optim.lr=1e-4", step=4, skip_steps=2)
+    back_to = take_back_to(dict(fake.submitted[-1].environment))
+    assert back_to == BackTo(step=4, skip_steps=2, is_asked=True, submission=2)
+    assert fake.submitted[-1].recipe.optim.lr == 1e-4
 
 
 @pytest.mark.heavy

@@ -28,6 +28,7 @@ from shardyard.config.secret_reference import parse_references
 from shardyard.config.section import Section
 from shardyard.config.setting import section_of
 from shardyard.errors import Problem, RecipeError, RequestError
+from shardyard.file_faults import link_to_nothing
 from shardyard.hardware.catalogue import Instance, instance
 from shardyard.launchers.kubernetes.eks import eks_cluster
 from shardyard.yaml_text import read_yaml
@@ -256,6 +257,8 @@ def _file(path: Path) -> dict[str, Any]:
     try:
         content = read_yaml(path.read_text(encoding="utf-8"), source=str(path))
     except (OSError, UnicodeDecodeError) as error:
+        if link := link_to_nothing(path):
+            raise RequestError(f"cluster file {path}{link}") from error
         why = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise RequestError(
             f"cluster file {path} cannot be read: {why}. Give a YAML file that describes a "

@@ -22,6 +22,7 @@ from shardyard.config.validate import (
     typed,
 )
 from shardyard.errors import Problem, RecipeError, RequestError, StorageError
+from shardyard.file_faults import link_to_nothing
 from shardyard.given_file import read_given
 from shardyard.yaml_text import WrongYamlError, is_null_word, read_yaml, write_yaml
 
@@ -168,7 +169,9 @@ def _read(file: Path) -> dict[str, Any]:
             raise IsADirectoryError
         text = read_given(file, limit_bytes=_MOST_BYTES).decode()
     except FileNotFoundError as error:
-        raise RequestError(f"recipe {file} does not exist. {_meant(file)}") from error
+        link = link_to_nothing(file)
+        why = f"{file} does not exist. {_meant(file)}" if link is None else f"{file}{link}"
+        raise RequestError(f"recipe {why}") from error
     except IsADirectoryError as error:
         inside = _yaml_files(file)
         hint = f" It holds {', '.join(inside[:5])}." if inside else ""
@@ -176,7 +179,9 @@ def _read(file: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise RequestError(f"recipe {file} is not UTF-8 text. Give a YAML file.") from error
     except StorageError as error:
-        raise RequestError(f"recipe {error} Give a YAML file.") from error
+        why = link_to_nothing(file)
+        words = f"{error} Give a YAML file." if why is None else f"{file}{why}"
+        raise RequestError(f"recipe {words}") from error
     content = read_yaml(text, source=f"recipe {file}")
     if content is None:
         return {}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from shardyard.config.load import load_recipe
+from shardyard.config.resolved import BackTo
 from shardyard.config.schema import Recipe
 from shardyard.control.submission import Launchers, launcher_named
 from shardyard.errors import (
@@ -151,20 +152,41 @@ class Job:
         assert scaled is not None  # nobody is asked
         return scaled.job
 
-    def resume(self, *overrides: str, on: str | None = None) -> "Job":
-        """Go on with the run by another job, from its newest durable checkpoint.
+    def resume(
+        self,
+        *overrides: str,
+        on: str | None = None,
+        step: int | None = None,
+        skip_steps: int = 0,
+    ) -> "Job":
+        """Continue the run by another job, from its newest durable checkpoint or an earlier one.
 
         Args:
-            overrides: ``section.key=value``: how it runs and how long, not what is learnt.
+            overrides: ``section.key=value``: how it runs and how long, not what is learnt; with
+                ``step`` also ``optim.lr`` and ``optim.grad_clip``.
             on: Another launcher.
+            step: Go back to the checkpoint of this step; later ones are replaced.
+            skip_steps: With ``step``: pass over the data of so many steps after it.
 
         Raises:
-            RequestError: The job is not over, or this cannot be changed.
+            RequestError: The job is not over, there is no checkpoint of the step, or this cannot be
+                changed.
         """
         from shardyard.control.launch import proposal_again, refuse_against, submitted
 
+        if skip_steps and step is None:
+            raise RequestError(
+                f"skip_steps={skip_steps} needs the step to go back to: "
+                f"job.resume(step=100, skip_steps={skip_steps})."
+            )
+        if (step is not None and step < 1) or skip_steps < 0:
+            raise RequestError(
+                f"step={step}, skip_steps={skip_steps}: steps are counted from 1, and none can be "
+                "passed over backwards. Give job.resume(step=100, skip_steps=40)."
+            )
+        back_to = None if step is None else BackTo(step=step, skip_steps=skip_steps, is_asked=True)
         ours = {self.on: self.launcher} if on is None else None
-        proposal = proposal_again(self.run_dir, overrides, on=on, launchers=ours)
+        proposal = proposal_again(self.run_dir, overrides, on=on, launchers=ours, back_to=back_to)
         refuse_against(proposal)
         return submitted(proposal)
 

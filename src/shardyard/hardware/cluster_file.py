@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.errors import Problem, RecipeError, RequestError
+from shardyard.file_faults import link_to_nothing
 from shardyard.hardware.accelerator import GIB, Accelerator, wrong_kind
 from shardyard.hardware.catalogue import accelerator_by_name
 from shardyard.hardware.cluster import Cluster
@@ -133,6 +134,8 @@ def _content(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # ValueError: no UTF-8, or NUL in the path
+        if link := link_to_nothing(path):
+            raise RequestError(f"cluster file {path}{link}") from error
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise RequestError(
             f"cluster file {path} cannot be read: {reason}. cluster.file must name a YAML file "

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from shardyard.errors import RequestError, StorageError
+from shardyard.file_faults import link_to_nothing
 from shardyard.given_file import read_given
 from shardyard.importers.configs.rules import Entry
 from shardyard.yaml_text import read_yaml
@@ -106,7 +107,8 @@ def _text(path: Path) -> str:
             raise RequestError(f"{path} is a folder. Give the files in it that count.")
         return read_given(path, limit_bytes=MOST_BYTES).decode()
     except FileNotFoundError as error:
-        raise RequestError(f"{path} does not exist. Give a file of your job.") from error
+        link = link_to_nothing(path) or " does not exist. Give a file of your job."
+        raise RequestError(f"{path}{link}") from error
     except UnicodeDecodeError as error:
         raise RequestError(f"{path} is no UTF-8 text. Give a configuration file.") from error
     except StorageError as error:
