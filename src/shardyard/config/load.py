@@ -179,9 +179,9 @@ def _read(file: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise RequestError(f"recipe {file} is not UTF-8 text. Give a YAML file.") from error
     except StorageError as error:
-        why = link_to_nothing(file)
-        words = f"{error} Give a YAML file." if why is None else f"{file}{why}"
-        raise RequestError(f"recipe {words}") from error
+        link = link_to_nothing(file)
+        why = f"{error} Give a YAML file." if link is None else f"{file}{link}"
+        raise RequestError(f"recipe {why}") from error
     content = read_yaml(text, source=f"recipe {file}")
     if content is None:
         return {}
