@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from shardyard.errors import DataError
-from shardyard.files import write_text
+from shardyard.files import parse_json, write_text
 
 COMPLETE = "complete.json"
 FORMAT = 1
@@ -95,14 +95,14 @@ def parse_complete(data: bytes) -> Complete:
         DataError: It is none; the text says only why.
     """
     try:
-        content = json.loads(data)
+        content = parse_json(data)
         if content["format"] != FORMAT:
             raise ValueError(f"format {content['format']!r} is not known here")
         files = {
             checked_name(name): parse_digest(entry) for name, entry in content["files"].items()
         }
         return Complete(files=files, made_of=dict(content["made_of"]))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{COMPLETE} is damaged ({type(error).__name__}: {error})") from error
 
 

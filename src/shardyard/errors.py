@@ -5,6 +5,7 @@
     │   ├── RecipeError           2: one or more settings of a recipe are wrong (all of them listed)
     │   └── SetUpError            2: a node's surroundings keep its workers from starting
     ├── DataError                 1: a data file is missing, empty or damaged
+    │   ├── JsonFileError         1: a file cannot be read as JSON (also a ValueError)
     │   └── SourceError           2: text to learn from cannot be used as it is; it has to be fixed
     │       └── RejectedRowError  2: the model's chat template rejects a row
     ├── CheckpointError           1: a checkpoint cannot be written, read or trusted
@@ -81,6 +82,19 @@ class SetUpError(RequestError):
 
 class DataError(ShardyardError):
     """A data file is missing, empty or damaged."""
+
+
+class JsonFileError(DataError, ValueError):
+    """A file cannot be read as JSON: no plain file, too large, nested too deeply, another text.
+
+    Args:
+        path: Of the file.
+        reason: Continues a sentence that begins with the path; without a full stop.
+    """
+
+    def __init__(self, path: object, reason: str) -> None:
+        super().__init__(f"{path} {reason}.")
+        self.reason = reason
 
 
 class SourceError(DataError):

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from shardyard.errors import StorageError
+from shardyard.errors import JsonFileError, StorageError
 
 FOLDER_MODE, FILE_MODE = 0o755, 0o644
 """Of a run's folder and files: whoever may write there decides what a verb executes and ends, so
@@ -17,6 +17,9 @@ neither group nor others may, whatever the umask; it can only take rights away."
 
 _NO_FLUSH = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 
+
+MOST_JSON_BYTES = 64 * 2**20
+"""Most that is read of a JSON file, unless its reader sets another limit."""
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -68,9 +71,57 @@ def read_plain(path: Path, *, limit_bytes: int | None = None) -> bytes:
                     f"{path} has {size:,} bytes, more than the {limit_bytes:,} that are read of "
                     "such a file."
                 )
-            return file.read()
+            return file.read(-1 if limit_bytes is None else limit_bytes)
         except OSError as error:
             raise StorageError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def read_json(path: Path, *, limit_bytes: int = MOST_JSON_BYTES) -> Any:
+    """The content of a JSON file, which anyone may have written.
+
+    Args:
+        limit_bytes: Most that the file may have.
+
+    Raises:
+        FileNotFoundError: Nothing has this name.
+        JsonFileError: It cannot be read, is no plain file, is larger than that, is nested too
+            deeply, or is not JSON.
+    """
+    try:
+        content = read_plain(path, limit_bytes=limit_bytes)
+    except StorageError as error:
+        reason = str(error).removeprefix(f"{path} ").removesuffix(".")
+        raise JsonFileError(path, reason) from error
+    try:
+        return parse_json(content)
+    except ValueError as error:
+        reason = f"is not JSON ({error})" if content else "is empty (0 bytes)"
+        raise JsonFileError(path, reason) from error
+
+
+def read_json_object(path: Path, *, limit_bytes: int = MOST_JSON_BYTES) -> dict[str, Any]:
+    """As ``read_json``, of a file that holds an object.
+
+    Raises:
+        FileNotFoundError: Nothing has this name.
+        JsonFileError: As ``read_json``, or it holds another value.
+    """
+    content = read_json(path, limit_bytes=limit_bytes)
+    if not isinstance(content, dict):
+        raise JsonFileError(path, "holds no JSON object")
+    return content
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON as ``json.loads`` does, with one kind of error for all that cannot be parsed.
+
+    Raises:
+        ValueError: It is not JSON, holds a number of thousands of digits, or is nested too deeply.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 def make_folder(folder: Path) -> None:

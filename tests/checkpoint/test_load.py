@@ -126,7 +126,7 @@ def test_a_damaged_one_that_cannot_be_set_aside_stops_the_resume(
 
 def test_values_that_are_no_json_are_an_error_with_the_next_step(steps: Path) -> None:
     (steps / "step-00000001" / "values.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"values\.json cannot be read.*use another"):
+    with pytest.raises(CheckpointError, match=r"values\.json is not JSON.*use another"):
         read_values(steps / "step-00000001")
 
 

@@ -188,7 +188,7 @@ def text_with(**fields: Any) -> bytes:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (b"[" * 100_000, "another form"),
+        (b"[" * 100_000, "nested too deeply"),
         (b"\xff", "no snapshot"),
         (b"[1]", "another form"),
         (text_with(format=99), "another format"),

@@ -82,11 +82,22 @@ def test_a_missing_manifest_is_damage(folder: Path) -> None:
     assert reasons(folder) == ["manifest.json: missing, so the checkpoint was never completed"]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 1', '{"format": -1, "files": {}}'])
-def test_a_garbled_manifest_is_damage_not_a_crash(folder: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "is empty (0 bytes)"),
+        ("[]", "holds no JSON object"),
+        ("{}", "is no manifest (KeyError: 'format')"),
+        ('{"format": 1', "is not JSON ("),
+        ("[" * 100_000, "is not JSON (it is nested too deeply)"),
+        ('{"format": -1, "files": {}}', "is no manifest ("),
+    ],
+    ids=["empty", "list", "other object", "torn", "deep", "negative"],
+)
+def test_a_garbled_manifest_is_damage_not_a_crash(folder: Path, text: str, why: str) -> None:
     (folder / "manifest.json").write_text(text)
     assert len(reasons(folder)) == 1
-    assert reasons(folder)[0].startswith("manifest.json: is no manifest (")
+    assert reasons(folder)[0].startswith(f"manifest.json: {why}")
 
 
 def test_a_manifest_cannot_name_files_elsewhere(folder: Path) -> None:

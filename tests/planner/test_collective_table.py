@@ -159,7 +159,7 @@ def test_wrong_json_is_told_with_what_to_give(tmp_path: Path) -> None:
     assert "ranks_per_node=None" in text
     assert 'Give {"kind": "collectives"' in text
     (tmp_path / "table.json").write_text('{"kind": ')
-    with pytest.raises(RequestError, match="cannot be read as JSON"):
+    with pytest.raises(RequestError, match="is not JSON"):
         CollectiveTable.read(tmp_path / "table.json")
 
 

@@ -18,8 +18,9 @@ from transformers import AutoTokenizer, GenerationConfig
 from shardyard.complete import COMPLETE
 from shardyard.config.model_source import model_folder
 from shardyard.config.resolved import Resolved
-from shardyard.errors import RequestError, ShardyardError
+from shardyard.errors import JsonFileError, RequestError, ShardyardError
 from shardyard.families.shape import ModelShape
+from shardyard.files import read_json_object
 from shardyard.models.build import build_on_meta, hf_config
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
@@ -129,10 +130,10 @@ def _name_no_code(files: Iterable[Path]) -> None:
     """Leave out where a class is looked for in code, which is not taken and would be run."""
     for file in files:
         try:
-            content = json.loads(file.read_bytes())
-        except (ValueError, RecursionError):
+            content = read_json_object(file)
+        except JsonFileError:
             continue  # whoever opens the export says so
-        if isinstance(content, dict) and "auto_map" in content:
+        if "auto_map" in content:
             _write(file, {key: value for key, value in content.items() if key != "auto_map"})
 
 
@@ -230,12 +231,9 @@ def _without_tokenizer(files: Mapping[str, Path], resolved: Resolved) -> tuple[s
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise RequestError(f"{path} is not JSON ({error}). Fetch or save it again.") from error
-    if not isinstance(content, dict):
-        raise RequestError(f"{path} holds no JSON object. Fetch or save it again.")
-    return content
+        return read_json_object(path)
+    except JsonFileError as error:
+        raise RequestError(f"{error} Fetch or save it again.") from error
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:

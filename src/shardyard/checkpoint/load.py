@@ -5,7 +5,6 @@ reader opens only ``*.safetensors`` and the planner here refuses every item that
 """
 
 import io
-import json
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -48,7 +47,8 @@ from shardyard.checkpoint.verify import (
     read_manifest,
     verify_manifest,
 )
-from shardyard.errors import CheckpointError, LostRankError, StorageError
+from shardyard.errors import CheckpointError, JsonFileError, LostRankError, StorageError
+from shardyard.files import read_json_object
 from shardyard.models.local_shard import place_of
 
 UPGRADES: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: lambda values: values}
@@ -278,7 +278,7 @@ def read_values(
     """
     version = _check_format(path, upgrades)
     try:
-        values: dict[str, Any] = json.loads((path / VALUES).read_bytes())
+        values = read_json_object(path / VALUES)
     except (OSError, ValueError) as error:
         raise _unreadable(path / VALUES, error) from error
     while version < FORMAT:
@@ -486,7 +486,8 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _unreadable(path: Path | str, error: Exception) -> CheckpointError:
+    why = error.reason if isinstance(error, JsonFileError) else f"cannot be read: {error}"
     return CheckpointError(
-        f"{path} cannot be read: {error}. `python -m shardyard.checkpoint.verify` says which file "
+        f"{path} {why}. `python -m shardyard.checkpoint.verify` says which file "
         "is damaged; use another checkpoint."
     )

@@ -20,6 +20,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from shardyard.checkpoint.load import load_tensors, read_shapes
+from shardyard.files import parse_json
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_counted
 
@@ -123,7 +124,7 @@ def _rank_of(path: Path, name: str, place: tuple[int, ...]) -> int | None:
         with safe_open(file, framework="pt") as held:
             if name not in held.keys():  # noqa: SIM118 (it is no mapping)
                 continue
-            about = json.loads((held.metadata() or {}).get("DCP_SHARDING_INFO", "{}"))
+            about = parse_json((held.metadata() or {}).get("DCP_SHARDING_INFO", "{}"))
             shape = held.get_slice(name).get_shape()
         starts = about.get(name, {}).get("saved_offsets", [0] * len(shape))
         if all(s <= p < s + n for s, p, n in zip(starts, place, shape, strict=True)):

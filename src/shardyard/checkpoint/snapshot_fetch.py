@@ -13,6 +13,7 @@ from shardyard.checkpoint import snapshot_wire as wire
 from shardyard.checkpoint.keeping import Memory
 from shardyard.checkpoint.snapshot_slot import Head, Moment, Sealed, SlotText, read_slot
 from shardyard.config.snapshots import ELSEWHERE
+from shardyard.files import parse_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +96,7 @@ def read_offers(memory: Memory) -> list[Offer]:
     if content is None:
         return []
     with content:
-        told = json.loads(content[:])
+        told = parse_json(content[:])
     secret = bytes.fromhex(told["secret"])
     return [
         Offer(holding=Holding(**held), host=agent["host"], port=agent["port"], secret=secret)

@@ -10,7 +10,6 @@ The mark is taken away before anything else changes and is written last, so that
 killed in between leaves an empty slot and never half of a state.
 """
 
-import json
 import math
 import mmap
 import struct
@@ -24,6 +23,7 @@ from torch import Tensor
 
 from shardyard.checkpoint.tensor_file import DTYPES
 from shardyard.checkpoint.verify import FORMAT
+from shardyard.files import parse_json
 
 _MARK = b"SHYDSNAP"
 _HEAD = struct.Struct("<8sQQQL")
@@ -151,14 +151,14 @@ class SlotText:
         if zlib.crc32(text) != head.text_crc:
             raise ValueError("its text differs from its checksum")
         try:
-            fields = json.loads(text)
+            fields = parse_json(text)
             if fields.pop("format") != FORMAT:
                 raise ValueError("it is of another format")
             step, generation = map(_natural, fields.pop("moment"))
             tensors = fields.pop("tensors").items()
             pieces = {name: Piece.from_json(each) for name, each in tensors}
             found = SlotText(moment=Moment(step, generation), pieces=pieces, **fields)
-        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"its text has another form ({error!r})") from error
         if _natural(found.rank) >= _natural(found.world_size) or not isinstance(found.values, dict):
             raise ValueError(f"there is no rank {found.rank} of {found.world_size}")

@@ -17,7 +17,8 @@ from safetensors import SafetensorError
 
 from shardyard.checkpoint.finite import not_finite_in_file
 from shardyard.complete import FileDigest, why_differs
-from shardyard.errors import CheckpointError
+from shardyard.errors import CheckpointError, JsonFileError
+from shardyard.files import read_json_object
 from shardyard.rundir.layout import step_of_name
 
 MANIFEST = "manifest.json"
@@ -103,7 +104,7 @@ def read_manifest(folder: Path) -> Manifest:
         CheckpointError: There is no manifest, or it is damaged; the text says only why.
     """
     try:
-        content = json.loads((folder / MANIFEST).read_bytes())
+        content = read_json_object(folder / MANIFEST)
         return Manifest(
             format=_number(content["format"]),
             step=_number(content["step"]),
@@ -116,8 +117,8 @@ def read_manifest(folder: Path) -> Manifest:
         )
     except FileNotFoundError as error:
         raise CheckpointError("missing, so the checkpoint was never completed") from error
-    except OSError as error:
-        raise CheckpointError(f"cannot be read: {error.strerror}") from error
+    except JsonFileError as error:
+        raise CheckpointError(error.reason) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"is no manifest ({type(error).__name__}: {error})") from error
 

@@ -15,6 +15,7 @@ from shardyard.cli.options import (
     runs_dir_option,
 )
 from shardyard.errors import RequestError
+from shardyard.files import read_json_object
 from shardyard.local_path import LocalPath
 from shardyard.terminal import say, tell
 
@@ -236,8 +237,7 @@ def _answer(*folders: Path, as_json: bool) -> None:
 
     if as_json:
         contents = [
-            {**json.loads((folder / JSON).read_text(encoding="utf-8")), "folder": str(folder)}
-            for folder in folders
+            {**read_json_object(folder / JSON), "folder": str(folder)} for folder in folders
         ]
         tell(json.dumps(contents[0] if len(contents) == 1 else contents, indent=1))
         return

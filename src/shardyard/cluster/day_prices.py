@@ -4,7 +4,6 @@ Each with where and when. What AWS does not say, or says in several ways, is not
 $0, which AWS's lists have, is none.
 """
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -12,6 +11,7 @@ from typing import Any
 
 from shardyard.aws import aws_client, aws_errors, aws_session
 from shardyard.errors import ShardyardError
+from shardyard.files import parse_json
 from shardyard.hardware.prices import Rate
 
 LISTS_REGION = "us-east-1"
@@ -129,7 +129,7 @@ def _on_demand(asked: Question, client: Client) -> Iterator[Asked]:
     prices = {
         float(dimension["pricePerUnit"]["USD"])
         for product in answer["PriceList"]
-        for term in json.loads(product)["terms"].get("OnDemand", {}).values()
+        for term in parse_json(product)["terms"].get("OnDemand", {}).values()
         for dimension in term["priceDimensions"].values()
     }
     where = f"on demand in {asked.region}, {asked.when}"

@@ -4,11 +4,11 @@ A kubeconfig of another cluster would show no pods where some run, and change wh
 before each program EKS is asked where the cluster answers, and the file has to say the same.
 """
 
-import json
 from typing import Any
 
 from shardyard.cluster.world import World
 from shardyard.errors import AccessError, RequestError, ShardyardError
+from shardyard.files import parse_json
 from shardyard.talk import say
 from shardyard.yaml_text import read_yaml
 
@@ -25,7 +25,7 @@ def kubectl_json(world: World, *words: str) -> dict[str, Any] | None:
     if cluster is None:
         return None
     text = _run(world, cluster, ("kubectl", "get", *words, "--ignore-not-found", "-o", "json"))
-    found: dict[str, Any] | None = json.loads(text) if text.strip() else None
+    found: dict[str, Any] | None = parse_json(text) if text.strip() else None
     return found
 
 

@@ -1,6 +1,5 @@
 """What a cluster is made with and looked at: AWS, eksctl, kubectl and helm, and its folder here."""
 
-import json
 import os
 import secrets
 import shlex
@@ -15,8 +14,8 @@ from typing import Any
 from shardyard.aws import UncertainError, aws_client, aws_errors, aws_session, error_code
 from shardyard.cluster.adopted import AdoptedCluster
 from shardyard.cluster.description import Description
-from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
-from shardyard.files import make_folder, write_json
+from shardyard.errors import AccessError, CapacityError, JsonFileError, RequestError, ShardyardError
+from shardyard.files import make_folder, read_json_object, write_json
 from shardyard.launchers.ledger import Ledger
 from shardyard.talk import say
 
@@ -275,6 +274,10 @@ def world_named(name: str, clusters: Path) -> World:
     )
 
 
+def _why(error: Exception) -> str:
+    return f"it {error.reason}" if isinstance(error, JsonFileError) else str(error)
+
+
 def world_at(folder: Path) -> World:
     """A cluster that was begun here.
 
@@ -283,7 +286,7 @@ def world_at(folder: Path) -> World:
     """
     path = folder / _DESCRIPTION
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json_object(path)
         kind = AdoptedCluster if content.get("is_adopted") else Description
         given = kind.model_validate(content["cluster"])
         owner = content["owner"]
@@ -293,7 +296,7 @@ def world_at(folder: Path) -> World:
             raise ValueError(f"it describes {given.name} in {given.region}")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RequestError(
-            f"{path} is no description of a cluster: {error}. It says what is looked for and "
+            f"{path} is no description of a cluster: {_why(error)}. It says what is looked for and "
             "removed, so nothing is guessed. Bring it back from a copy; what was made has the tag "
             "shardyard-cluster."
         ) from error

@@ -1,6 +1,5 @@
 """Names of the classes of a run's pictures, and the head of a folder's network that fits them."""
 
-import json
 from pathlib import Path
 
 from shardyard.config.resolved import Resolved
@@ -10,13 +9,13 @@ from shardyard.families.images.class_names import (
     head_order,
     outputs_in,
 )
+from shardyard.files import read_json_object
 
 
 def class_names(resolved: Resolved) -> list[str] | None:
     """Names of the prepared data's classes, in the order of their numbers; None: it is gone."""
     try:
-        content = json.loads((Path(resolved.data.dir) / "manifest.json").read_bytes())
-        names: list[str] = content["classes"]
+        names: list[str] = read_json_object(Path(resolved.data.dir) / "manifest.json")["classes"]
     except (OSError, ValueError, KeyError):
         return None
     return names
@@ -27,7 +26,7 @@ def folder_head(resolved: Resolved) -> HeadOrder | None:
     names = class_names(resolved) if resolved.network is not None else None
     if resolved.model_dir is None or names is None:
         return None
-    content = json.loads((Path(resolved.model_dir) / "config.json").read_bytes())
+    content = read_json_object(Path(resolved.model_dir) / "config.json")
     return head_order(names, class_names_in(content), outputs=outputs_in(content))
 
 

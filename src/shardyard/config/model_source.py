@@ -3,7 +3,6 @@
 What a config.json means is said by ``families/config_json.py``.
 """
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from shardyard.families.presets import PRESETS
 from shardyard.families.registry import family_of, is_family
 from shardyard.families.shape import ModelShape
 from shardyard.file_faults import why_broken_link, why_no_content
+from shardyard.files import MOST_JSON_BYTES, parse_json
 from shardyard.given_file import read_given
 
 
@@ -256,7 +256,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         why = why_no_content(path)
         if why is not None:
             raise RequestError(f"{path} {why}")
-        config = json.loads(read_given(path, limit_bytes=64 * 2**20).decode())
+        config = parse_json(read_given(path, limit_bytes=MOST_JSON_BYTES).decode())
     except FileNotFoundError as error:
         raise RequestError(
             f"{path} does not exist. A Hugging Face folder has one; give the folder that "
@@ -264,8 +264,6 @@ def _read_config(path: Path) -> dict[str, Any]:
         ) from error
     except StorageError as error:
         raise RequestError(f"{error} Fetch or save it again.") from error
-    except RecursionError as error:
-        raise RequestError(f"{path} is nested too deep. Fetch or save it again.") from error
     except ValueError as error:
         raise RequestError(f"{path} is not JSON ({error}). Fetch or save it again.") from error
     if not isinstance(config, dict):

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from shardyard.errors import RequestError
+from shardyard.errors import JsonFileError, RequestError
 from shardyard.file_faults import why_no_content
+from shardyard.files import read_json_object
 from shardyard.safetensors_header import StoredTensor, read_header
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -109,10 +110,10 @@ def _listed(folder: Path) -> _Listed:
             return _Listed((SINGLE,), {})
     _refuse_faulty(index)
     try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    except OSError as error:
-        raise _WrongFileError(f"{index} cannot be read: {error.strerror}.") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        weight_map = read_json_object(index)["weight_map"]
+    except JsonFileError as error:
+        raise _WrongFileError(f"{error} Fetch or save it again.") from error
+    except KeyError as error:
         raise _WrongFileError(
             f"{index} is no index of weights: it has no weight_map in JSON. Fetch or save it again."
         ) from error

@@ -6,7 +6,6 @@ Should a node's program be killed, its agent ends with it: the node is lost, and
 acts on that; a drain of its ranks would be a drain of all.
 """
 
-import json
 import os
 import signal
 import subprocess
@@ -20,6 +19,7 @@ from typing import IO, Any
 
 from shardyard.closed_terminal import is_hang_up_ignored
 from shardyard.control.follow import Shown, follow, said
+from shardyard.files import parse_json
 from shardyard.python_program import python_program
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease
@@ -207,7 +207,7 @@ def _read_answer(stdout: IO[str], run_dir: RunDir, log: Path, *, exit_code: int)
     stdout.seek(0)
     lines = stdout.read().splitlines()
     with suppress(IndexError, ValueError):
-        answer: dict[str, Any] = json.loads(lines[-1])
+        answer: dict[str, Any] = parse_json(lines[-1])
         return answer
     ending = signal.Signals(-exit_code).name if exit_code < 0 else f"exit code {exit_code}"
     killed_by = {"killed_by": -exit_code} if exit_code < 0 else {}

@@ -5,7 +5,6 @@ events.jsonl and metrics.jsonl as they grow, and nothing else, so that it costs 
 nothing and works for a run that was started elsewhere.
 """
 
-import json
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import Any, Protocol
 from shardyard.config.resolved import Resolved
 from shardyard.config.tasks import BITS_PER_BYTE, unit_of
 from shardyard.exporters.service import WORDS
+from shardyard.files import parse_json
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import read_resolved
 from shardyard.talk import say
@@ -507,7 +507,7 @@ def number_text(value: float | None) -> str:
 
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
-        content = json.loads(line)
+        content = parse_json(line)
     except ValueError:
         return None
     return content if isinstance(content, dict) else None

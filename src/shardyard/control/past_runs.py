@@ -4,7 +4,6 @@ A run is one of these settings where its model, batch, layout, formats, memory s
 are the same. What it was trained on, how long and where it was saved may differ.
 """
 
-import json
 from functools import cached_property
 from pathlib import Path
 from statistics import median
@@ -13,6 +12,7 @@ from typing import Any
 from shardyard.config.resolved import settings_in
 from shardyard.config.schema import Recipe
 from shardyard.errors import ShardyardError
+from shardyard.files import read_json
 from shardyard.planner.advice import Measured
 from shardyard.report.against_plan import median_tokens_per_s, memory_by_rank, steady
 from shardyard.report.run import read_run
@@ -65,7 +65,7 @@ def _kind_of_run(run: RunDir) -> dict[str, Any] | None:
     kinds = []
     for number in run.attempts():
         try:
-            content = json.loads(run.resolved(number).read_bytes())
+            content = read_json(run.resolved(number))
             if content["phases"]:
                 return None
             settings = {name: entry["value"] for name, entry in content["settings"].items()}

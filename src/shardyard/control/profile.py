@@ -1,6 +1,5 @@
 """A profile of a run that trains: asked for by a file in its folder, waited for by its events."""
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -11,6 +10,7 @@ from shardyard.control.follow import Tail
 from shardyard.control.job import fetch_progress
 from shardyard.control.run_home import RunHome, nodes_folder
 from shardyard.errors import CapacityError, RequestError, ShardyardError
+from shardyard.files import parse_json
 from shardyard.launchers.base import Executor, JobState
 from shardyard.launchers.trust import refuse_untrusted
 from shardyard.python_program import ISOLATED
@@ -97,7 +97,7 @@ def ask(home: RunHome, wish: Wish, *, trusts_folder: bool = False) -> str:
     ]  # fmt: skip
     try:
         said = b"".join(launcher.exec(launched.submission, command))
-        answer = json.loads(said.splitlines()[-1])
+        answer = parse_json(said.splitlines()[-1])
     except CapacityError:
         raise
     except (ShardyardError, ValueError, IndexError) as error:

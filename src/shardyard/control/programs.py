@@ -3,7 +3,6 @@
 A program that fails answers ``{"error": message, "exit_code": n}``; its talk goes to our stderr.
 """
 
-import json
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from shardyard.errors import (
     RequestError,
     ShardyardError,
 )
+from shardyard.files import parse_json
 from shardyard.memory_limit import memory_limit
 from shardyard.python_program import python_program
 
@@ -68,7 +68,7 @@ def run_program(module: str, arguments: Sequence[str]) -> dict[str, Any]:
 def _read_answer(output: str, module: str, exit_code: int) -> dict[str, Any]:
     lines = output.splitlines()
     try:
-        answer = json.loads(lines[-1])
+        answer = parse_json(lines[-1])
     except (IndexError, ValueError) as error:
         raise ShardyardError(
             f"`python -m {module}` ended with {_ending(exit_code)} and gave no answer. What it "

@@ -1,6 +1,5 @@
 """Prepared data sets that no run reads: found by their form, deleted when that is agreed to."""
 
-import json
 import os
 import re
 import shutil
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from shardyard.config.schema import Recipe
 from shardyard.errors import StorageError
+from shardyard.files import read_json_object
 from shardyard.locks import close_locked, take_lock
 
 _NAME = re.compile(r".+-[0-9a-f]{16}")
@@ -90,10 +90,10 @@ def _is_ours(folder: Path) -> bool:
         return False
     for name, keys in _MANIFESTS.items():
         try:
-            content = json.loads((folder / name).read_bytes())
+            content = read_json_object(folder / name)
         except (OSError, ValueError):
             continue
-        if isinstance(content, dict) and keys <= content.keys():
+        if keys <= content.keys():
             known = {*content.get("files", ()), *_BESIDE}
             names = {path.name for path in folder.iterdir()} - known
             return not (folder / "pieces").exists() and all(map(_OF_TOKENIZER.fullmatch, names))

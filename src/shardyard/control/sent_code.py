@@ -5,7 +5,6 @@ whose nodes do not carry it themselves.
 """
 
 import gzip
-import json
 import os
 import re
 import shlex
@@ -16,7 +15,7 @@ from typing import Any
 
 from shardyard.config.schema import Recipe
 from shardyard.errors import DataError, RequestError
-from shardyard.files import write_json
+from shardyard.files import read_json_object, write_json
 from shardyard.launchers.base import LaunchRequest
 from shardyard.launchers.bundle import (
     Bundle,
@@ -183,7 +182,6 @@ def _note_file(run_dir: RunDir) -> Path:
 
 def _note(run_dir: RunDir) -> dict[str, Any]:
     try:
-        content = json.loads(_note_file(run_dir).read_text(encoding="utf-8"))
+        return read_json_object(_note_file(run_dir))
     except (OSError, ValueError):
         return {}
-    return content if isinstance(content, dict) else {}

@@ -5,7 +5,6 @@ moment loses nothing: a size that is finished is read, one that runs is followed
 missing or failed is submitted.
 """
 
-import json
 import os
 import re
 import time
@@ -25,8 +24,8 @@ from shardyard.control.study import (
 )
 from shardyard.control.submission import Launchers, Proposal, refusals
 from shardyard.cores import usable_cores
-from shardyard.errors import RequestError, ShardyardError
-from shardyard.files import FILE_MODE, make_folder, write_json
+from shardyard.errors import JsonFileError, RequestError, ShardyardError
+from shardyard.files import FILE_MODE, make_folder, read_json_object, write_json
 from shardyard.launchers.base import JobState, Launcher
 from shardyard.launchers.ledger import Ledger
 from shardyard.locks import close_locked, take_lock
@@ -177,15 +176,15 @@ def stand_of(
 def _read_before(study: Study) -> None:
     file = study.folder / "study.json"
     try:
-        before = json.loads(file.read_text(encoding="utf-8"))
+        before = read_json_object(file)
     except FileNotFoundError:
         return
-    except (OSError, ValueError) as error:
+    except JsonFileError as error:
         raise RequestError(
-            f"{file} cannot be read: {error}. It says what the runs beside it are a study of. "
+            f"{error} It says what the runs beside it are a study of. "
             "Bring it back, or choose another run.id."
         ) from error
-    refuse_another(study, before if isinstance(before, dict) else {})
+    refuse_another(study, before)
 
 
 def _size(

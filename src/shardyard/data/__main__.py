@@ -128,9 +128,10 @@ def _read_recipe(path: Path) -> "Recipe":
 
     from shardyard.config.schema import Recipe
     from shardyard.errors import RequestError
+    from shardyard.files import read_json_object
 
     try:
-        return Recipe.model_validate(json.loads(path.read_bytes()))
+        return Recipe.model_validate(read_json_object(path))
     except (OSError, ValueError, ValidationError) as error:
         raise RequestError(
             f"{path} is no recipe in JSON ({error}). Let `shardyard prepare` write it."

@@ -6,7 +6,6 @@ What a row may look like is said in ``dialogues.py``, how a template renders in
 ``chat_tokens.py``.
 """
 
-import json
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
@@ -19,6 +18,7 @@ from shardyard.data.encoders import LEARNT, Column, Encoded
 from shardyard.data.spans import Section
 from shardyard.data.tokenizer import TextEncoder
 from shardyard.errors import RejectedRowError, SourceError
+from shardyard.files import parse_json
 
 
 class Dialogue:
@@ -53,7 +53,7 @@ class Dialogue:
                 f"{section.place}: a character above U+0FFFFF, of those that stand for nothing "
                 "and are used here to tell texts apart. Take the row out."
             )
-        dialogue = json.loads(section.text)
+        dialogue = parse_json(section.text)
         messages = [
             self._tokens.hidden(message, is_answer=message["role"] == "assistant")
             for message in dialogue["messages"]

@@ -25,6 +25,7 @@ from shardyard.data.template_bounds import (
     weighed,
 )
 from shardyard.errors import RequestError
+from shardyard.files import parse_json
 
 TEMPLATE = "chat_template.jinja"
 _CONFIG = "tokenizer_config.json"
@@ -136,7 +137,7 @@ class ChatTemplate:
 
 def _sources(files: Mapping[str, bytes]) -> dict[str, str]:
     """Templates by name; the file before what tokenizer_config.json holds, as in transformers."""
-    config = json.loads(files[_CONFIG]) if _CONFIG in files else {}
+    config = parse_json(files[_CONFIG]) if _CONFIG in files else {}
     declared = config.get("chat_template")
     if isinstance(declared, list):  # several, of which one is for dialogues with tools
         sources = {each["name"]: each["template"] for each in declared}
@@ -151,7 +152,7 @@ def _named_tokens(files: Mapping[str, bytes]) -> dict[str, str]:
     """Tokens that a template knows by their roles."""
     found: dict[str, str] = {}
     for name in (_CONFIG, "special_tokens_map.json"):
-        declared = json.loads(files[name]) if name in files else {}
+        declared = parse_json(files[name]) if name in files else {}
         for key in _NAMED_TOKENS:
             token = declared.get(key)
             token = token.get("content") if isinstance(token, dict) else token

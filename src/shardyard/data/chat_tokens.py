@@ -17,6 +17,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from shardyard.errors import DataError
+from shardyard.files import parse_json
 
 RESERVED = re.compile("[\U00100000-\U0010ffff]")
 """Characters of the second private plane, which signs and probes are made of."""
@@ -36,7 +37,7 @@ class ChatTokens:
         template: Text of the chat template.
         name: What messages call the tokenizer.
         """
-        self._json = json.loads(content)
+        self._json = parse_json(content)
         self._json["post_processor"] = None  # one may cut spaces off the characters of a token
         self._json["truncation"] = self._json["padding"] = None
         self._name = name

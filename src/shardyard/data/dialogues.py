@@ -11,6 +11,7 @@ from typing import Any
 from shardyard.data.readers.rows import kind_of, refuse_surrogates, some_keys
 from shardyard.data.spans import shown
 from shardyard.errors import SourceError
+from shardyard.files import parse_json
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -78,7 +79,7 @@ def is_learnt(message: Mapping[str, Any]) -> bool:
 
 def words_of(text: str) -> str:
     """What is said in a dialogue, without who says it: a tokenizer is trained on it."""
-    contents = (message.get("content") or "" for message in json.loads(text)["messages"])
+    contents = (message.get("content") or "" for message in parse_json(text)["messages"])
     return "\n".join(contents)
 
 
@@ -224,7 +225,7 @@ def _checked_call(call: dict[str, Any]) -> dict[str, Any]:
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
-            parsed = json.loads(arguments)
+            parsed = parse_json(arguments)
         except (ValueError, RecursionError) as error:
             raise _RowError(
                 f"the arguments of a tool call are not JSON ({error}). Mend them."

@@ -6,7 +6,6 @@ compared; beside it then stands that these times mean that content, so it is rea
 """
 
 import hashlib
-import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +16,7 @@ from shardyard.cores import usable_cores
 from shardyard.data.shards import MANIFEST
 from shardyard.data.spans import SourceFile
 from shardyard.errors import DataError
-from shardyard.files import write_json
+from shardyard.files import read_json_object, write_json
 
 SOURCES = "sources"
 """Beside the manifest, and no part of it: the same text gives the same bytes there. Without a
@@ -101,16 +100,16 @@ def _sha256(file: SourceFile) -> str:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        kept = json.loads(path.read_bytes())
+        kept = read_json_object(path)
         return kept if kept.keys() == {"files", "known_as"} else None
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError):
         return None  # it only saves work
 
 
 def _is_asked_for(folder: Path, request: dict[str, Any]) -> bool:
     """Whether a finished set is of this request, but for the times of its files."""
     try:
-        kept = json.loads((folder / MANIFEST).read_bytes())["request"]
+        kept = read_json_object(folder / MANIFEST)["request"]
     except (OSError, ValueError, KeyError, TypeError):
         return False
     return bool({**kept, "files": None} == {**request, "files": None})

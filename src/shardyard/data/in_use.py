@@ -1,10 +1,10 @@
 """Datasets that a training reads: a shared lock on what `prepare --prune` would delete first."""
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from shardyard.files import read_json_object
 from shardyard.locks import close_locked, take_lock
 
 MANIFESTS = ("manifest.json", "mixture.json")
@@ -37,7 +37,7 @@ class InUse:
 def _manifests(folder: Path) -> Iterator[Path]:
     yield from (folder / name for name in MANIFESTS)
     try:
-        parts = json.loads((folder / "mixture.json").read_bytes())["parts"]
+        parts = read_json_object(folder / "mixture.json")["parts"]
         names = [part["folder"] for part in parts]
     except (OSError, ValueError, KeyError, TypeError):
         return

@@ -1,11 +1,12 @@
 """The folder of a mixture: the tokenizer of all its sources, and mixture.json, written last, which
 names the data set of each and the samples of it in a cycle."""
 
-import json
 from pathlib import Path
 
 from shardyard.config.resolved import PartFacts
 from shardyard.data.shards import damaged, read_facts
+from shardyard.errors import JsonFileError
+from shardyard.files import read_json_object
 
 MIXTURE = "mixture.json"
 
@@ -18,9 +19,11 @@ def mixture_at(folder: Path) -> list[PartFacts]:
     """
     path = folder / MIXTURE
     try:
-        content = json.loads(path.read_bytes())
+        content = read_json_object(path)
         named = [(each["name"], each["slots"], each["folder"]) for each in content["parts"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except JsonFileError as error:
+        raise damaged(path, f"it {error.reason}") from error
+    except (OSError, KeyError, TypeError) as error:
         raise damaged(path, f"it cannot be read ({error})") from error
     return [
         PartFacts(name=name, slots=slots, data=read_facts((folder / place).resolve()))

@@ -28,7 +28,7 @@ from shardyard.data.sources import Piece, piece_size_bytes, read_sections
 from shardyard.data.spans import Section, Span, shown
 from shardyard.data.tokenizer import TextEncoder
 from shardyard.errors import DataError, RejectedRowError, StorageError
-from shardyard.files import flush_folder
+from shardyard.files import flush_folder, read_json_object
 
 SPLITS = ("train", "eval")
 SCRATCH = "pieces"
@@ -179,7 +179,7 @@ class TokenizePiece:
     def finished(self) -> dict[str, Any] | None:
         """The record of this very piece if it is finished."""
         try:
-            record: dict[str, Any] = json.loads(self.record_path.read_bytes())
+            record = read_json_object(self.record_path)
         except (FileNotFoundError, ValueError):
             return None
         return record if record["hold_out"] == asdict(self.hold_out) else None

@@ -11,6 +11,7 @@ from typing import ClassVar
 from shardyard.data.encoders import Column, Encoded, PlainText
 from shardyard.data.spans import Section
 from shardyard.errors import SourceError
+from shardyard.files import parse_json
 
 RECORD, HIDDEN = "record", "hidden"
 """Columns: what a token is in its record, and what stood there if it was hidden."""
@@ -48,7 +49,7 @@ class Record(PlainText):
         """Raises:
         SourceError: An id is outside the vocabulary.
         """
-        ids, length, second, places, label = json.loads(section.text)
+        ids, length, second, places, label = parse_json(section.text)
         largest = max([*ids, *(token for _, token in places)])
         size = self.tokenizer.vocab_size
         if largest >= size:

@@ -9,7 +9,6 @@ tokenizer.json ...     the tokenizer, as transformers reads it
 """
 
 import hashlib
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from shardyard.errors import DataError
+from shardyard.errors import DataError, JsonFileError
+from shardyard.files import read_json
 
 if TYPE_CHECKING:
     from shardyard.config.resolved import DataFacts
@@ -183,14 +183,14 @@ def read_manifest(folder: Path, formats: Sequence[int | str] = OF_TEXT) -> dict[
     """
     path = folder / MANIFEST
     try:
-        manifest = json.loads(path.read_bytes())
+        manifest = read_json(path)
     except FileNotFoundError as error:
         raise DataError(
             f"{folder} holds no prepared data set: {MANIFEST}, which is written last, is missing. "
             "Run `shardyard prepare` with the same recipe; it goes on where it was stopped."
         ) from error
-    except (OSError, ValueError) as error:
-        raise damaged(path, f"it cannot be read ({error})") from error
+    except JsonFileError as error:
+        raise damaged(path, f"it {error.reason}") from error
     found = manifest.get("format") if isinstance(manifest, dict) else None
     if found not in formats:
         read = " and ".join(map(str, formats))

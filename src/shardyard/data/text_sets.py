@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -36,7 +35,7 @@ from shardyard.data.prepare import (
 from shardyard.data.shards import TokenShards
 from shardyard.data.splits import corpus_of
 from shardyard.errors import RequestError
-from shardyard.files import flush_folder
+from shardyard.files import flush_folder, read_json_object
 
 _READ_TOKENS = 2**24
 """Of a data set at a time, when tokens are counted."""
@@ -167,7 +166,7 @@ def _entropy(parts: Sequence[PartFacts]) -> float:
 
 def _facts(folder: Path, parts: Sequence[PartFacts]) -> DataFacts:
     """What a mixture holds: sums over its sources."""
-    content: dict[str, Any] = json.loads((folder / MIXTURE).read_bytes())
+    content = read_json_object(folder / MIXTURE)
     sets = [part.data for part in parts]
 
     def total(name: str) -> int:

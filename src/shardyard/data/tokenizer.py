@@ -19,6 +19,7 @@ from shardyard.config.tokenizer_kinds import TOKENIZER_KINDS
 from shardyard.data.wordpiece import from_vocabulary, train_wordpiece
 from shardyard.errors import DataError, RequestError
 from shardyard.file_faults import why_broken_link, why_no_content
+from shardyard.files import parse_json
 
 if TYPE_CHECKING:
     from shardyard.config.data_section import TokenizerKindName
@@ -201,8 +202,8 @@ def _declared_token(
 
 def _json_object(content: bytes, place: str) -> dict[str, Any]:
     try:
-        parsed = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        parsed = parse_json(content)
+    except ValueError as error:
         raise DataError(f"{place} is not JSON ({error}). Fetch or save it again.") from error
     return parsed if isinstance(parsed, dict) else {}
 

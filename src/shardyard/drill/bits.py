@@ -1,11 +1,11 @@
 """Where two runs of a drill differ, bit for bit, asked of the half that can read tensors."""
 
-import json
 import subprocess
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from shardyard.errors import ShardyardError
+from shardyard.files import parse_json
 from shardyard.python_program import python_program
 from shardyard.rundir.layout import RunDir
 
@@ -40,7 +40,7 @@ def compare_bits(twin: RunDir, run: RunDir) -> Bits:
         program, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
     try:
-        told: dict[str, Any] = json.loads(answer.stdout)
+        told: dict[str, Any] = parse_json(answer.stdout)
     except ValueError as error:
         raise ShardyardError(
             f"{twin.path} and {run.path} cannot be compared: {answer.stderr.strip()[-300:]}"

@@ -1,12 +1,12 @@
 """What one run of a drill has left, read from its folder: the raw material of the judgement."""
 
-import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from shardyard.drill.bits import Bits
+from shardyard.files import parse_json, read_json_object
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_counted, read_lines
 
@@ -112,7 +112,7 @@ def read_left_in(run: RunDir) -> dict[str, Any]:
 
 
 def _digests(checkpoint: Path) -> dict[str, str]:
-    files = json.loads((checkpoint / "manifest.json").read_text())["files"]
+    files = read_json_object(checkpoint / "manifest.json")["files"]
     return {name: entry["sha256"] for name, entry in files.items() if name.endswith(".safetensors")}
 
 
@@ -121,6 +121,6 @@ def _samples(logs: Iterable[Path]) -> dict[int, int]:
     for log in logs:
         for line in log.read_text(errors="replace").splitlines():
             if line.startswith(_SAMPLES_MARK) and line.endswith("}"):
-                entry = json.loads(line.removeprefix(_SAMPLES_MARK))
+                entry = parse_json(line.removeprefix(_SAMPLES_MARK))
                 samples.update(zip(entry["positions"], entry["samples"], strict=True))
     return dict(sorted(samples.items()))

@@ -22,6 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from shardyard.drill.apart import unshare_network
+from shardyard.files import parse_json
 
 INTERFACE = "drill0"
 """Name of each host's interface."""
@@ -81,7 +82,7 @@ class Switch:
                 line = sys.stdin.readline()
                 if not line:
                     return
-                told = json.loads(line)
+                told = parse_json(line)
                 self.weather = Weather(**{**told, "cut": tuple(told["cut"])})
                 print(json.dumps(told), flush=True)
             for number, host in enumerate(self.hosts):

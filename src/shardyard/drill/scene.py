@@ -1,6 +1,5 @@
 """One running case as a fault sees it: which process is what, and how far the run is."""
 
-import json
 import random
 import signal
 import time
@@ -12,6 +11,7 @@ from typing import Any
 from shardyard.drill.marked import Marked, parent_of, words_of
 from shardyard.drill.moved_clock import MovedClock
 from shardyard.drill.surroundings import Network
+from shardyard.files import parse_json
 from shardyard.rundir.drilled import FAULT_MARK
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_lines
@@ -168,7 +168,7 @@ class Scene:
         for log in sorted((self.run.path / "logs").glob("attempt-*/rank-*.log")):
             for line in _lines(log):
                 if line.startswith(FAULT_MARK) and line.endswith("}"):
-                    yield json.loads(line.removeprefix(FAULT_MARK))
+                    yield parse_json(line.removeprefix(FAULT_MARK))
 
     def _found(self, pid: int | None, what: str) -> int:
         if pid is None or not self.marked.has(pid):

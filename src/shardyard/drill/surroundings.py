@@ -14,6 +14,7 @@ from shardyard.drill.apart import why_not_apart
 from shardyard.drill.moved_clock import MovedClock
 from shardyard.drill.network import Weather, address_of
 from shardyard.errors import ShardyardError
+from shardyard.files import parse_json
 from shardyard.python_program import python_program
 from shardyard.rundir.drilled import HOSTS_VARIABLE, Hosts
 
@@ -71,7 +72,7 @@ def network_of(nodes: int) -> Iterator[Network]:
                 f"no network of its own could be made for each node ({' '.join(words)}). Leave "
                 "network-cut and delay-and-loss out (--faults)."
             )
-        enter = [["nsenter", f"--net={handle}"] for handle in json.loads(handles)]
+        enter = [["nsenter", f"--net={handle}"] for handle in parse_json(handles)]
         yield Network(switch.stdin, switch.stdout, Hosts(enter=enter, address=address_of(0)))
 
 

@@ -23,6 +23,7 @@ from shardyard.elastic.collective_cases import Case
 from shardyard.elastic.drain import signal_at_parent_death
 from shardyard.elastic.rendezvous import connect_store, serve_store
 from shardyard.errors import ShardyardError
+from shardyard.files import parse_json
 from shardyard.hardware.network_counters import sent_bytes, since
 from shardyard.network_interface import (
     OWN_STORE,
@@ -150,7 +151,7 @@ def _introduce(ranks: Ranks, name: str) -> None:
     ranks.store.set(f"rank/{ranks.rank}", json.dumps(mine))
     if ranks.rank == 0:
         every = range(dist.get_world_size())
-        them = [json.loads(ranks.store.get(f"rank/{rank}")) for rank in every]
+        them = [parse_json(ranks.store.get(f"rank/{rank}")) for rank in every]
         print(answer_line("ranks", ranks=them), flush=True)
 
 
@@ -238,7 +239,7 @@ def _tell_traffic(
     if ranks.leads_node:
         ranks.store.set(f"sent/{number}/{ranks.node}", json.dumps(since(before, now)))
     if ranks.rank == 0:
-        sent = [json.loads(ranks.store.get(f"sent/{number}/{node}")) for node in range(ranks.nodes)]
+        sent = [parse_json(ranks.store.get(f"sent/{number}/{node}")) for node in range(ranks.nodes)]
         print(answer_line("traffic", collective=collective, sent=sent, calls=calls), flush=True)
 
 
@@ -260,7 +261,7 @@ def measure_pairs(bench: NetworkBench, ranks: Ranks) -> None:
         dist.barrier()
         if ranks.rank == 0:
             for index, (a, b) in enumerate(pairs):
-                seconds = json.loads(ranks.store.get(f"pair/{number}/{index}"))
+                seconds = parse_json(ranks.store.get(f"pair/{number}/{index}"))
                 print(answer_line("pair", a=a, b=b, seconds=seconds), flush=True)
         for index in mine:
             dist.destroy_process_group(groups[index])

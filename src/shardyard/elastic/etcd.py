@@ -61,6 +61,7 @@ from shardyard.elastic.rendezvous import (
 from shardyard.elastic.seal import SealedStore
 from shardyard.elastic.signs_of_life import OwnClock
 from shardyard.errors import LostNodeError, ShardyardError
+from shardyard.files import parse_json
 from shardyard.network_interface import address_towards, is_loopback
 from shardyard.waiting import wait_for
 
@@ -360,7 +361,7 @@ class EtcdRendezvous(Rendezvous):
         while True:
             places, alive = self._shared.patiently(lambda: self._etcd.transact(look))[1]
             if places:
-                host, port = json.loads(self._shared.seal.opened(key, places[0].value))
+                host, port = parse_json(self._shared.seal.opened(key, places[0].value))
                 with suppress(LostNodeError):  # of a node that may have died since
                     store = connect_store(host, port, within=_CONNECT)
                     self._served, self._place = None, (host, port)

@@ -21,6 +21,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 
 from shardyard.config.meeting_place import EtcdPlace
 from shardyard.errors import AccessError, RequestError
+from shardyard.files import parse_json
 
 _TIMEOUT_S = 3.0
 """For one answer of one server; a reachable one needs milliseconds."""
@@ -189,7 +190,7 @@ class Etcd:
         status, body = self._exchange(server, "POST", path, json.dumps(request).encode(), headers)
         # A stream of answers is one a line; we ask for one.
         try:
-            answer = json.loads(body.splitlines()[0])
+            answer = parse_json(body.splitlines()[0])
         except (ValueError, IndexError):
             raise self._no_version_3(server, status) from None
         answer = answer if isinstance(answer, dict) else {}
@@ -233,7 +234,7 @@ class Etcd:
         where = f"{server[0]}:{server[1]}"
         try:
             _, body = self._exchange(server, "GET", "/version", None, {})
-            version = str(json.loads(body)["etcdserver"])
+            version = str(parse_json(body)["etcdserver"])
         except (_Silent, ValueError, KeyError, TypeError):
             return RequestError(
                 f"what answers at {where} is no etcd (status {status}, and no /version). Agents "

@@ -7,6 +7,7 @@ from dataclasses import astuple
 from datetime import UTC, datetime
 from typing import Any
 
+from shardyard.files import parse_json
 from shardyard.torch_private import LONG_AGO, empty_meeting, node_of_meeting
 
 
@@ -46,7 +47,7 @@ def from_json(written: bytes, *, alive: Collection[str] | None = None) -> bytes:
         alive: Names of the nodes that live; the others are gone for the handler. None: the state
             has their signs of life.
     """
-    content = json.loads(written)
+    content = parse_json(written)
     state = empty_meeting()
     state.round, state.complete, state.closed = (
         int(content["round"]), bool(content["complete"]), bool(content["closed"]),
@@ -71,7 +72,7 @@ def from_json(written: bytes, *, alive: Collection[str] | None = None) -> bytes:
 
 def is_closed(written: bytes) -> bool:
     """Whether the nodes are ending."""
-    return bool(json.loads(written)["closed"])
+    return bool(parse_json(written)["closed"])
 
 
 def _plain(node: Any) -> list[Any]:

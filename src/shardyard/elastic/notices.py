@@ -24,6 +24,8 @@ from typing import Any
 
 from torch.distributed import DistError
 
+from shardyard.files import parse_json
+
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -91,9 +93,9 @@ class Notices:
         }  # fmt: skip
         self._store.set(f"shardyard/proposal/{self._group_rank}", json.dumps(mine))
         if self._group_rank == 0:
-            theirs = [json.loads(self._store.get(key)) for key in self._keys("proposal")]
+            theirs = [parse_json(self._store.get(key)) for key in self._keys("proposal")]
             self._store.set("shardyard/generation", json.dumps([mine, *theirs]))
-        agreed = json.loads(self._store.get("shardyard/generation"))
+        agreed = parse_json(self._store.get("shardyard/generation"))
         generation = max(int(each["generation"]) for each in agreed)
         self.nodes = [Node(**each["node"]) for each in agreed]
         self.held_against = [each["held"] for each in agreed]
@@ -131,7 +133,7 @@ class Notices:
         """What holds for all; empty as long as no node has said it."""
         key = f"shardyard/{kind}"
         found: list[dict[str, Any]] = (
-            json.loads(self._store.get(key)) if self._store.check([key]) else []
+            parse_json(self._store.get(key)) if self._store.check([key]) else []
         )
         return found
 
@@ -145,7 +147,7 @@ class Notices:
         if keys and wait_s:
             with suppress(DistError):  # a node that is gone says nothing
                 self._store.wait(keys, timedelta(seconds=wait_s))
-        found = [json.loads(self._store.get(key)) for key in keys if self._store.check([key])]
+        found = [parse_json(self._store.get(key)) for key in keys if self._store.check([key])]
         return [entry for entries in found for entry in entries]
 
     def silent(self, kind: str) -> list[int]:

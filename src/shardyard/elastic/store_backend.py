@@ -14,6 +14,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBa
 
 from shardyard.elastic.meeting_state import empty_state, from_json, to_json
 from shardyard.elastic.seal import ForeignValueError, Seal
+from shardyard.files import parse_json
 
 _NOTHING = "nothing"
 """A store waits for a missing value, so there is always one."""
@@ -47,7 +48,7 @@ class StoreBackend(RendezvousBackend):
         self, state: bytes, token: Token | None = None
     ) -> tuple[bytes, Token, bool] | None:
         """Write the state if nobody else has since; what is there then, and whether we wrote it."""
-        content = {"number": self._number + 1, "state": json.loads(to_json(state, signs=True))}
+        content = {"number": self._number + 1, "state": parse_json(to_json(state, signs=True))}
         written = self._seal.sealed(self._key, json.dumps(content).encode())
         is_ours = self._swap(token or _NOTHING, written) == written
         return (*self._read(written if is_ours else self._text()), is_ours)
@@ -65,7 +66,7 @@ class StoreBackend(RendezvousBackend):
     def _read(self, text: bytes) -> tuple[bytes, Token]:
         if text != _NOTHING.encode() or self._number:
             try:
-                content = json.loads(self._seal.opened(self._key, text))
+                content = parse_json(self._seal.opened(self._key, text))
                 if content["number"] < self._number:
                     raise ForeignValueError(self._key)
                 self._newest = from_json(json.dumps(content["state"]).encode())

@@ -34,7 +34,7 @@ from shardyard.elastic.sealed_objects import seal_objects
 from shardyard.elastic.shared_memory import semaphores_told
 from shardyard.elastic.stacks import dump_on_signal
 from shardyard.errors import LostNodeError, LostRankError, ShardyardError, StorageError
-from shardyard.files import make_folder
+from shardyard.files import make_folder, read_json_object
 from shardyard.parallel.device import process_group_backend, select_device
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import EventWriter
@@ -87,7 +87,7 @@ def failure_path(run: RunDir, attempt: int, rank: int) -> Path:
 def read_failure(path: Path, generation: int) -> dict[str, Any] | None:
     """What a rank of this generation wrote about its end; None if it could not."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json_object(path)
     except (OSError, ValueError):
         return None
     return content if content.get("generation") == generation else None

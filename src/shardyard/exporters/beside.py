@@ -4,7 +4,6 @@ Training knows nothing of them. At the end each has a while to send what is left
 and what was not sent stays in the run's folder, from where it can be sent later.
 """
 
-import json
 import os
 import subprocess
 import tempfile
@@ -19,7 +18,7 @@ from shardyard.config.exporter_problems import services_of
 from shardyard.config.schema import Recipe
 from shardyard.errors import StorageError
 from shardyard.exporters.service import PREFIXES, WORDS, without_user
-from shardyard.files import FILE_MODE, make_folder
+from shardyard.files import FILE_MODE, make_folder, parse_json
 from shardyard.python_program import python_program
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import EventWriter
@@ -255,7 +254,7 @@ class _Process:
         with stdout:
             for line in stdout:
                 with suppress(ValueError):
-                    self._take(json.loads(line))
+                    self._take(parse_json(line))
         with self._lock, suppress(OSError):
             stdin.close()
 

@@ -3,7 +3,6 @@
 All of it follows from the files alone, to the bit: whoever sends a line again sends the same.
 """
 
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED, ShardyardError
 from shardyard.exporters.service import End, Facts, Outcome, Row
+from shardyard.files import parse_json, read_json_object
 from shardyard.report.run import read_run
 from shardyard.report.summary import Summary, summarize
 from shardyard.rundir.curves import axes_of, scalars_of
@@ -198,18 +198,17 @@ class _Numbered:
 
 def _object(line: bytes) -> dict[str, Any]:
     try:
-        content = json.loads(line)
-    except (ValueError, RecursionError):
+        content = parse_json(line)
+    except ValueError:
         return {}
     return content if isinstance(content, dict) else {}
 
 
 def _plan(run: RunDir, attempt: int) -> dict[str, Any]:
     try:
-        content = json.loads(run.plan(attempt).read_bytes())
+        return read_json_object(run.plan(attempt))
     except (OSError, ValueError):
         return {}  # a module of the user's own has none
-    return content if isinstance(content, dict) else {}
 
 
 def _result(run: RunDir) -> dict[str, float]:

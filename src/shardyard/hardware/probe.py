@@ -3,12 +3,12 @@
 The question needs torch, which the control half never imports; the answer is one line of JSON.
 """
 
-import json
 import subprocess
 import sys
 from collections.abc import Sequence
 
 from shardyard.errors import RequestError
+from shardyard.files import parse_json
 from shardyard.hardware.machine import Machine
 from shardyard.python_program import python_program
 
@@ -30,7 +30,7 @@ def probe(program: Sequence[str] = _PROGRAM) -> Machine:
         answer = subprocess.run(
             program, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
         )
-        return Machine(**json.loads(answer.stdout.splitlines()[-1]))
+        return Machine(**parse_json(answer.stdout.splitlines()[-1]))
     except subprocess.TimeoutExpired as error:
         raise _failed(f"gave no answer in {_TIMEOUT_S:.0f} s") from error
     except subprocess.CalledProcessError as error:

@@ -10,7 +10,6 @@ and version. They send this user's own passwords, which nodes do not have. A reg
 and says nothing holds docker for 20 s. And who launches builds no image, and may have none of them.
 """
 
-import json
 import re
 import urllib.error
 import urllib.request
@@ -23,6 +22,7 @@ from urllib.parse import urlencode, urlsplit
 
 from shardyard.doctor.finding import Finding
 from shardyard.errors import ShardyardError
+from shardyard.files import parse_json
 from shardyard.image.ecr import Registry, ecr_registry
 from shardyard.units import format_bytes
 
@@ -160,7 +160,7 @@ def _token(challenge: str) -> str | None:
     asked = {key: parts[key] for key in ("service", "scope") if key in parts}
     try:
         with urllib.request.urlopen(f"{realm}?{urlencode(asked)}", timeout=_TIMEOUT_S) as answer:
-            given = json.loads(answer.read())
+            given = parse_json(answer.read())
     except urllib.error.HTTPError:
         return None
     if not isinstance(given, dict):

@@ -1,6 +1,5 @@
 """Build and push images with docker, podman or buildah; no credential is ever an argument."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shardyard.errors import RequestError, ShardyardError
+from shardyard.files import parse_json
 from shardyard.image.ecr import Registry, ecr_registry
 
 TOOLS = ("docker", "podman", "buildah")
@@ -94,7 +94,7 @@ class Tool:
             command, env=dict(self.environ), capture_output=True, text=True, check=False
         )
         try:
-            names = json.loads(answer.stdout)
+            names = parse_json(answer.stdout)
         except ValueError:
             return ""
         repository = without_tag(remote)

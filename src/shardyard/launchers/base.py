@@ -18,6 +18,7 @@ from shardyard.config.schema import Recipe
 from shardyard.config.sight import Sight
 from shardyard.doctor.finding import Finding
 from shardyard.errors import RequestError, ShardyardError
+from shardyard.files import parse_json
 from shardyard.hardware.cluster import Cluster
 from shardyard.launchers.bundle import Bundle
 from shardyard.launchers.ledger import SIDE_DETAIL, EntryForm, Ledger
@@ -115,9 +116,9 @@ class SideJob:
             RequestError: It is none, or of a kind that another version knows.
         """
         try:
-            content = json.loads(text)
+            content = parse_json(text)
             kind, arguments = content["kind"], content["arguments"]
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError):
             kind, arguments = None, None
         if kind in SIDE_KINDS and isinstance(arguments, dict):
             return SideJob(kind=kind, arguments=arguments)
@@ -207,7 +208,7 @@ _LAUNCHER_VARIABLE = "SHARDYARD_LAUNCHER"
 def take_launched_by(environ: MutableMapping[str, str]) -> PlugIn | None:
     """The launcher that started this node; None: it is one of ours, or does not say."""
     try:
-        return PlugIn(place="", **json.loads(environ.pop(_LAUNCHER_VARIABLE, "")))
+        return PlugIn(place="", **parse_json(environ.pop(_LAUNCHER_VARIABLE, "")))
     except (ValueError, TypeError, RecursionError):
         return None
 
@@ -225,7 +226,7 @@ def take_back_to(environ: MutableMapping[str, str]) -> BackTo | None:
     if not text:
         return None
     try:
-        back_to = BackTo(**json.loads(text), is_asked=True)
+        back_to = BackTo(**parse_json(text), is_asked=True)
     except (ValueError, TypeError, RecursionError):
         back_to = BackTo(step=0)
     numbers = (back_to.step, back_to.skip_steps, back_to.submission)

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from shardyard.errors import RequestError, StorageError
-from shardyard.files import FILE_MODE, break_links, flush_folder, make_folder
+from shardyard.files import FILE_MODE, break_links, flush_folder, make_folder, parse_json
 from shardyard.locks import drop_lock, take_lock
 
 if TYPE_CHECKING:
@@ -320,9 +320,7 @@ def _parse(text: str) -> tuple[Any, str]:
     if "\0" in text:
         return None, "it holds NUL bytes, as a power cut leaves them"
     try:
-        return json.loads(text), ""
-    except RecursionError:
-        return None, "it is nested too deeply"
+        return parse_json(text), ""
     except ValueError as error:
         if isinstance(error, json.JSONDecodeError) and _breaks_off(text, error):
             return None, ""

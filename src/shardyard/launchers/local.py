@@ -4,7 +4,6 @@ It survives Ctrl-C and the end of the shell. A job lives in ``logs/job-<k>/`` of
 """
 
 import itertools
-import json
 import os
 import signal
 import subprocess
@@ -24,7 +23,14 @@ from shardyard.errors import (
     ShardyardError,
     StorageError,
 )
-from shardyard.files import FOLDER_MODE, make_folder, write_json, write_text
+from shardyard.files import (
+    FOLDER_MODE,
+    make_folder,
+    parse_json,
+    read_json_object,
+    write_json,
+    write_text,
+)
 from shardyard.launchers.base import (
     Capabilities,
     JobState,
@@ -320,7 +326,7 @@ def start_supervisor(folder: Path, program: Sequence[str] = _SUPERVISOR) -> Iden
             timeout=_START_TIMEOUT_S,
             check=True,
         )
-        pid, started, boot = json.loads(answer.stdout)
+        pid, started, boot = parse_json(answer.stdout)
         return Identity(pid, started, boot)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         if (who := supervisor_of(str(folder))) is not None:
@@ -352,8 +358,7 @@ def _is_alive(job: Submission) -> bool:
 
 def _read_status(folder: Path) -> dict[str, Any]:
     try:
-        content: dict[str, Any] = json.loads((folder / "status.json").read_text(encoding="utf-8"))
-        return content
+        return read_json_object(folder / "status.json")
     except (OSError, ValueError):
         return {}
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from shardyard.cores import usable_cores
 from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED, LostNodeError, StorageError
-from shardyard.files import write_json
+from shardyard.files import read_json_object, write_json
 from shardyard.rundir.drilled import hosts_of
 from shardyard.rundir.layout import RunDir
 
@@ -55,7 +55,7 @@ class JobFile:
 
     @staticmethod
     def read(folder: Path) -> "JobFile":
-        return JobFile(**json.loads((folder / "job.json").read_text(encoding="utf-8")))
+        return JobFile(**read_json_object(folder / "job.json"))
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ class Supervisor:
 
     def _has_begun(self) -> bool:
         try:
-            word = json.loads(RunDir(Path(self._job.run_dir)).session(self._session).read_bytes())
+            word = read_json_object(RunDir(Path(self._job.run_dir)).session(self._session))
         except (OSError, ValueError):
             return False
         return word.get("begins") is True

@@ -14,7 +14,6 @@ marks are ``@shardyard {...}``.
 """
 
 import hashlib
-import json
 import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import closing
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from shardyard.files import parse_json
 from shardyard.rundir.counted_lines import Start, start_of, with_starts
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import LineWriter, read_lines, write_line
@@ -59,7 +59,7 @@ def parse(line: str, *, nonce: str = "") -> Marked | None:
     if not found:
         return None
     try:
-        content = json.loads(text)
+        content = parse_json(text)
     except ValueError:
         return None
     if not isinstance(content, dict) or len(content) != 1:

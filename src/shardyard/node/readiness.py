@@ -8,7 +8,6 @@ Files that only their content can tell apart it ``asks`` node 0 for, which adds 
 ``<session>.model.json``.
 """
 
-import json
 import socket
 import threading
 import time
@@ -35,7 +34,7 @@ from shardyard.control.prepare import prepare_data
 from shardyard.control.programs import error_of
 from shardyard.control.request import Request
 from shardyard.errors import LostNodeError, RequestError, ShardyardError
-from shardyard.files import write_json
+from shardyard.files import read_json_object, write_json
 from shardyard.node.session import replace_quickly
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import read_resolved
@@ -72,7 +71,7 @@ class Report:
     def read(path: Path) -> "Report | None":
         """None: there is none, or it is no report."""
         try:
-            report = Report(**json.loads(path.read_text(encoding="utf-8")))
+            report = Report(**read_json_object(path))
         except (OSError, ValueError, TypeError):
             return None
         is_whole = report.state in get_args(State) and isinstance(report.exit_code, int)
@@ -308,7 +307,7 @@ def _compare_plug_ins(resolved: Resolved, manifest: Path) -> None:
     """Raise unless this node has the packages that node 0 uses, in the same versions."""
     theirs: list[dict[str, str]] = []
     with suppress(FileNotFoundError):  # nothing is said of any
-        listed = json.loads(manifest.read_text(encoding="utf-8")).get("plug_ins", [])
+        listed = read_json_object(manifest).get("plug_ins", [])
         theirs = [each for each in listed if is_needed_to_train(each)]
     ours = [plug_in.to_json() for plug_in in plug_ins_of(resolved.recipe, resolved.shape)]
     if ours != theirs:
@@ -362,7 +361,7 @@ def _get_model(resolved: Resolved, files: Readiness, attempt: int, reporter: _Re
 def _files_of_node_0(files: Readiness, attempt: int) -> ModelFiles:
     def read() -> ModelFiles | None:
         with suppress(OSError, ValueError):
-            content = json.loads(files.model.read_text(encoding="utf-8"))
+            content = read_json_object(files.model)
             if content.get("attempt") == attempt:
                 return from_json(content.get("files"))
         return None
@@ -396,8 +395,7 @@ def _get_data(resolved: Resolved, run: RunDir, attempt: int, reporter: _Reporter
 def _fingerprint_in(folder: Path) -> str | None:
     """Of a data set that is prepared whole; None: there is none."""
     try:
-        content = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        fingerprint = read_json_object(folder / "manifest.json").get("fingerprint")
     except (OSError, ValueError):
         return None
-    fingerprint = content.get("fingerprint") if isinstance(content, dict) else None
     return fingerprint if isinstance(fingerprint, str) else None

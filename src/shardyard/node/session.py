@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.errors import LostNodeError, RequestError, ShardyardError
-from shardyard.files import make_folder, write_json
+from shardyard.files import make_folder, read_json_object, write_json
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import is_held
 from shardyard.units import format_seconds
@@ -215,10 +215,9 @@ class Session:
 
     def _read(self) -> dict[str, Any] | None:
         try:
-            content = json.loads(self._path.read_text(encoding="utf-8"))
+            return read_json_object(self._path)
         except (OSError, ValueError):
             return None
-        return content if isinstance(content, dict) else None
 
 
 def replace_quickly(path: Path, content: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardyard.config.metrics_place import MetricsPlace
 from shardyard.errors import RequestError
-from shardyard.files import make_folder, write_text
+from shardyard.files import make_folder, parse_json, write_text
 from shardyard.rundir.layout import RunDir, step_of_name
 from shardyard.rundir.lines import EVENT_KINDS, newest_steps, read_lines_backwards
 from shardyard.rundir.run_metrics import (
@@ -153,7 +153,7 @@ class RunReader:
         self._read_bytes += len(whole) + len(newline)
         for line in whole.split(b"\n"):
             with suppress(ValueError, TypeError, KeyError):
-                self._note(json.loads(line))
+                self._note(parse_json(line))
 
     def _note(self, event: dict[str, Any]) -> None:
         kind = str(event["kind"])

@@ -1,12 +1,12 @@
 """From a step's result to its line in metrics.jsonl: global numbers, rates and MFU."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from shardyard.errors import RequestError
+from shardyard.files import read_json
 from shardyard.rundir.metric_keys import ROUTER_KEYS
 
 
@@ -36,7 +36,7 @@ def read_flop_budget(plan: Path, phase: int = 0) -> FlopBudget:
         RequestError: The file is missing or is no plan.
     """
     try:
-        content = json.loads(plan.read_text())
+        content = read_json(plan)
         phases = content.get("phases") or ()
         content = phases[phase] if phases else content
         return FlopBudget(

@@ -6,13 +6,13 @@ operator that runs; where none does, the collective that it waits in. So each mo
 once, and a collective only as far as nothing is computed beside it.
 """
 
-import json
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from shardyard.files import read_json
 from shardyard.observe.ranges import APART, DATA, EXCHANGE, LATER, OPTIMIZER
 from shardyard.observe.trace import (
     COLLECTIVES,
@@ -155,7 +155,7 @@ def _row(
 def read_step_terms(plan: Path, phase: int = 0) -> dict[str, float]:
     """Predicted seconds of a step by the names of their terms; empty where there is no plan."""
     try:
-        content = json.loads(plan.read_text())
+        content = read_json(plan)
         phases = content.get("phases") or ()
         content = phases[phase] if phases else content
         return {str(term["name"]): float(term["seconds"]) for term in content["time"]}

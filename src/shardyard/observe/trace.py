@@ -7,12 +7,12 @@ that somebody named, ``cuda_runtime`` and ``cuda_driver`` a call that launches s
 ``correlation``.
 """
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from shardyard.files import read_json
 from shardyard.observe.ranges import STEPS
 
 S = TypeVar("S")
@@ -67,6 +67,10 @@ class Trace:
     thread of their own."""
 
 
+_MOST_BYTES = 4 * 2**30
+"""Of a trace: some hundred bytes for each kernel of the profiled steps."""
+
+
 class NoStepsError(ValueError):
     """A trace without the range ``STEPS``."""
 
@@ -77,7 +81,7 @@ def read_trace(path: Path) -> Trace:
     Raises:
         ValueError: It is no trace of ours.
     """
-    return parse_trace(json.loads(path.read_bytes())["traceEvents"])
+    return parse_trace(read_json(path, limit_bytes=_MOST_BYTES)["traceEvents"])
 
 
 def parse_trace(events: Sequence[Mapping[str, Any]]) -> Trace:

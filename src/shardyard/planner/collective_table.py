@@ -5,7 +5,6 @@ the table, so it is used like a catalogue's and needs no second model.
 """
 
 import csv
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
-from shardyard.errors import RequestError
+from shardyard.errors import JsonFileError, RequestError
+from shardyard.files import read_json
 from shardyard.hardware.cluster import Cluster
 from shardyard.hardware.links import START_S, Link
 from shardyard.planner import collectives
@@ -272,11 +272,11 @@ def read_object(path: Path) -> dict[str, Any]:
         RequestError: It cannot be read, or holds something else.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        content = read_json(path)
+    except (FileNotFoundError, JsonFileError) as error:
+        reason = getattr(error, "reason", "does not exist")
         raise RequestError(
-            f"{path} cannot be read as JSON: {error}. What was measured must be whole. Check the "
-            "path, or measure again."
+            f"{path} {reason}. What was measured must be whole. Check the path, or measure again."
         ) from error
     if not isinstance(content, dict):
         _raise(path, ["it does not hold an object"], JSON_HINT)

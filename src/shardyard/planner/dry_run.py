@@ -19,6 +19,7 @@ from shardyard.config.schema import Recipe
 from shardyard.config.trainable import trainable_problems
 from shardyard.errors import Problem, RecipeError, RequestError, ShardyardError
 from shardyard.families.shape import ModelShape
+from shardyard.files import parse_json
 from shardyard.python_program import python_program
 
 _PROGRAM = python_program("shardyard.train.dry_run")
@@ -103,7 +104,7 @@ def dry_run(
     }
     output = _output(program, json.dumps(request), told or _untold)
     try:
-        return DryRun.from_json(json.loads(output))
+        return DryRun.from_json(parse_json(output))
     except (ValueError, TypeError, KeyError, IndexError) as error:
         raise _failed("gave an answer that is no description of memory") from error
 
@@ -156,7 +157,7 @@ def _output(program: Sequence[str], request: str, told: Told) -> str:
 def _phase(line: str) -> tuple[str, int, int] | None:
     """What a line says of the phase that begins; None: it is no such line."""
     try:
-        content = json.loads(line)
+        content = parse_json(line)
         return content["phase"], content["done"], content["of"]
     except (ValueError, TypeError, KeyError):
         return None

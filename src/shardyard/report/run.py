@@ -4,7 +4,6 @@ A run may have just begun, may have been killed, may miss any file: what is miss
 empty, and a torn last line is passed over.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, TypeVar
 from shardyard.config.resolved import Resolved
 from shardyard.config.tasks import unit_of
 from shardyard.errors import RequestError, StorageError
-from shardyard.files import read_plain
+from shardyard.files import read_json_object, read_plain
 from shardyard.planner.plan import Plan
 from shardyard.rundir.counted_lines import CountedLines, counted
 from shardyard.rundir.layout import RunDir
@@ -175,10 +174,9 @@ def _read_attempt(
 
 def _read_json(path: Path) -> Line:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return read_json_object(path)
     except (OSError, ValueError):
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _read_resolved(path: Path) -> Resolved | None:

@@ -1,11 +1,10 @@
 """side/<kind>-<digest>.json: what a side job answered, once a command has handed it on."""
 
-import json
 import time
 from dataclasses import dataclass
 from typing import Any
 
-from shardyard.files import write_json
+from shardyard.files import read_json_object, write_json
 from shardyard.rundir.layout import RunDir
 
 
@@ -21,10 +20,8 @@ class HandedOn:
 def read_answer(run_dir: RunDir, label: str) -> HandedOn | None:
     """The newest answer of a side job that was handed on; None: there is none."""
     try:
-        content = json.loads(run_dir.answer(label).read_text(encoding="utf-8"))
+        content = read_json_object(run_dir.answer(label))
     except (OSError, ValueError):
-        return None
-    if not isinstance(content, dict):
         return None
     job_id, result = content.get("job_id"), content.get("result")
     if not isinstance(job_id, str) or not isinstance(result, dict):

@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+from shardyard.files import parse_json
+
 FAULTS_VARIABLE = "SHARDYARD_FAULTS"
 """Environment variable with the faults that workers make by themselves (elastic/faults.py)."""
 
@@ -30,4 +32,4 @@ class Hosts:
 def hosts_of(environment: Mapping[str, str], nodes: int) -> Hosts:
     """Those that the environment asks for, else this machine itself."""
     text = environment.get(HOSTS_VARIABLE)
-    return Hosts(**json.loads(text)) if text else Hosts(enter=[[]] * nodes, address="127.0.0.1")
+    return Hosts(**parse_json(text)) if text else Hosts(enter=[[]] * nodes, address="127.0.0.1")

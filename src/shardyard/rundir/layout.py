@@ -1,7 +1,6 @@
 """Where each file of a run's folder is (run directory contract, version 1)."""
 
 import difflib
-import json
 import re
 import secrets
 import shlex
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardyard.errors import RequestError
+from shardyard.files import read_json
 
 VERSION = 1
 """Version of the run directory contract, written into every manifest."""
@@ -229,7 +229,7 @@ def step_of_name(name: str) -> int | None:
 def _is_whole(folder: Path, step: int) -> bool:
     """Whether a checkpoint has its manifest, of this step, and every file in its size."""
     try:
-        manifest = json.loads((folder / "manifest.json").read_bytes())
+        manifest = read_json(folder / "manifest.json")
         sizes = {name: entry["bytes"] for name, entry in manifest["files"].items()}
         is_its_own: bool = manifest["step"] == step
         return is_its_own and all(

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shardyard.errors import RequestError, StorageError
-from shardyard.files import FILE_MODE, break_links, make_folder, open_plain
+from shardyard.files import FILE_MODE, break_links, make_folder, open_plain, parse_json
 from shardyard.locks import adopt_lock, close_locked, lock_descriptors, take_lock
 
 _SHARED = (
@@ -113,8 +113,8 @@ def is_held(path: Path) -> bool:
 
 def _holder(text: str) -> str:
     try:
-        holder = json.loads(text)
+        holder = parse_json(text)
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(holder["since"]))
         return f"process {holder['pid']} on {holder['host']}, since {since}"
-    except (json.JSONDecodeError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         return "holder not named yet"

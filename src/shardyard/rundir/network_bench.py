@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from shardyard.errors import RequestError
+from shardyard.files import parse_json
 
 BENCH_VARIABLE = "SHARDYARD_BENCH"
 """Tells the nodes of a job that they measure the network, and what; they then train nothing."""
@@ -52,9 +53,9 @@ class NetworkBench:
             RequestError: Another version wrote it.
         """
         try:
-            content = json.loads(text)
+            content = parse_json(text)
             bench = NetworkBench(**{**content, "collectives": tuple(content["collectives"])})
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise RequestError(
                 f"{BENCH_VARIABLE}={text[:100]!r} is no benchmark that this version of Shardyard "
                 f"knows ({error}). The command line writes it; if both are not of one version, let "
@@ -87,7 +88,7 @@ def answer_in(line: str) -> dict[str, Any] | None:
     if not found:
         return None
     try:
-        content = json.loads(text)
+        content = parse_json(text)
     except ValueError:
         return None
     return content if isinstance(content, dict) and "is" in content else None

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.errors import StorageError
-from shardyard.files import FILE_MODE, make_folder
+from shardyard.files import FILE_MODE, make_folder, read_json_object
 from shardyard.rundir.layout import RunDir, step_of_name
 
 FORMAT = 1
@@ -42,11 +42,10 @@ class ProfileRequest:
 def take_request(run_dir: RunDir) -> ProfileRequest | None:
     """What is asked for; None: nothing, or nothing that can be read."""
     try:
-        content = json.loads(run_dir.profile_request.read_text(encoding="utf-8"))
-        request = ProfileRequest(**content)
+        request = ProfileRequest(**read_json_object(run_dir.profile_request))
         is_formed = type(request.steps) is int and type(request.attempt) is int
         return request if is_formed and isinstance(request.ranks, str) else None
-    except (OSError, ValueError, TypeError, RecursionError):
+    except (OSError, ValueError, TypeError):
         return None
 
 
@@ -209,8 +208,7 @@ def _written(run_dir: RunDir) -> Iterator[Mapping[str, Any]]:
         if step_of_name(folder.name) is None:
             continue
         try:
-            content = json.loads((folder / "profile.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
+            content = read_json_object(folder / "profile.json")
+        except (OSError, ValueError):
             continue
-        if isinstance(content, dict):
-            yield content
+        yield content

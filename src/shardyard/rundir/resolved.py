@@ -1,13 +1,14 @@
 """attempts/<n>/resolved.json: the resolved recipe of an attempt, each value with its reason."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from shardyard.config.resolved import Resolved
-from shardyard.errors import RequestError
-from shardyard.files import write_json
+from shardyard.errors import JsonFileError, RequestError
+from shardyard.files import read_json_object, write_json
 from shardyard.rundir.layout import RunDir
+
+_HINT = "It is written at the start of an attempt; resume the run to make a new attempt."
 
 
 def read_resolved(path: Path) -> Resolved:
@@ -17,12 +18,11 @@ def read_resolved(path: Path) -> Resolved:
         RequestError: The file is missing or is not what ``write_resolved`` writes.
     """
     try:
-        return Resolved.from_json(json.loads(path.read_text()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise RequestError(
-            f"{path} cannot be read ({error}). It is written at the start of an attempt; "
-            "resume the run to make a new attempt."
-        ) from error
+        return Resolved.from_json(read_json_object(path))
+    except JsonFileError as error:
+        raise RequestError(f"{error} {_HINT}") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RequestError(f"{path} cannot be read ({error}). {_HINT}") from error
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,9 @@
 """attempts/<n>/store.json: where the agents of an attempt meet since node 0 was lost."""
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from shardyard.files import write_json
+from shardyard.files import read_json_object, write_json
 from shardyard.rundir.layout import RunDir
 
 
@@ -22,7 +21,7 @@ class StorePlace:
 def read_store_place(run: RunDir, attempt: int) -> StorePlace | None:
     """None: the store has never moved."""
     try:
-        return StorePlace(**json.loads(_path(run, attempt).read_text(encoding="utf-8")))
+        return StorePlace(**read_json_object(_path(run, attempt)))
     except (OSError, ValueError, TypeError):
         return None
 

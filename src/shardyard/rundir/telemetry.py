@@ -5,12 +5,12 @@ one value a device or rank, so that a day of eight devices every five seconds is
 device did not tell is null, never 0. Counters are written as they stand; rates are made on reading.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from shardyard.files import parse_json
 from shardyard.rundir.layout import RunDir
 
 
@@ -201,8 +201,8 @@ _NO_HEAD = Head(t=0.0, node="", attempt=0, cores=0, names=(), memory_bytes=())
 
 def _object(line: bytes) -> dict[str, Any] | None:
     try:
-        content = json.loads(line)
-    except (ValueError, RecursionError):
+        content = parse_json(line)
+    except ValueError:
         return None
     is_timed = isinstance(content, dict) and isinstance(content.get("t"), int | float)
     return content if is_timed else None

@@ -4,7 +4,6 @@ A line stands for its neighbours, and none of those between is read: a hundred r
 steps are there within a second. Lines of lost steps are left out. What is not known is a gap.
 """
 
-import json
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.errors import StorageError
-from shardyard.files import open_plain
+from shardyard.files import open_plain, parse_json
 from shardyard.rundir.counted_lines import counted_backwards
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_begins, read_lines
@@ -131,8 +130,8 @@ def _pair(line: dict[str, Any], x: str, y: str) -> tuple[Any, Any] | None:
 
 def _object(line: bytes) -> dict[str, Any] | None:
     try:
-        content = json.loads(line)
-    except (ValueError, RecursionError):
+        content = parse_json(line)
+    except ValueError:
         return None
     is_line = isinstance(content, dict) and type(content.get("step")) is int
     return content if is_line and isinstance(content.get("eval", {}), dict) else None

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.errors import StorageError
-from shardyard.files import write_text
+from shardyard.files import read_json, write_text
 from shardyard.rundir.layout import RunDir, is_run
 from shardyard.rundir.lease import is_held
 from shardyard.rundir.lines import newest_evaluation
@@ -112,7 +112,7 @@ class Index:
 
     def _read_cache(self) -> dict[str, tuple[Stamp, Row]]:
         try:
-            content = json.loads((self.folder / FILE).read_bytes())
+            content = read_json(self.folder / FILE)
             if content["version"] != _VERSION:
                 return {}
             return {

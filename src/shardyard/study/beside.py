@@ -9,7 +9,6 @@ A published table has one number a size: its efficiencies stand beside the other
 concluded from them.
 """
 
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from shardyard.errors import RequestError
+from shardyard.errors import JsonFileError, RequestError
+from shardyard.files import read_json_object
 from shardyard.report.compare.counted import pace_of
 from shardyard.report.compare.differences import Difference, settings_that_differ
 from shardyard.report.compare.speed import SMALLEST_EFFECT, Pace, Speed, compare_speed
@@ -139,13 +139,14 @@ def read_study(folder: Path) -> StudyTable:
     """
     file = folder / JSON
     try:
-        table = json.loads(file.read_text(encoding="utf-8"))
+        table = read_json_object(file)
         name, version, series = str(table["name"]), table["version"], list(table["series"])
         rows = [row for each in series[:1] for row in each["rows"]]
         known = {int(row["accelerators"]): _row(row) for row in rows if row["origin"] in _KNOWN}
     except (OSError, ValueError, KeyError, TypeError) as error:
+        why = error.reason if isinstance(error, JsonFileError) else repr(error)
         raise RequestError(
-            f"{file} is not the table of a study ({error!r}). Write it anew with the command that "
+            f"{file} is not the table of a study ({why}). Write it anew with the command that "
             "made it: `shardyard study` goes on where it stood."
         ) from error
     if version != VERSION:

@@ -22,6 +22,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from shardyard.errors import StorageError
+from shardyard.files import parse_json
 from shardyard.health.device_judge import DeviceJudge
 from shardyard.rundir.lines import LineWriter
 from shardyard.rundir.telemetry import DEVICE_FIELDS, LINK_FIELDS, SLOWED_BY, Head, sample_of
@@ -118,7 +119,7 @@ class FromAgent:
                 *lines, self._begun = (self._begun + data).split(b"\n")
                 for line in lines[-1:]:
                     with suppress(ValueError):
-                        self.ranks = json.loads(line)
+                        self.ranks = parse_json(line)
         return True
 
     def take(self) -> dict[str, Any]:

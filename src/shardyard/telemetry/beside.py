@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from shardyard.files import parse_json
 from shardyard.python_program import python_program
 from shardyard.waiting import meanwhile
 
@@ -98,4 +99,4 @@ class TelemetryBeside:
         assert process.stdout is not None
         for line in process.stdout:
             with suppress(ValueError):
-                self._findings.append(json.loads(line))
+                self._findings.append(parse_json(line))

@@ -28,6 +28,7 @@ from shardyard.config.schema import Recipe
 from shardyard.data.micro_batch import MicroBatch
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.families.shape import ModelShape
+from shardyard.files import parse_json
 from shardyard.parallel.mesh import build_mesh
 from shardyard.tasks.computation import Part
 from shardyard.tasks.named import task_class
@@ -204,7 +205,7 @@ def _attention(operators: set[str]) -> str:
 
 def main() -> int:
     """Answer the request on stdin; a refusal is told on stderr."""
-    request = json.loads(sys.stdin.read())
+    request = parse_json(sys.stdin.read())
     try:
         answer = dry_run(
             Recipe.model_validate(request["recipe"]),

@@ -4,7 +4,6 @@ How often the run fails, as its plan expects and corrected by what it has met so
 interval that it came to before it was restarted.
 """
 
-import json
 from collections.abc import Collection
 from contextlib import suppress
 from functools import partial
@@ -13,6 +12,7 @@ from typing import Any, Literal
 import torch.distributed as dist
 
 from shardyard.checkpoint.interval import Interval
+from shardyard.files import read_json_object
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import EventWriter, read_lines, read_lines_backwards
 
@@ -96,7 +96,7 @@ def first_every(kind: Kind, run_dir: RunDir) -> int:
 def _planned(run_dir: RunDir, attempt: int, name: str) -> float | None:
     """A number of the plan's failures; None: no plan has one."""
     with suppress(OSError, ValueError, LookupError, TypeError):
-        content = json.loads(run_dir.plan(attempt).read_text(encoding="utf-8"))
+        content = read_json_object(run_dir.plan(attempt))
         plan = content["phases"][0] if content.get("phases") else content
         return float(plan["failures"][name])
     return None

@@ -1,12 +1,12 @@
 """How a run ends whose memory runs out: what holds it, what was planned, and what to change."""
 
-import json
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from shardyard.errors import OutOfMemoryError
+from shardyard.files import read_json_object
 from shardyard.parallel.device import free_memory_bytes, held_memory_bytes
 from shardyard.rundir.layout import RunDir
 from shardyard.train.state import local_bytes, memory_by_kind
@@ -111,7 +111,7 @@ def _advice(plan: dict[str, Any], run_dir: RunDir) -> str:
 def _plan(run_dir: RunDir, attempt: int, phase: int) -> dict[str, Any]:
     """plan.json of the phase; empty where it cannot be read."""
     try:
-        content = json.loads(run_dir.plan(attempt).read_text(encoding="utf-8"))
+        content = read_json_object(run_dir.plan(attempt))
         phases = content.get("phases") or [content]
         found: dict[str, Any] = phases[phase]
     except (OSError, ValueError, LookupError, AttributeError):

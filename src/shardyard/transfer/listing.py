@@ -3,7 +3,6 @@
 The lines are those of ``shardyard.checkpoint.listing``.
 """
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +15,7 @@ from shardyard.errors import (
     RequestError,
     ShardyardError,
 )
+from shardyard.files import parse_json
 from shardyard.rundir.fetched import checkpoint_of, is_fetched
 
 _ERRORS: dict[int, type[ShardyardError]] = {
@@ -64,7 +64,7 @@ def read_listing(lines: Iterable[str]) -> Listing:
     files: dict[str, FileDigest] = {}
     for line in lines:
         try:
-            content = json.loads(line)
+            content = parse_json(line)
             if "error" in content:
                 kind = _ERRORS.get(content.get("exit_code"), ShardyardError)
                 raise kind(str(content["error"]))

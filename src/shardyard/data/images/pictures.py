@@ -7,7 +7,6 @@ Face's datasets write them.
 """
 
 import gzip
-import json
 import re
 import shutil
 import zlib
@@ -28,6 +27,7 @@ from shardyard.data.images.tar import Member, members
 from shardyard.data.spans import SourceFile, shown
 from shardyard.data.stores.base import open_file
 from shardyard.errors import SourceError
+from shardyard.files import parse_json
 
 _COPY_BYTES = 8 * 2**20
 _BATCH_ROWS = 64
@@ -216,7 +216,7 @@ class _Tar:
                 "Write the shard again with all parts of a sample."
             )
         try:
-            about = json.loads(self._read(labels["json"]))
+            about = parse_json(self._read(labels["json"]))
         except (ValueError, RecursionError) as error:
             raise SourceError(
                 f"{where}: its .json is not JSON ({error}). Write it again."
@@ -271,7 +271,7 @@ def class_names(table: Any, label_key: str) -> tuple[str, ...]:
     """Names of numbered classes, as Hugging Face's datasets keep them beside the schema."""
     kept = (table.schema_arrow.metadata or {}).get(b"huggingface", b"")
     try:
-        feature = json.loads(kept)["info"]["features"][label_key]
+        feature = parse_json(kept)["info"]["features"][label_key]
         return tuple(str(name) for name in feature["names"])
     except (TypeError, ValueError, KeyError):
         return ()

@@ -20,7 +20,7 @@ from shardyard.data.images.tar import TarWriter
 from shardyard.data.pieces import SCRATCH, SPLITS, HoldOut, cannot_write, write_file
 from shardyard.data.spans import shown
 from shardyard.errors import SourceError
-from shardyard.files import flush_folder
+from shardyard.files import flush_folder, read_json_object
 
 _MOST_TOLD = 5
 _MOST_KEPT = 1_000
@@ -67,7 +67,7 @@ class ImagePiece:
     def finished(self) -> dict[str, Any] | None:
         """The record of this very piece if it is finished."""
         try:
-            record: dict[str, Any] = json.loads(self.record_path.read_bytes())
+            record = read_json_object(self.record_path)
         except (FileNotFoundError, ValueError):
             return None
         return record if record["hold_out"] == asdict(self.options.hold_out) else None

@@ -1,12 +1,12 @@
 """A checkpoint of another tool becomes a Hugging Face folder: recognised, checked, written."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from shardyard.errors import CheckpointError, RequestError
+from shardyard.files import read_json
 from shardyard.importers.checkpoints import dcp, deepspeed, megatron, saved_file
 from shardyard.importers.checkpoints.checkpoint import STEPS, Checkpoint
 from shardyard.importers.checkpoints.folder import DTYPES, dealt, write_folder
@@ -132,7 +132,7 @@ def plan_import(
 def _refuse_other_config(path: Path, like: Like) -> None:
     """Raise where a config.json beside the checkpoint (Trainer writes one) is of another model."""
     try:
-        config = json.loads((path / CONFIG).read_bytes())
+        config = read_json(path / CONFIG)
     except (OSError, ValueError):
         return
     own = shape_in(config, path) if isinstance(config, dict) else None

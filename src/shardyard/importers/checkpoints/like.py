@@ -1,16 +1,16 @@
 """The Hugging Face folder that a checkpoint's model is like: its config, tokenizer and names."""
 
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardyard.errors import RequestError
+from shardyard.errors import JsonFileError, RequestError
 from shardyard.families.config_json import shape_of_config
 from shardyard.families.registry import family_of, is_family
 from shardyard.families.shape import ModelShape
+from shardyard.files import parse_json, read_json, read_json_object
 
 CONFIG, INDEX, WEIGHTS = "config.json", "model.safetensors.index.json", "model.safetensors"
 _TAKEN = (".json", ".jinja", ".txt", ".model", ".md", ".tiktoken")
@@ -62,16 +62,14 @@ def read_like(folder: Path) -> Like:
         RequestError: It is none, or its files are damaged.
     """
     try:
-        config = json.loads((folder / CONFIG).read_bytes())
+        config = read_json_object(folder / CONFIG)
     except FileNotFoundError as error:
         raise RequestError(
             f"{folder} has no {CONFIG}. --like names a Hugging Face folder of the same model, such "
             "as the one that training began with."
         ) from error
-    except (OSError, ValueError) as error:
-        raise RequestError(f"{folder / CONFIG} cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        raise RequestError(f"{folder / CONFIG} is no JSON object.")
+    except JsonFileError as error:
+        raise RequestError(f"{error} Fetch or save it again.") from error
     shape = shape_in(config, folder)
     copied = {
         path.name: path
@@ -94,7 +92,7 @@ def _known(folder: Path) -> dict[str, tuple[int, ...]] | None:
     """Names and shapes of the weights that the folder holds; None: it holds none."""
     try:
         if (folder / INDEX).is_file():
-            index = json.loads((folder / INDEX).read_bytes())
+            index = read_json(folder / INDEX)
             files = {folder / str(name) for name in index["weight_map"].values()}
         else:
             files = {folder / WEIGHTS} & set(folder.iterdir())
@@ -115,7 +113,7 @@ def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
         length = int.from_bytes(content.read(8), "little")
         if not 0 < length <= _MAX_HEADER_BYTES:
             raise ValueError(f"{file.name} has a header of {length:,} bytes")
-        header = json.loads(content.read(length))
+        header = parse_json(content.read(length))
     return {
         str(name): tuple(int(size) for size in entry["shape"])
         for name, entry in header.items()

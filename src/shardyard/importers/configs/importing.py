@@ -1,6 +1,5 @@
 """Files in, recipe out: read, recognised, judged key by key, put together, checked."""
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -10,6 +9,7 @@ from typing import Any
 from shardyard.config.check import load_checked_recipe
 from shardyard.config.load import load_recipe
 from shardyard.errors import Problem, RecipeError, RequestError
+from shardyard.files import parse_json
 from shardyard.importers.configs import kubeflow, ours, scripts, shell
 from shardyard.importers.configs.job import Implied, Job, put_together, settled
 from shardyard.importers.configs.recipe_text import recipe_text, tree_of
@@ -119,7 +119,7 @@ def _rendered(paths: Sequence[Path]) -> str | None:
 
 def _calls(file: SourceFile) -> list[Any]:
     try:
-        content = json.loads(file.text)
+        content = parse_json(file.text)
     except ValueError:
         return []
     return content if isinstance(content, list) else []

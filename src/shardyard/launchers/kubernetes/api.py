@@ -3,7 +3,6 @@
 The context is always named, the kubeconfig is read and never written.
 """
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from shardyard.errors import AccessError, RequestError
+from shardyard.files import parse_json
 from shardyard.launchers.kubernetes.exec import (
     SILENCE_S,
     HandshakeError,
@@ -438,7 +438,7 @@ class Api:
 
 def _parsed(response: Any) -> Any:
     """The answer without nulls: for Kubernetes a field that is null is a field that is absent."""
-    return _without_nulls(json.loads(response.data))
+    return _without_nulls(parse_json(response.data))
 
 
 def _without_nulls(value: Any) -> Any:

@@ -4,11 +4,11 @@ The official client opens the connection (TLS, proxy, credentials). Its own read
 not used: it keeps all that it was sent, and waits on the socket while TLS holds data already.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from shardyard.errors import CapacityError, ShardyardError
+from shardyard.files import parse_json
 
 _PROTOCOL = "v4.channel.k8s.io"
 """Without stdin nothing of v5 is needed. Source: constants.go of apimachinery's remotecommand."""
@@ -126,7 +126,7 @@ def _messages(connection: Any, silence_s: float) -> Iterator[tuple[int, bytes]]:
 
 def _raise_unless_ended_well(status: bytes, said: str) -> None:
     try:
-        content = json.loads(status)
+        content = parse_json(status)
         if content["status"] == "Success":
             return
         causes = (content.get("details") or {}).get("causes") or []
@@ -139,7 +139,7 @@ def _raise_unless_ended_well(status: bytes, said: str) -> None:
 
 def _refusal(error: Any) -> str:
     try:
-        words = json.loads(error.resp_body)["message"]
+        words = parse_json(error.resp_body)["message"]
     except (TypeError, ValueError, KeyError):
         words = str(error).partition(" -+-+-")[0]
     return str(words).strip().rstrip(".")

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
+from shardyard.files import parse_json
 from shardyard.units import format_bytes
 
 Object = dict[str, Any]
@@ -146,7 +147,7 @@ def _sizes(value: Any, path: str = "") -> Iterator[tuple[str, int]]:
 
 def _status_message(error: Any) -> str:
     try:
-        words = json.loads(error.body)["message"]
+        words = parse_json(error.body)["message"]
     except (TypeError, ValueError, KeyError):
         words = error.reason or "no reason given"
     return str(words).strip().rstrip(".")
@@ -155,7 +156,7 @@ def _status_message(error: Any) -> str:
 def _missing_name(error: Any) -> str:
     """Name of the object that is missing; empty: a 404 of the path, whose Status names none."""
     try:
-        details = json.loads(error.body).get("details") or {}
+        details = parse_json(error.body).get("details") or {}
     except (TypeError, ValueError, AttributeError):
         return ""
     return str(details.get("name") or "")
