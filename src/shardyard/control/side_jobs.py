@@ -12,6 +12,7 @@ from typing import Any
 
 from shardyard.config.load import dump_recipe
 from shardyard.config.schema import Recipe
+from shardyard.control.described_cluster import against_description
 from shardyard.control.job import Job, job_of, wait_until, wait_until_placed
 from shardyard.control.programs import error_of
 from shardyard.control.sent_code import describe_code, packed_code
@@ -149,6 +150,8 @@ def start_side_job(
     if terms.show is not None:
         terms.show(proposal)
         return None
+    if launcher.name == "kubernetes" and (against := against_description(request)):
+        raise RequestError("\n".join(against))
     terms.agree("submit it?")
     _remove_leftovers(run_dir, launcher, request.side)
     job = submit(proposal)

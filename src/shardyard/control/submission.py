@@ -19,6 +19,7 @@ from shardyard.config.own_module import NO_SHAPE
 from shardyard.config.resolve import Preview, check_resume
 from shardyard.config.resolved import BackTo, Resolved
 from shardyard.config.schema import Recipe
+from shardyard.control.described_cluster import against_description, against_side_jobs
 from shardyard.control.request import Request, refuse_misfits
 from shardyard.control.sent_code import describe_code, packed_code, send_code
 from shardyard.errors import RequestError, StorageError
@@ -166,7 +167,7 @@ def propose(
 
 def refusals(proposal: Proposal) -> list[str]:
     """Why it should not be submitted as it is, each with what to do."""
-    found = []
+    found = against_description(proposal.request) if _is_kubernetes(proposal) else []
     plan, limit = proposal.plan, proposal.request.recipe.launch.max_usd
     if plan is not None and plan.fits == "does not fit":
         found.append(
@@ -241,7 +242,13 @@ def _warnings(proposal: Proposal) -> list[str]:
             f"memory is tight: {plan.fits_reason}. It may end out of memory; `shardyard plan` "
             "shows layouts that fit."
         )
+    if _is_kubernetes(proposal):
+        stuck += [f"{why}." for why in against_side_jobs(proposal.request)]
     return [*proposal.rendered.warnings, *([] if old is None else [f"{old}."]), *stuck]
+
+
+def _is_kubernetes(proposal: Proposal) -> bool:
+    return proposal.launcher.name == "kubernetes"
 
 
 def submit(proposal: Proposal) -> Submission:

@@ -1,0 +1,126 @@
+"""What a recipe requests, against the description of the EKS cluster that was made from here.
+
+Nodes of an autoscaled group may not exist yet, so that the cluster itself cannot say that none will
+ever hold a pod; its folder (``clusters/NAME.REGION``) can.
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from shardyard.cluster.adopted import AdoptedCluster
+from shardyard.cluster.description import LARGEST_GROUP, Description
+from shardyard.cluster.world import described, world_at
+from shardyard.errors import RequestError
+from shardyard.hardware.catalogue import instance
+from shardyard.launchers.base import LaunchRequest, SideJob
+from shardyard.launchers.kubernetes.eks import eks_cluster
+from shardyard.launchers.kubernetes.quota_checks import quantity
+from shardyard.launchers.kubernetes.resources import EFA, MIB, demand_of
+
+CLUSTERS = Path("clusters")
+"""Where `shardyard cluster` keeps a folder for each cluster."""
+
+_SYSTEM_TYPES = {"c5.2xlarge": (8, 16), "m5.8xlarge": (32, 128)}
+"""vCPUs and GiB. Source: EC2's instance types."""
+_KUBELET_MIB = 255 + 100
+_KUBELET_CORES = 0.06
+"""The least that a node of EKS keeps for itself: for the kubelet, and as its eviction threshold.
+Source: bootstrap.sh of awslabs/amazon-eks-ami. The kernel takes more, so these are upper bounds."""
+
+
+def against_description(request: LaunchRequest, clusters: Path = CLUSTERS) -> list[str]:
+    """Why no node of the described cluster can hold a training's pod or a side job's.
+
+    Args:
+        clusters: Folder of the clusters that were made from here.
+
+    Returns:
+        Empty: a node can, or the context is not that of a cluster with a folder here.
+    """
+    found = _description(request, clusters)
+    if found is None:
+        return []
+    file, given = found
+    judge = _of_training if request.side is None else _of_side_job
+    return [f"{file}: {why}" for why in judge(request, given)]
+
+
+def against_side_jobs(request: LaunchRequest, clusters: Path = CLUSTERS) -> list[str]:
+    """The same of the side jobs that a training's recipe leads to, such as `prepare`."""
+    side = SideJob(kind="prepare", arguments={})
+    return against_description(replace(request, side=side), clusters)
+
+
+def _description(request: LaunchRequest, clusters: Path) -> tuple[Path, Description] | None:
+    context = request.recipe.launch.kubernetes.context
+    with suppress(RequestError):  # another context, or a file that `cluster` reports
+        region, name = eks_cluster(context or "")
+        folder = clusters / f"{name}.{region}"
+        if described(folder).is_file():
+            return described(folder), world_at(folder).given
+    return None
+
+
+def _of_training(request: LaunchRequest, given: Description) -> Iterator[str]:
+    wanted, kind = request.recipe.cluster.instance, given.nodes.instance
+    if kind is None or request.recipe.launch.kubernetes.node_selector:
+        return  # other nodes of the cluster, which are not described
+    if wanted is not None and wanted != kind:
+        yield (
+            f"the cluster has nodes of {kind}, none of {wanted}, so no pod would start. Set "
+            f"cluster.instance={kind}, or make a cluster with nodes.instance={wanted}"
+        )
+        return
+    most = given.nodes.max or LARGEST_GROUP
+    if wanted is not None and request.nodes > most:
+        yield (
+            f"the cluster has at most {most} nodes of {kind}, and {request.nodes} are requested. "
+            f"Set cluster.nodes={most}, or make it with nodes.max={request.nodes}"
+        )
+    demand = demand_of(request)
+    if demand.has_efa and not given.has_efa:
+        yield (
+            f"its nodes have no EFA (nodes.efa), and each pod requests {demand.devices[EFA]} of "
+            f"{EFA}. Set launch.kubernetes.efa=0"
+        )
+    kinds = [kind] if wanted is not None else [kind, given.system.instance]
+    lacking = [_lacking(demand.requests(), each) for each in kinds]
+    if all(lacking):
+        yield (
+            f"a pod requests {lacking[0]}. Make the cluster with a larger nodes.instance, or lower "
+            "cluster.devices"
+        )
+
+
+def _of_side_job(request: LaunchRequest, given: Description) -> Iterator[str]:
+    is_elsewhere = isinstance(given, AdoptedCluster)  # it has nodes that are not described
+    if is_elsewhere or request.recipe.launch.kubernetes.side_node_selector:
+        return
+    requests = demand_of(request).requests()
+    kinds = [given.system.instance, *([given.nodes.instance] if given.nodes.instance else [])]
+    lacking = [_lacking(requests, kind) for kind in kinds]
+    if all(lacking):
+        yield (
+            f"the pod of a side job requests {lacking[0]}. Ask for less: "
+            "launch.side.memory_gib=8 launch.side.cpus=2"
+        )
+
+
+def _lacking(requests: dict[str, str], kind: str) -> str:
+    """What a pod requests beyond what a node of a type can allocate at most; empty: nothing."""
+    if kind in _SYSTEM_TYPES:
+        cores, gib = _SYSTEM_TYPES[kind]
+        memory_mib = gib * 1024
+    else:
+        machine = instance(kind)
+        cores, memory_mib = machine.vcpus, machine.host_memory_bytes // MIB
+    asked_cores = float(quantity(requests["cpu"]))
+    asked_mib = float(quantity(requests.get("memory", "0"))) / MIB
+    words = []
+    if asked_cores > cores - _KUBELET_CORES:
+        words.append(f"{asked_cores:g} CPUs of {kind}, which has {cores} and keeps some")
+    if asked_mib > memory_mib - _KUBELET_MIB:
+        words.append(f"{asked_mib:,.0f} MiB of {kind}, which has {memory_mib:,} and keeps some")
+    return " and ".join(words)
