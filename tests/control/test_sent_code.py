@@ -1,6 +1,9 @@
 """launch.code reaches the nodes: what was launched is what is imported there, also on a resume."""
 
 import base64
+import gzip
+import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -13,7 +16,7 @@ from shardyard.config.load import dump_recipe, load_recipe
 from shardyard.control.sent_code import packed_code, take_code
 from shardyard.errors import DataError, RequestError
 from shardyard.launchers.base import JobState
-from shardyard.launchers.bundle import bundle, write_bundle
+from shardyard.launchers.bundle import _tar, bundle, write_bundle
 from shardyard.launchers.kubernetes import pod
 from shardyard.launchers.kubernetes.objects import render_objects
 from shardyard.rundir.layout import RunDir
@@ -150,6 +153,48 @@ def test_unpacked_code_that_was_changed_is_rejected_before_it_is_used(run: RunDi
     module.unlink()
     with pytest.raises(DataError, match=r"code/mine/__init__\.py changed"):
         take_code(recipe, run)
+
+
+def packed_by_an_earlier_version(run: RunDir, **files: str) -> Path:
+    """Its archive in the run's folder, with files that no version of today packs."""
+    content = {f"code/mine/{name}": (text.encode(), 0o644) for name, text in files.items()}
+    content |= {"code/mine/__init__.py": (b"ANSWER = 42\n", 0o644), "recipe.yaml": (b"{}", 0o644)}
+    archive = _tar(content)
+    digest = hashlib.sha256(archive).hexdigest()
+    path = run.path / "launch" / f"bundle-{digest[:16]}.tar.gz"
+    path.write_bytes(gzip.compress(archive, mtime=0))
+    note = {"code": ["mine"], "file": path.name, "digest": digest, "files": len(content)}
+    (run.path / "launch" / "code.json").write_text(json.dumps(note))
+    return path
+
+
+@pytest.mark.heavy
+def test_a_resume_sends_no_private_files_that_an_earlier_version_packed(
+    run: RunDir, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = {".env": "PASSWORD=x", "deploy_key": "-----BEGIN OPENSSH PRIVATE KEY-----\n"}
+    path = packed_by_an_earlier_version(run, **files)
+    recipe = load_recipe([run.recipe])
+    again = packed_code(recipe, dump_recipe(recipe), run, is_resume=True)
+    assert again is not None and again.names == ("mine/__init__.py",)
+    assert set(again.left_out) == {"mine/.env", "mine/deploy_key"}
+    assert b"PASSWORD" not in gzip.decompress(again.archive)
+    assert again.digest == hashlib.sha256(gzip.decompress(again.archive)).hexdigest()
+    assert f"{path}, which an earlier version packed, holds private files" in caplog.text
+    assert "rm -r" in caplog.text
+
+
+@pytest.mark.heavy
+def test_a_resume_of_code_with_a_token_that_an_earlier_version_packed_is_rejected(
+    run: RunDir,
+) -> None:
+    token = "hf_" + "aBcDeFgHiJkLmNoPqRsTuVwXyZ01234567"
+    packed_by_an_earlier_version(run, **{"login.py": f"TOKEN = '{token}'\n"})
+    recipe = load_recipe([run.recipe])
+    words = r"mine/login\.py:1 .*an earlier version packed\. Remove the note .*: rm \S*code\.json"
+    with pytest.raises(RequestError, match=words) as caught:
+        packed_code(recipe, dump_recipe(recipe), run, is_resume=True)
+    assert token not in str(caught.value)
 
 
 @pytest.mark.heavy

@@ -5,6 +5,7 @@ import hashlib
 import io
 import os
 import subprocess
+import sys
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from shardyard.errors import DataError, RequestError
 from shardyard.launchers.bundle import bundle, unpack, write_bundle
+from shardyard.launchers.code_files import refuse_shadowing
 
 RECIPE = "model: {preset: llama-tiny}\n"
 
@@ -91,6 +93,42 @@ def test_what_git_ignores_is_left_out(project: Path, tmp_path: Path) -> None:
         assert tar.getnames() == [
             "code/mine/model.py", "code/mine/run.sh", "code/notes.txt", "recipe.yaml",
         ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("statistics.py", r"statistics\.py \(as a module of Python\).*`mv statistics\.py my_stat"),
+        ("random/__init__.py", r"random \(as a module of Python\)"),
+        ("queue.cpython-313-x86_64-linux-gnu.so", r"queue\..*\.so \(as a module of Python\)"),
+        ("torch.py", r"torch\.py \(as a module that Shardyard needs\)"),
+        ("yaml/__init__.py", r"yaml \(as a module that Shardyard needs\)"),
+    ],
+)
+def test_code_that_would_hide_a_module_of_the_training_is_rejected_by_name(
+    name: str, words: str
+) -> None:
+    with pytest.raises(RequestError, match=words):
+        refuse_shadowing(["train.py", name])
+
+
+@pytest.mark.parametrize(
+    "name", ["mine/random.py", "random/data.txt", "random.yaml", "test/__init__.py", "src/torch.py"]
+)
+def test_code_that_hides_no_module_is_sent(name: str) -> None:
+    refuse_shadowing(["train.py", name])
+
+
+@pytest.mark.heavy
+def test_code_is_packed_only_where_it_hides_no_module(tmp_path: Path) -> None:
+    """As Python itself finds it, where a node puts the code."""
+    (tmp_path / "statistics.py").write_text("")
+    found = [sys.executable, "-c", "import statistics; print(statistics.__file__)"]
+    environ = {"PYTHONPATH": str(tmp_path)}
+    place = subprocess.run(found, env=environ, capture_output=True, text=True, check=True).stdout
+    assert place.strip() == str(tmp_path / "statistics.py")
+    with pytest.raises(RequestError, match="would hide modules"):
+        bundle(["."], "", start=tmp_path)
 
 
 def test_a_path_that_matches_nothing_is_refused(project: Path, tmp_path: Path) -> None:

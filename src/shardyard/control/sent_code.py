@@ -4,7 +4,6 @@ It is kept in the run's folder, where a resume finds it, and nodes too if they s
 whose nodes do not carry it themselves.
 """
 
-import gzip
 import os
 import re
 import shlex
@@ -20,13 +19,13 @@ from shardyard.launchers.base import LaunchRequest
 from shardyard.launchers.bundle import (
     Bundle,
     bundle,
+    checked_again,
     damaged_files,
-    names_in,
-    read_archive,
     unpack,
     write_bundle,
 )
 from shardyard.rundir.layout import RunDir
+from shardyard.talk import warn
 
 
 def packed_code(
@@ -55,19 +54,24 @@ def _kept(run_dir: RunDir, note: Mapping[str, Any], listed: list[str]) -> Bundle
     """
     path, digest = _archive_of(run_dir, note)
     try:
-        content = read_archive(path, digest=digest)
+        found = checked_again(path, digest=digest)
     except DataError as error:
         return _packed_again(run_dir, listed, digest, str(error))
+    except RequestError as error:
+        file = _note_file(run_dir)
+        raise RequestError(
+            f"{error} The code is that of {path}, which an earlier version packed. Remove the note "
+            f"on it, and the resume takes the code that is here: rm {shlex.quote(str(file))}"
+        ) from error
     folder = _unpacked(run_dir, digest)
     if (folder / "recipe.yaml").is_file():
         _refuse_changed(path, folder, digest)
-    names = names_in(content)
-    return Bundle(
-        digest=digest,
-        archive=gzip.compress(content, mtime=0),
-        files=len(names) + 1,
-        names=names,
-    )
+    if found.left_out:
+        warn(
+            f"{path}, which an earlier version packed, holds private files. They are not sent "
+            f"again, but are still there: rm -r {shlex.quote(str(path))} {shlex.quote(str(folder))}"
+        )
+    return found
 
 
 def _packed_again(run_dir: RunDir, listed: list[str], digest: str, problem: str) -> Bundle:

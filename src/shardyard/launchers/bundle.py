@@ -18,7 +18,8 @@ from pathlib import Path, PurePosixPath
 
 from shardyard.errors import DataError, StorageError
 from shardyard.files import flush_folder, make_folder
-from shardyard.launchers.code_files import LIMIT_BYTES, code_files, read_code
+from shardyard.launchers.code_files import LIMIT_BYTES, code_files, read_code, refuse_tokens
+from shardyard.launchers.private_files import why_packed_private
 from shardyard.units import format_bytes
 
 _AGAIN = "Launch again, which writes a new one."
@@ -138,11 +139,34 @@ def read_archive(path: Path, *, digest: str, limit_bytes: int = 2 * LIMIT_BYTES)
     return archive
 
 
-def names_in(archive: bytes) -> tuple[str, ...]:
-    """Files of launch.code in an uncompressed archive, by their paths below `code/`."""
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        names = [name.removeprefix("code/") for name in tar.getnames() if name != "recipe.yaml"]
-    return tuple(sorted(names))
+def checked_again(path: Path, *, digest: str) -> Bundle:
+    """A bundle that was written before, without files that would not be packed today.
+
+    Raises:
+        DataError: It is damaged or another one.
+        RequestError: Files of it hold tokens or keys.
+    """
+    members = _members(path, digest=digest, limit_bytes=2 * LIMIT_BYTES)
+    code = {
+        name.removeprefix("code/"): content
+        for name, (content, _) in members.items()
+        if name != "recipe.yaml"
+    }
+    private = {
+        name: why for name, content in code.items() if (why := why_packed_private(name, content))
+    }
+    refuse_tokens({name: content for name, content in code.items() if name not in private})
+    kept = {
+        name: each for name, each in members.items() if name.removeprefix("code/") not in private
+    }
+    archive = _tar(kept) if private else read_archive(path, digest=digest)
+    return Bundle(
+        digest=hashlib.sha256(archive).hexdigest(),
+        archive=gzip.compress(archive, mtime=0),
+        files=len(kept),
+        names=tuple(sorted(code.keys() - private.keys())),
+        left_out=dict(sorted(private.items())),
+    )
 
 
 def _members(path: Path, *, digest: str, limit_bytes: int) -> dict[str, tuple[bytes, int]]:

@@ -1,5 +1,6 @@
 """Files that launch.code sends: what is listed, less what git ignores and what is private."""
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,7 @@ def code_files(entries: Iterable[str], start: Path, *, limit_bytes: int = LIMIT_
         left_out |= private
         sent |= {name: file for name, file in found.items() if name not in private}
     _refuse_large(sent, limit_bytes)
+    refuse_shadowing(sent)
     return CodeFiles(sent=sent, left_out=dict(sorted(left_out.items())))
 
 
@@ -56,13 +58,23 @@ def read_code(files: Mapping[str, Path]) -> dict[str, bytes]:
         RequestError: Files hold tokens or keys; all are named, and none is shown.
     """
     found = {name: file.read_bytes() for name, file in files.items()}
+    refuse_tokens(found)
+    return found
+
+
+def refuse_tokens(found: Mapping[str, bytes]) -> None:
+    """Refuse files, by name, that hold tokens or keys.
+
+    Raises:
+        RequestError: All are named, and none is shown.
+    """
     places = [
         f"{name}:{line} ({kind})"
         for name, content in sorted(found.items())
         for line, kind in tokens_in(content)
     ]
     if not places:
-        return found
+        return
     more = "" if len(places) <= 20 else f" and {len(places) - 20} more"
     raise RequestError(
         f"launch.code would send credentials in clear: {', '.join(places[:20])}{more}. Remove them "
@@ -142,6 +154,51 @@ def _refuse_link(file: Path, base: Path, entry: str) -> None:
             f"launch.code: {entry!r} has the link {file}, which leads to {target}, no file in "
             f"{base}. Only what is listed is sent. List that place too, or remove the link."
         )
+
+
+def refuse_shadowing(sent: Iterable[str]) -> None:
+    """Reject names under which Python would find sent code in place of its own modules.
+
+    Args:
+        sent: Names in the archive. Nodes look for modules there first.
+
+    Raises:
+        RequestError: One hides a module that the training imports; all are named.
+    """
+    found = {(name.partition("/")[0], module_of(name)) for name in sent}
+    wrong = sorted((top, module) for top, module in found if module in _TAKEN)
+    if not wrong:
+        return
+    owners = ", ".join(f"{top} (as a module {_owner(module)})" for top, module in wrong)
+    top = wrong[0][0]
+    raise RequestError(
+        f"launch.code would hide modules that the training itself imports: {owners}. Rename them "
+        f"and their imports, such as `mv {top} my_{top}`; or list a folder that has them in a "
+        "package."
+    )
+
+
+def module_of(name: str) -> str:
+    """The module or package that a file makes importable at the top; empty: none."""
+    top, is_below, rest = name.partition("/")
+    if is_below:
+        return top if rest.partition(".")[0] == "__init__" else ""
+    module, _, suffix = top.partition(".")
+    return module if suffix == "py" or suffix.endswith("so") else ""
+
+
+def _owner(module: str) -> str:
+    return "of Python" if module in sys.stdlib_module_names else "that Shardyard needs"
+
+
+_TAKEN = (sys.stdlib_module_names - {"test", "idlelib", "this", "antigravity", "turtledemo"}) | {
+    "shardyard", "torch", "numpy", "yaml", "pydantic", "pydantic_core", "click", "rich", "jinja2",
+    "fsspec", "safetensors", "tokenizers", "transformers", "pynvml", "huggingface_hub",
+    "typing_extensions", "sympy", "networkx", "filelock", "packaging", "regex", "requests",
+    "tqdm", "httpx", "markupsafe", "annotated_types", "triton", "functorch", "torchgen",
+}  # fmt: skip
+"""Names that a module of the user's must not have: of Python, of Shardyard, of what it imports.
+Nothing of a training imports Python's tests and toys."""
 
 
 def _refuse_large(code: dict[str, Path], limit_bytes: int) -> None:

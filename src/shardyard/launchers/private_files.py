@@ -70,9 +70,18 @@ def why_private(name: str, file: Path) -> str | None:
     if mode & usual != usual:
         return f"other users may not read it (mode {mode:04o})"
     with file.open("rb") as content:
-        if _KEY_FILE.match(content.read(200)):
-            return "it is a private key"
-    return None
+        return _why_key(content.read(200))
+
+
+def why_packed_private(name: str, content: bytes) -> str | None:
+    """The same of a file in an archive, of which its owner's mode is not known."""
+    if is_called_private(PurePosixPath(name)):
+        return "its name is one of a file with credentials"
+    return _why_key(content[:200])
+
+
+def _why_key(start: bytes) -> str | None:
+    return "it is a private key" if _KEY_FILE.match(start) else None
 
 
 def is_called_private(path: PurePosixPath) -> bool:
