@@ -61,9 +61,15 @@ def losses(world_size: int, scripts: Runs) -> dict[str, list[float]]:
     return found
 
 
-def _all() -> Runs:
+AXES = {"fsdp tp": "tp=2", "fsdp cp": "cp=2", "mixtral ep": "ep=2"}
+"""Script of two lines, and an axis on which it trains as it stands."""
+
+
+def _all(world_size: int) -> Runs:
     scripts = {f"plain {name}": (plain, "") for name, (plain, _) in PAIRS.items()}
     scripts |= {name: (ours, "") for name, (_, ours) in PAIRS.items()}
+    if world_size > 1:
+        scripts |= {name: (PAIRS[name.split()[0]][1], words) for name, words in AXES.items()}
     return scripts
 
 
@@ -73,13 +79,15 @@ def _all() -> Runs:
 )
 @pytest.mark.heavy
 def test_two_lines_train_as_the_plain_script(world_size: int) -> None:
-    scripts = _all()
+    scripts = _all(world_size)
     found = losses(world_size, scripts)
     for name in scripts:
         if not name.startswith("plain"):
             expected = found[f"plain {name.split()[0]}"]
             assert len(expected) == 20 and expected[-1] < expected[0] - 1
-            assert found[name] == pytest.approx(expected, abs=1e-6), name
+            # another order of sums, whose rounding this rate lets grow from step to step
+            allowed = 5e-5 if name in AXES else 1e-6
+            assert found[name] == pytest.approx(expected, abs=allowed), name
 
 
 @pytest.mark.parametrize("name", PAIRS)

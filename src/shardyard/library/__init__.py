@@ -5,7 +5,7 @@ from shardyard.library.kept_steps import steps
 from shardyard.library.mesh import build_mesh
 from shardyard.library.model import fill_weights, parallelize
 from shardyard.library.pretrained import export
-from shardyard.library.step import accumulate, clip_gradients, evaluate
+from shardyard.library.step import accumulate, clip_gradients, evaluate, forward_backward
 from shardyard.library.wrapping import wrap
 from shardyard.parallel.mesh import Mesh
 
@@ -18,6 +18,7 @@ __all__ = [
     "evaluate",
     "export",
     "fill_weights",
+    "forward_backward",
     "load_checkpoint",
     "parallelize",
     "save_checkpoint",

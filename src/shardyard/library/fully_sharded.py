@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.optim import SGD, Optimizer
 
 from shardyard.errors import Problem, RecipeError, RequestError
@@ -137,10 +138,17 @@ class ShardedStateDict(OrderedDict[str, Any]):
 
 
 def replace_class(model: nn.Module) -> None:
-    """Change the class of a module in place that has been through ``fully_shard``."""
+    """Change the class of a module in place that has been through ``fully_shard``.
+
+    Under pp its stages have, and not the module.
+    """
     kind = type(model)
-    before: Any = kind.__bases__[1]  # as fully_shard left it
-    names = {"no_sync": _no_sync, "module": property(lambda model: _view(model, before))}
+    is_whole = isinstance(model, FSDPModule)
+    before: Any = kind.__bases__[1] if is_whole else kind  # as fully_shard left it
+    names = {
+        "no_sync": _no_sync if is_whole else _sums_in_any_case,
+        "module": property(lambda model: _view(model, before)),
+    }
     added: dict[str, Any] = {n: new for n, new in names.items() if not hasattr(model, n)}
     if hasattr(model, "save_pretrained"):
         added["save_pretrained"] = _save_pretrained
@@ -171,6 +179,12 @@ def _no_sync(model: Any) -> Iterator[None]:
         yield
     finally:
         model.set_requires_gradient_sync(True)
+
+
+@contextmanager
+def _sums_in_any_case(_model: Any) -> Iterator[None]:
+    """The stages of a pipeline sum their gradients at the end of each call: the sum is the same."""
+    yield
 
 
 def _view(model: nn.Module, kind: Any) -> nn.Module:

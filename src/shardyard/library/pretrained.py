@@ -1,5 +1,6 @@
 """A Hugging Face folder of a model that a script has wrapped."""
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from shardyard.errors import RequestError, StorageError
+from shardyard.families.family import Family
+from shardyard.families.file_tensors import file_tensors
+from shardyard.families.registry import family_of
 from shardyard.library.state import sharded
 
 
@@ -30,6 +34,11 @@ def export(model: nn.Module, folder: str | Path) -> None:
             f"this {type(model).__name__} is not. Use shardyard.save_checkpoint(); of a run, the "
             "command shardyard export."
         )
+    if parts.mesh.layout.pp > 1:
+        raise RequestError(
+            f"export() of a model in {parts.mesh.layout.pp} stages: no rank has all of it. Call "
+            "shardyard.save_checkpoint(), load that without pp, and export then."
+        )
     state = {}
     for name, tensor in model.state_dict().items():
         whole = _whole(tensor)  # one after the other: each rank holds one of them at most
@@ -38,7 +47,8 @@ def export(model: nn.Module, folder: str | Path) -> None:
     problem = ""
     if dist.get_rank() == 0:
         try:
-            _write(model, parts.built_as, state, Path(folder))
+            family = family_of(model.config.model_type) if parts.is_known else None
+            _write(model, parts.built_as, state, Path(folder), family)
         except OSError as error:
             problem = (
                 f"export() could not write {folder}: {error}. Give a folder that rank 0 may write "
@@ -55,13 +65,45 @@ def _whole(tensor: Any) -> Tensor:
 
 
 def _write(
-    model: PreTrainedModel, built_as: type[Any], state: dict[str, Tensor], folder: Path
+    model: PreTrainedModel,
+    built_as: type[Any],
+    state: dict[str, Tensor],
+    folder: Path,
+    family: Family | None,
 ) -> None:
-    """By a module of the class that the script built, which holds the whole tensors."""
+    """By a module of the class that the script built, which holds the whole tensors.
+
+    Args:
+        family: Whose fused matrices and packed experts ``wrap`` took apart; None: it did not.
+    """
     folder.mkdir(parents=True, exist_ok=True)  # save_pretrained only logs that it is a file
     with torch.device("meta"):
         plain = built_as(model.config)
+    if family is not None:
+        state = _joined(state, plain.state_dict(), family)
     plain.load_state_dict(state, strict=False, assign=True)
     plain.tie_weights()
     plain.generation_config = getattr(model, "generation_config", None)
     plain.save_pretrained(folder)
+
+
+def _joined(
+    state: Mapping[str, Tensor], wanted: Iterable[str], family: Family
+) -> dict[str, Tensor]:
+    """transformers' parameters, by its names, of those that are apart here."""
+    made_of = file_tensors({name: tensor.shape for name, tensor in state.items()}, family)
+    found = {}
+    for name in wanted:
+        module = name.rpartition(".")[0]
+        if name in made_of:
+            rows = torch.cat([state[piece.parameter] for piece in made_of[name]])
+            found[name] = rows.mT.contiguous() if made_of[name][0].is_transposed else rows
+        elif name in state:
+            found[name] = state[name]
+        elif name.endswith("experts.gate_up_proj"):
+            found[name] = torch.cat([state[f"{module}.gate"], state[f"{module}.up"]], dim=1)
+        elif name.endswith("experts.down_proj"):
+            found[name] = state[f"{module}.down"]
+        elif name.endswith(".gate.weight"):
+            found[name] = state[f"{module.removesuffix('gate')}router.weight"]
+    return found

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardyard.errors import RequestError
+from shardyard.library.model_parallel import ScriptModel
 from shardyard.library.state import Sharded, sharded
 from shardyard.parallel.gradients import local_part, square_sum
 from shardyard.tasks.computation import Computation
@@ -66,6 +67,39 @@ def evaluate(model: nn.Module, batches: Sequence[Any], loss: Loss | None = None)
     part = computation.forward(read)
     model.train(was_training)
     return _mean(sum_over_ranks(part, device=parts.device))[0]
+
+
+def forward_backward(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """Write it for ``loss = model(**batch).loss`` and ``loss.backward()``, in any layout.
+
+    Under pp the batches of the ranks that hold one copy of the model are its micro-batches. All
+    ranks call it together; gradients are added to those that are there.
+
+    Args:
+        batch: Arguments of the model, with labels.
+
+    Returns:
+        The loss, without a graph: of this rank's batch, or of all that its group of tp, cp and pp
+        reads.
+
+    Raises:
+        RequestError: The model was not wrapped, or its batches do not fit the pipeline.
+    """
+    parts = sharded(model)
+    if parts.built_as is None:
+        raise RequestError(
+            f"forward_backward() is for models of shardyard.wrap(), which this "
+            f"{type(model).__name__} has not been through. After parallelize() call accumulate()."
+        )
+    if "labels" not in batch:
+        raise RequestError(
+            f"forward_backward() was given {', '.join(batch)}: without labels there is no loss."
+        )
+    if isinstance(model.forward, ScriptModel) and parts.mesh.layout.pp > 1:
+        return model.forward.through_pipeline(batch, parts.params)
+    loss: Tensor = model(**batch).loss
+    loss.backward()  # type: ignore[no-untyped-call]
+    return loss.detach()
 
 
 @torch.no_grad()

@@ -1,8 +1,9 @@
 """Two lines for a script as it stands: its forward pass, backward pass, clipping and steps stay.
 
-``parallelize`` is the long form: it takes every axis and a step of its own. Here the reducer of
-DistributedDataParallel or FSDP2's hooks do all, so that ``loss.backward()`` is what it was; axes
-that this cannot serve are refused by name.
+``parallelize`` is the long form, with a step of its own. Here the reducer of torch's
+DistributedDataParallel or FSDP2's hooks do all, so that ``loss.backward()`` is what it was. Any
+module has the data axes; transformers' models of known families have the others too
+(``model_parallel.py``).
 """
 
 import os
@@ -19,10 +20,12 @@ from torch.optim import Optimizer
 
 from shardyard.config.schema import Recipe
 from shardyard.errors import RecipeError, RequestError
+from shardyard.library.clipping import clip_by_torchs_name
 from shardyard.library.exact_mean import ExactMean
 from shardyard.library.fully_sharded import check_shardable, replace_class
 from shardyard.library.mesh import build_mesh, devices_per_node, local_device
 from shardyard.library.model import refuse_second_split
+from shardyard.library.model_parallel import check_splittable, shard_known_script
 from shardyard.library.replicated import replicate
 from shardyard.library.state import Sharded, attach, listed
 from shardyard.memory_limit import usable_memory_bytes
@@ -38,17 +41,12 @@ AnyModule = TypeVar("AnyModule", bound=nn.Module)
 AnyOptimizers = TypeVar("AnyOptimizers", bound=Optimizer | Sequence[Optimizer])
 
 VARIABLE = "SHARDYARD_PARALLEL"
+MODEL_AXES = ("tp", "cp", "ep", "pp")
+"""Axes that split models of known families."""
 _MEMORY_FRACTION = 0.6
 """Of a rank's memory: activations and what libraries hold are the rest."""
 _AXES = ("dp_replicate", "dp_shard", "zero")
-_LONG_FORM = {
-    "tp": "its ranks read the same samples, and this script deals them by rank",
-    "cp": "its ranks read parts of the same samples, and this script deals them by rank",
-    "ep": "experts are on a mesh of their own, over which torch neither averages gradients as the "
-    "script expects, nor takes one norm with the others",
-    "pp": "a pipeline's backward passes are inside of its schedule, not in loss.backward()",
-}
-"""Axis -> why a script as it stands cannot have it."""
+_ALL_AXES = (*_AXES, *MODEL_AXES)
 
 
 @overload
@@ -112,20 +110,31 @@ def wrap(
     _refuse_model(model)
     names = [_names_of(model, each) for each in optimizers]
     mesh = _mesh(recipe, model)
-    is_whole = mesh.layout.dp_shard == 1
+    split = [axis for axis in MODEL_AXES if getattr(mesh.layout, axis) > 1]
+    is_whole = mesh.layout.dp_shard == 1 and not split
     device = local_device(mesh.dense.device_type)
     chosen: Mapping[str, nn.Module] = {}
-    if not is_whole:
+    if split:
+        _refuse_options(split, gradients, blocks)
+    elif not is_whole:
         chosen = _blocks(model) if blocks is None else _named(model, blocks)
+    if not is_whole:
         check_shardable(model, optimizers, ranks=mesh.layout.world_size)
     control: dist.ProcessGroup = dist.new_group(backend="gloo")
     _refuse_another_model(model, control)
     _move(model, device)
     built_as = type(model)
+    held_twice: Sequence[str] = ()
     if is_whole:
         replicas = replicate(model)
         for each in optimizers:
             each.register_step_post_hook(replicas.broadcast_buffers)
+    elif split:
+        _begin_alike(model, control)
+        script, now = shard_known_script(model, mesh, device=device)
+        held_twice = script.held_twice
+        names = [[[new for old in group for new in now[old]] for group in each] for each in names]
+        replace_class(model)
     else:
         _begin_alike(model, control)
         shard_script(model, mesh, blocks=chosen, precision=MixedPrecisionPolicy())
@@ -136,10 +145,12 @@ def wrap(
     attach(
         model,
         Sharded(
-            mesh=mesh, device=device, reader=_AsWritten(), params=params, has_weights=True,
-            is_known=False, built_as=built_as, control=control,
+            mesh=mesh, device=device, reader=_AsWritten(held_twice), params=params,
+            has_weights=True, is_known=bool(split), built_as=built_as, control=control,
         ),
     )  # fmt: skip
+    if mesh.layout.ep > 1 or mesh.layout.pp > 1:
+        clip_by_torchs_name(model)
     if gradients == "exact":
         exact = ExactMean(model, params, device=device)
         for each in optimizers:
@@ -150,13 +161,32 @@ def wrap(
 class _AsWritten:
     """Reads no batches: the script calls its model."""
 
-    held_twice: Sequence[str] = ()
+    def __init__(self, held_twice: Sequence[str]) -> None:
+        self.held_twice = held_twice
 
     def read(self, batches: Sequence[Any], loss: Loss | None) -> Any:
         del batches, loss
         raise RequestError(
             "this model has been through wrap(): the script calls it, and loss.backward(), as "
             "before. accumulate() and evaluate() belong to shardyard.parallelize()."
+        )
+
+
+def _refuse_options(
+    split: Sequence[str], gradients: str, blocks: str | Sequence[str] | None
+) -> None:
+    axes = ", ".join(split)
+    if gradients == "exact":
+        raise RequestError(
+            f'gradients="exact" with {axes}: ranks that split the model weight all their labels '
+            'alike already, and the mean over the others is theirs. Leave gradients="mean", or use '
+            "shardyard.parallelize() with accumulate(), which weights all alike."
+        )
+    if blocks is not None:
+        raise RequestError(
+            f"blocks={blocks!r} with {axes}: wrap() splits models of known families so, whose "
+            "blocks are known. Leave blocks out; for a module of your own use "
+            "shardyard.parallelize(model, mesh, blocks=..., plan=...)."
         )
 
 
@@ -228,19 +258,15 @@ def _begin_alike(model: nn.Module, control: dist.ProcessGroup) -> None:
 def _mesh(recipe: Recipe | None, model: nn.Module) -> Mesh:
     given = os.environ.get(VARIABLE, "")
     degrees: dict[str, Any] = {}
-    source = VARIABLE
     if given:
         degrees = _read(given)
     elif recipe is not None:
-        source = "the recipe"
-        degrees = {axis: getattr(recipe.parallel, axis) for axis in (*_AXES, *_LONG_FORM)}
-    for axis, reason in _LONG_FORM.items():
-        if degrees.get(axis, 1) not in (1, "auto"):
-            raise RequestError(
-                f"{source} asks for {axis}={degrees[axis]}, which a script as it stands cannot "
-                f"have: {reason}. Use the long form, shardyard.parallelize() with accumulate()."
-            )
-    if any(degrees.get(axis, "auto") != "auto" for axis in _AXES):
+        degrees = {axis: getattr(recipe.parallel, axis) for axis in _ALL_AXES}
+    asks_for_data_axes = any(degrees.get(axis, "auto") != "auto" for axis in _AXES)
+    splits_model = any(degrees.get(axis, 1) not in (1, "auto") for axis in MODEL_AXES)
+    if splits_model:
+        check_splittable(model)
+    if asks_for_data_axes or splits_model:
         return build_mesh(**degrees)
     mesh = build_mesh()
     if mesh.layout.world_size == 1:
@@ -278,10 +304,10 @@ def _read(given: str) -> dict[str, Any]:
     found = {}
     for word in given.split(","):
         axis, _, degree = word.strip().partition("=")
-        if axis not in (*_AXES, *_LONG_FORM) or not degree.strip().isdecimal():
+        if axis not in _ALL_AXES or not degree.strip().isdecimal():
             raise RequestError(
                 f"{VARIABLE}={given!r}: {word.strip()!r} is no degree of an axis. Write, for "
-                f"instance, dp_shard=8,zero=2; axes are {', '.join(_AXES)}."
+                f"instance, dp_shard=8,zero=2; axes are {', '.join(_ALL_AXES)}."
             )
         found[axis] = int(degree)
     return found
@@ -320,4 +346,5 @@ def _point(
 ) -> None:
     """Let the optimizer's groups hold the parameters that there are now."""
     for group, of_group in zip(optimizer.param_groups, names, strict=True):
-        group["params"] = [params[name] for name in of_group]
+        # a stage of a pipeline has some of them
+        group["params"] = [params[name] for name in of_group if name in params]

@@ -63,6 +63,19 @@ class ForwardPass:
         self._tokens_l = tokens_l
         self._around = around
 
+    def set_sample_form(
+        self, attention: Callable[[Tensor, Tensor | None], Attention],
+        computed_l: Tensor | None, held_l: Tensor | None,
+    ) -> None:  # fmt: skip
+        """Take samples of another length, or other documents in them, from now on.
+
+        Args:
+            computed_l: As ``tokens_l``, which this rank computes.
+            held_l: Of these, those whose residual stream it holds between matrices; None: all.
+        """
+        self._attention, self._tokens_l = attention, computed_l
+        self._keys.computed_l, self._keys.tokens_l = computed_l, held_l
+
     def __call__(
         self,
         x: Tensor,

@@ -132,6 +132,24 @@ def parallelize(
     )
 
 
+def set_sample_form(
+    forward_passes: Sequence[ForwardPass], mesh: Mesh, *, recipe: Recipe, shape: ModelShape
+) -> Tensor | None:
+    """Let a model take samples of another length, or keep documents apart or not, from now on.
+
+    Args:
+        recipe: Says both.
+
+    Returns:
+        Indices in a sample of the tokens that this rank computes; None: all.
+    """
+    computed_l, held_l = _own_tokens(recipe, mesh)
+    attention = _attention(recipe, mesh, shape, None)
+    for each in forward_passes:
+        each.set_sample_form(attention, computed_l, held_l)
+    return computed_l
+
+
 def _pipeline(
     stages: dict[int, nn.Module], mesh: Mesh, plan: StagePlan, *,
     recipe: Recipe, shape: ModelShape, family: Family,

@@ -257,7 +257,9 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         share_BlD, weight = ctx.saved_tensors
-        x_BLD = ctx.tokens.again(share_BlD)
+        # under autocast the product was made in another format than its factors have
+        x_BLD = ctx.tokens.again(share_BlD).to(grads[0].dtype)
+        weight = weight.to(grads[0].dtype)
         return *ctx.multiply.gradients(grads[0], x_BLD, weight), None, None, None
 
 
