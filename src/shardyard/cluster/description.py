@@ -257,21 +257,19 @@ def _file(path: Path) -> dict[str, Any]:
     try:
         content = read_yaml(path.read_text(encoding="utf-8"), source=str(path))
     except (OSError, UnicodeDecodeError) as error:
-        if link := link_to_nothing(path):
-            raise RequestError(f"cluster file {path}{link}") from error
         why = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise RequestError(
-            f"cluster file {path} cannot be read: {why}. Give a YAML file that describes a "
-            "cluster, or settings such as name=trainers; docs/verbs/cluster.md lists them."
-        ) from error
+        unread = (
+            f" cannot be read: {why}. Give a YAML file that describes a cluster, or settings such "
+            "as name=trainers; docs/verbs/cluster.md lists them."
+        )
+        raise RequestError(f"cluster file {path}{link_to_nothing(path) or unread}") from error
     if not isinstance(content, dict):
         raise RequestError(
             f"cluster file {path} holds no settings. Write `name: trainers` and what else "
             "docs/verbs/cluster.md lists."
         )
-    if content and content.keys() <= Recipe.model_fields.keys():
-        return {"recipe": str(path)}
-    return content
+    is_recipe = bool(content) and content.keys() <= Recipe.model_fields.keys()
+    return {"recipe": str(path)} if is_recipe else content
 
 
 def _place_of(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -87,8 +87,7 @@ def _conduct(
     lease = _lease_of(run, args)
     data = InUse(Path(resolved.data.dir))
     log = _log(args)
-    shown = os.dup(2)
-    _send_talk_to(log)
+    shown = _send_talk_to(log)
     drain = DrainRequest(resolved.recipe.elastic.drain_timeout_s, is_asked_once=args.asked_once)
     drain.listen()
     if args.part_of is not None:
@@ -257,8 +256,12 @@ def _tell(shown: int, text: str) -> None:
         os.write(shown, f"{log_line(text)}\n".encode())
 
 
-def _send_talk_to(log: Path) -> None:
-    """Point stdout and stderr of this process and its children at the log."""
+def _send_talk_to(log: Path) -> int:
+    """Point stdout and stderr of this process and its children at the log.
+
+    Returns:
+        Descriptor of what stderr was until now.
+    """
     try:
         make_folder(log.parent)
         descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -267,9 +270,11 @@ def _send_talk_to(log: Path) -> None:
             f"{log} cannot be written: {error.strerror}. Check that the run folder is yours and "
             "has room."
         ) from error
+    shown = os.dup(2)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
+    return shown
     logging.basicConfig(level=logging.WARNING)
     logging.raiseExceptions = False  # a full disk must not turn log lines into tracebacks
 
