@@ -274,9 +274,9 @@ def _send_talk_to(log: Path) -> int:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
-    return shown
     logging.basicConfig(level=logging.WARNING)
     logging.raiseExceptions = False  # a full disk must not turn log lines into tracebacks
+    return shown
 
 
 def leave(exit_code: int) -> NoReturn:
