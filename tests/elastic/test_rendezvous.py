@@ -33,12 +33,12 @@ def test_node_0_listens_where_the_others_look_for_it(host: str) -> None:
     assert store.get("word") == b"here"
 
 
-def listens_at(store: TCPStore) -> set[str]:
+def listening_at(wanted: int) -> set[str]:
     """Local addresses at which a port is open, in the kernel's hexadecimal form."""
     text = Path("/proc/net/tcp").read_text() + Path("/proc/net/tcp6").read_text()
     fields = [line.split() for line in text.splitlines()]
     ends = [each[1].split(":") for each in fields if each[3] == "0A"]
-    return {address for address, port in ends if int(port, 16) == store.port}
+    return {address for address, port in ends if int(port, 16) == wanted}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux who listens where")
@@ -62,10 +62,11 @@ def test_node_0_listens_at_the_address_of_its_name_alone(monkeypatch: pytest.Mon
         ([], {"0" * 32}),
     ]:
         listener = _listener("node-0", 0)
-        assert listens_at(TCPStore(
+        store = TCPStore(
             "127.0.0.1", listener.getsockname()[1], is_master=True, wait_for_workers=False,
             master_listen_fd=listener.detach(),
-        )) == where, found  # fmt: skip
+        )  # fmt: skip
+        assert listening_at(store.port) == where, found
 
 
 def never() -> bool:

@@ -128,10 +128,19 @@ def _joined(bench: NetworkBench, kind: str, timeout_s: float) -> Iterator[Ranks]
         device=device,
         store=store,
     )
-    store.add("left", 1)
-    while rank == 0 and store.add("left", 0) < world_size:  # who serves the store goes last
-        time.sleep(0.01)
+    leave(store, world_size, serves=rank == 0, within_s=timeout_s)
     dist.destroy_process_group()
+
+
+def leave(store: TCPStore, world_size: int, *, serves: bool, within_s: float) -> None:
+    """Leave the store; the rank that serves it goes last, and waits for no rank that is lost.
+
+    The store has no password, so its port is open no longer than the measurement takes.
+    """
+    store.add("left", 1)
+    if serves:
+        have_all_left = lambda: store.add("left", 0) >= world_size  # noqa: E731
+        wait_for(have_all_left, within_s=within_s, every_s=0.01)
 
 
 def _elsewhere(store: TCPStore, mine: str, world_size: int, timeout_s: float) -> list[str]:
