@@ -25,7 +25,19 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "empty": lambda file: file.write_bytes(b""),
     "missing": lambda file: file.unlink(),
 }
-TELL_OF_JOBS = ("status", "runs", "cancel", "teardown")
+EXIT_CODES = {0, 1, 2, 3, 4}
+"""Documented exit codes of a verb that ends by itself."""
+READ_BY_PAGES = (
+    "recipe.yaml", "events.jsonl", "metrics.jsonl", "attempts/0/manifest.json",
+    "attempts/0/plan.json", "attempts/0/resolved.json", "telemetry/node-0.jsonl",
+)  # fmt: skip
+READ_BY_EXPORT = ("recipe.yaml", "attempts/0/resolved.json", "ledger.jsonl")
+SLOWER_VERBS = {
+    "torn": {"report first": READ_BY_PAGES},
+    "NULs": {"compare second first": READ_BY_PAGES, "export first --dry-run": READ_BY_EXPORT},
+    "missing": {"report first": READ_BY_PAGES, "compare second first": READ_BY_PAGES},
+}
+"""Damage -> verbs that take a second or more -> files that they read."""
 
 
 @pytest.fixture
@@ -94,3 +106,37 @@ def test_no_second_job_is_started_and_no_verb_crashes_whatever_file_is_damaged(
         if file.name in ("recipe.yaml", "ledger.jsonl"):
             assert launch(tmp_path, fake, "--yes") != 0, file
         assert fake.created == there
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_verbs_that_read_a_run_end_with_an_answer_or_an_error_whatever_file_is_damaged(
+    damage: str, tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    folder, there = tmp_path / "runs" / "first", set(fake.created)
+    shutil.copytree(folder, folder.with_name("second"))
+    for file in damaged(folder, DAMAGES[damage]):
+        slower = SLOWER_VERBS.get(damage, {}).items()
+        verbs = [verb for verb, files in slower if str(file) in files]
+        for verb in ("top first", "scale first 3 --dry-run", *verbs):
+            to = ("--to", str(tmp_path / "out")) if verb.startswith("export") else ()
+            code = shardyard(fake, *verb.split(), *to, *runs_dir(tmp_path))
+            said = "".join(capsys.readouterr())
+            assert code in EXIT_CODES, (file, verb, said)
+            assert "bug of shardyard" not in said, (file, verb, said)
+            assert "Traceback" not in said, (file, verb, said)
+            assert "removed" not in said, (file, verb, said)
+        assert fake.created == there, file
+
+
+@pytest.mark.parametrize("damage", ["torn", "NULs", "NULs-at-the-end", "empty"])
+def test_top_and_scale_name_a_job_that_a_damaged_ledger_hides(
+    damage: str, tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    ledger = tmp_path / "runs" / "first" / "ledger.jsonl"
+    DAMAGES[damage](ledger)
+    for verb in ("top first", "scale first 3 --dry-run"):
+        code = shardyard(fake, *verb.split(), *runs_dir(tmp_path))
+        said = "".join(capsys.readouterr())
+        is_shown = "may run: fake service" in said or "(perhaps) what line" in said
+        assert is_shown or (code != 0 and str(ledger) in said), (verb, code, said)

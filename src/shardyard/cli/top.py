@@ -12,7 +12,7 @@ import click
 from shardyard.cli.options import json_option, launchers_in, run_argument, runs_dir_option
 from shardyard.cli.tables import print_table
 from shardyard.control.board import Board, NodeRow, RankRow, read_board
-from shardyard.control.job import Job, fetch_progress, launched_of
+from shardyard.control.job import Job, fetch_progress, launched_of, warn_unfinished
 from shardyard.errors import EXIT_INTERRUPTED
 from shardyard.launchers.base import JobState
 from shardyard.launchers.ledger import Ledger
@@ -57,9 +57,11 @@ def command(
     once, as plain text.
     """
     run_dir = find_run(run, runs_dir)
-    launched = None
-    if Ledger(run_dir.ledger).jobs():
+    launched, ledger = None, Ledger(run_dir.ledger)
+    if ledger.jobs():
         launched = launched_of(run_dir, launchers_in(context))
+    else:
+        warn_unfinished(run_dir, ledger)
     look = _Look(run_dir, launched)
     if as_json:
         tell(json.dumps(look().to_json(), indent=1))
