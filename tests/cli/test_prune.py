@@ -2,14 +2,17 @@
 
 import fcntl
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from shardyard.cli import main
 from shardyard.config.schema import Recipe
-from shardyard.control.prune import delete, unused_sets
+from shardyard.control.prune import delete, find_sets
 from shardyard.data.in_use import InUse
+from shardyard.launchers.ledger import Ledger
+from shardyard.rundir.layout import RunDir
 
 
 def a_set(above: Path, number: int, name: str = "text") -> Path:
@@ -45,7 +48,8 @@ def test_sets_of_runs_stay_and_others_go(
     used, unused = (a_set(tmp_path / "prepared", number) for number in (1, 2))
     a_run(tmp_path / "runs", used)
     assert main(["prepare", *settings, "--prune", "--dry-run", "--json"]) == 0
-    expected = {"unused": [str(unused)], "deleted": []}
+    kept = {"folder": str(used), "why": f"run {tmp_path}/runs/a-run reads it, and may be resumed"}
+    expected = {"unused": [str(unused)], "deleted": [], "kept": [kept]}
     assert json.loads(capfd.readouterr().out) == expected
     assert main(["prepare", *settings, "--prune"]) == 2
     assert "nobody can be asked" in capfd.readouterr().err and unused.exists()
@@ -76,13 +80,13 @@ def test_only_what_prepare_wrote_is_deleted(tmp_path: Path) -> None:
     a_set(tmp_path / "elsewhere", 7)
     (above / f"link-{7:016x}").symlink_to(tmp_path / "elsewhere" / f"text-{7:016x}")
     (above / f"file-{8:016x}").write_text("no folder")
-    assert [each.folder for each in unused_sets(recipe_of(tmp_path))] == [mixture]
-    assert unused_sets(recipe_of(tmp_path / "nothing")) == []
+    assert [each.folder for each in find_sets(recipe_of(tmp_path)).unused] == [mixture]
+    assert find_sets(recipe_of(tmp_path / "nothing")).unused == []
 
 
 def test_a_set_that_is_being_written_stays(tmp_path: Path) -> None:
     folder = a_set(tmp_path / "prepared", 1)
-    (unused,) = unused_sets(recipe_of(tmp_path))
+    (unused,) = find_sets(recipe_of(tmp_path)).unused
     with (folder / ".lock").open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert not delete(unused)
@@ -103,14 +107,62 @@ def test_what_a_training_of_another_folder_reads_stays_and_so_do_a_mixture_s_par
 ) -> None:
     above = tmp_path / "prepared"
     read, part, mixture = (a_set(above, number) for number in (1, 2, 3))
+    run = tmp_path / "elsewhere" / "a-run"
     for name in ("manifest.json", "train-00000.bin", "train-00000.idx.npy"):
         (mixture / name).unlink()
     parts = {"format": 1, "parts": [{"folder": f"../{part.name}"}]}
     (mixture / "mixture.json").write_text(json.dumps(parts))
-    trainings = [InUse(read), InUse(mixture), InUse(tmp_path / "nowhere")]
+    trainings = [InUse(each, run=run) for each in (read, mixture, tmp_path / "nowhere")]
     assert main(["prepare", *settings, "--prune", "--yes"]) == 0
-    assert capfd.readouterr().err.count("stays: a training reads it") == 3
+    said = capfd.readouterr().err
+    assert said.count("stays: a training reads it") == 3
+    assert f"{read} was read by run {run}, whose folder is not on this machine" in said
     for training in trainings:
         training.close()
     assert main(["prepare", *settings, "--prune", "--yes"]) == 0
     assert list(above.iterdir()) == []
+
+
+def test_what_a_stopped_run_of_another_folder_read_stays_until_that_run_is_deleted(
+    settings: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    read = a_set(tmp_path / "prepared", 1)
+    run = tmp_path / "elsewhere" / "a-run"
+    a_run(tmp_path / "elsewhere", read)
+    for _ in range(2):  # it was resumed
+        InUse(read, run=run).close()
+    assert len((read / "readers.jsonl").read_text().splitlines()) == 1
+    assert main(["prepare", *settings, "--prune", "--yes"]) == 0
+    why = f"run {run} reads it, and may be resumed. To delete it, delete that run's folder first."
+    assert f"{read} stays: {why}" in capfd.readouterr().out
+    shutil.rmtree(run)
+    assert main(["prepare", *settings, "--prune", "--yes"]) == 0
+    assert not read.exists()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "stay"),
+    [
+        ("data: {{dir: {0}, source: text}}", ["text"]),
+        (
+            "data: {{dir: {0}, mixture: [{{name: a, source: other, weight: 1}}]}}",
+            ["mixture", "other"],
+        ),
+        ("data: {{dir: {0}/elsewhere, source: text}}", []),
+        ("data: [", ["mixture", "other", "text"]),
+    ],
+    ids=["source", "mixture", "another data.dir", "damaged"],
+)
+def test_what_a_queued_run_will_read_stays(tmp_path: Path, recipe: str, stay: list[str]) -> None:
+    above = tmp_path / "prepared"
+    for number, name in enumerate(("mixture", "other", "text")):
+        a_set(above, number, name)
+    run = RunDir(tmp_path / "runs" / "queued")
+    ledger = Ledger(run.ledger)
+    ledger.confirm(ledger.intend("job", "sy-queued", launcher="slurm"), "7")
+    run.recipe.write_text(recipe.format(above))
+    kept = find_sets(recipe_of(tmp_path)).kept
+    assert [each.folder.name[:-17] for each in kept] == stay
+    assert {each.why for each in kept} <= {
+        f"run {run.path} was launched and has not begun; it may read it"
+    }

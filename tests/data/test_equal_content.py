@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shardyard.config.schema import Recipe
-from shardyard.control.prune import unused_sets
+from shardyard.control.prune import find_sets
 from shardyard.data import equal_content
 from shardyard.data.prepare import prepare
 
@@ -97,4 +97,4 @@ def test_what_was_prepared_can_still_be_pruned(text: Path, tmp_path: Path) -> No
     recipe = Recipe.model_validate(
         {"data": {"dir": str(first.parent)}, "run": {"dir": str(tmp_path / "runs")}}
     )
-    assert [unused.folder for unused in unused_sets(recipe)] == [first]
+    assert [unused.folder for unused in find_sets(recipe).unused] == [first]

@@ -13,7 +13,7 @@ from shardyard.config.mixture import SLOTS
 from shardyard.config.resolved import DataFacts, PartFacts
 from shardyard.control.prepare import prepare_also_h5, prepare_data, would_prepare
 from shardyard.control.prepare_on import prepare_on
-from shardyard.control.prune import delete, unused_sets
+from shardyard.control.prune import Unused, delete, find_sets
 from shardyard.control.request import Request
 from shardyard.control.side_jobs import SideTerms
 from shardyard.control.splits import split_rows
@@ -44,7 +44,9 @@ from shardyard.units import format_bytes
     help="Also write what training sees as BERT's h5 files, for other programs: run.epochs of it.",
 )
 @click.option(
-    "--prune", is_flag=True, help="Delete the data sets in data.dir that no run of run.dir reads."
+    "--prune",
+    is_flag=True,
+    help="Delete the datasets in data.dir that no run found here needs.",
 )
 @json_option
 @click.pass_context
@@ -97,25 +99,37 @@ def command(
 
 
 def _prune(recipe: tuple[str, ...], *, is_yes: bool, dry_run: bool, as_json: bool) -> None:
-    """Show the data sets that no run reads, ask, and delete them."""
+    """Show the datasets that no run needs and those that stay, ask, and delete."""
     settings = Request.read(recipe, needs_weights=False, runs_here=True).recipe
-    unused = unused_sets(settings)
+    sets = find_sets(settings)
     if not as_json:
-        rows = [(str(each.folder), format_bytes(each.num_bytes)) for each in unused]
-        rows = rows or [(f"every data set in {settings.data.dir} is read by a run", "")]
+        rows = [(str(each.folder), format_bytes(each.num_bytes)) for each in sets.unused]
+        rows = rows or [(f"every dataset in {settings.data.dir} is read by a run", "")]
         print_table(("", ""), rows, title=f"read by no run in {settings.run.dir}")
-    deleted = []
-    if unused and not dry_run:
-        total = format_bytes(sum(each.num_bytes for each in unused))
-        what = f"{len(unused)} data set{'s' * (len(unused) > 1)}, {total}"
-        confirm(f"Delete {what}? Runs elsewhere may read them.", is_yes=is_yes)
-        deleted = [each for each in unused if delete(each)]
-        for each in unused:
+        for kept in sets.kept:
+            tell(f"{kept.folder} stays: {kept.why}. To delete it, delete that run's folder first.")
+        for each in sets.unused:
+            for run in each.lost_readers:
+                say(
+                    f"{each.folder} was read by run {run}, whose folder is not on this machine. If "
+                    "that run is elsewhere and may be resumed, keep the dataset."
+                )
+    deleted: list[Unused] = []
+    if sets.unused and not dry_run:
+        total = format_bytes(sum(each.num_bytes for each in sets.unused))
+        what = f"{len(sets.unused)} dataset{'s' * (len(sets.unused) > 1)}, {total}"
+        confirm(f"Delete {what}? Runs that are not found here may read them.", is_yes=is_yes)
+        deleted = [each for each in sets.unused if delete(each)]
+        for each in sets.unused:
             if each not in deleted:
                 say(f"{each.folder} stays: a training reads it, or another command writes it")
     if as_json:
-        found = {"unused": unused, "deleted": deleted}
-        tell(json.dumps({name: [str(e.folder) for e in sets] for name, sets in found.items()}))
+        content = {
+            "unused": [str(each.folder) for each in sets.unused],
+            "deleted": [str(each.folder) for each in deleted],
+            "kept": [{"folder": str(each.folder), "why": each.why} for each in sets.kept],
+        }
+        tell(json.dumps(content))
 
 
 def _prepare_elsewhere(

@@ -1,23 +1,31 @@
-"""Datasets that a training reads: a shared lock on what `prepare --prune` would delete first."""
+"""Datasets that a run reads: what `prepare --prune` has to know of them.
 
+While it trains, a shared lock on what would be deleted first; from then on, a line in the dataset.
+"""
+
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from shardyard.files import read_json_object
+from shardyard.files import FILE_MODE, MOST_JSON_BYTES, read_json_object
 from shardyard.locks import close_locked, take_lock
 
 MANIFESTS = ("manifest.json", "mixture.json")
 """File that is written last: of a dataset, and of a mixture, which reads other datasets."""
 
+READERS = "readers.jsonl"
+"""A line for each run that has read the dataset."""
+
 
 class InUse:
     """Keeps datasets from being pruned until closed or until this process ends."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, run: Path) -> None:
         """Args:
         folder: Of a dataset, or of a mixture. What cannot be locked is passed over: reading it
             fails by itself.
+        run: Folder of the run, which may be resumed later.
         """
         self._descriptors: list[int] = []
         for path in _manifests(folder):
@@ -27,11 +35,24 @@ class InUse:
                 continue
             take_lock(descriptor, is_shared=True)
             self._descriptors.append(descriptor)
+            _note_reader(path.with_name(READERS), run)
 
     def close(self) -> None:
         """Let the datasets be pruned."""
         while self._descriptors:
             close_locked(self._descriptors.pop())
+
+
+def _note_reader(path: Path, run: Path) -> None:
+    """Add a run to those that have read a dataset; nothing where the folder cannot be written."""
+    line = json.dumps({"run": str(run.absolute())}).encode() + b"\n"
+    try:
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        with os.fdopen(os.open(path, flags, FILE_MODE), "r+b", buffering=0) as file:
+            if line not in file.read(MOST_JSON_BYTES):
+                file.write(line)
+    except OSError:
+        return
 
 
 def _manifests(folder: Path) -> Iterator[Path]:

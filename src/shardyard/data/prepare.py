@@ -8,7 +8,6 @@ workers and interruptions. docs/design/data.md has the reasons.
 
 import hashlib
 import json
-import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -24,6 +23,7 @@ from shardyard.config.chat_templates import CHAT_TEMPLATES
 from shardyard.config.data_formats import DATA_FORMATS, PLAIN_TEXT
 from shardyard.config.data_problems import not_trained
 from shardyard.config.data_section import Data
+from shardyard.config.dataset_name import source_word
 from shardyard.config.fingerprint import digest
 from shardyard.config.model_problems import vocabulary_problems
 from shardyard.config.resolved import DataFacts
@@ -140,7 +140,7 @@ def _folder_of(
 ) -> Path:
     """Where the data of a request are, or will be."""
     above = Path(data.dir).expanduser().resolve()
-    folder = above / f"{folder_name(data.source)}-{digest(request)}"
+    folder = above / f"{source_word(data.source)}-{digest(request)}"
     if folder.exists():
         return folder
     words = "comparing files with what was prepared of as many bytes"
@@ -299,13 +299,6 @@ def _kind_in_request(data: Data) -> dict[str, str]:
     """Nothing for the kind that there was first, as before."""
     kind = data.tokenizer_kind
     return {} if kind == Data().tokenizer_kind else {"kind": kind}
-
-
-def folder_name(source: str | Sequence[str]) -> str:
-    """A word for the folder's name, so that people can tell data sets apart."""
-    first = source if isinstance(source, str) else source[0]
-    words = re.sub(r"[^a-z0-9]+", "-", Path(first).stem.lower()).strip("-")
-    return words[:40] or "data"
 
 
 def is_finished(folder: Path) -> bool:

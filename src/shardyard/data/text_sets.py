@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from shardyard.config.data_section import Share
+from shardyard.config.dataset_name import MIXTURE_NAME
 from shardyard.config.fingerprint import digest
 from shardyard.config.mixture import SLOTS, slots_of
 from shardyard.config.resolved import DataFacts, PartFacts
@@ -72,7 +73,8 @@ def prepare_text(
     if folder is None:
         above = Path(recipe.data.dir).expanduser().resolve()
         folder = (
-            above / f"mixture-{digest([[*each] for each in zip(slots, requests, strict=True)])}"
+            above
+            / f"{MIXTURE_NAME}-{digest([[*each] for each in zip(slots, requests, strict=True)])}"
         )
 
     def texts() -> Iterator[str]:

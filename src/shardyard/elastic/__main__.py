@@ -85,7 +85,7 @@ def _conduct(
     run = RunDir(args.run_dir.resolve())
     resolved = read_resolved(run.resolved(args.attempt))
     lease = _lease_of(run, args)
-    data = InUse(Path(resolved.data.dir))
+    data = InUse(Path(resolved.data.dir), run=run.path)
     log = _log(args)
     shown = _send_talk_to(log)
     drain = DrainRequest(resolved.recipe.elastic.drain_timeout_s, is_asked_once=args.asked_once)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from shardyard.config.data_section import Data
+from shardyard.config.dataset_name import source_word
 from shardyard.config.fingerprint import digest
 from shardyard.config.resolved import DataFacts
 from shardyard.config.schema import Recipe
@@ -29,7 +30,7 @@ from shardyard.data.images.pieces import ImagePiece, Options
 from shardyard.data.images.sources import Listing, in_words, list_pictures
 from shardyard.data.order import permute_many
 from shardyard.data.pieces import SCRATCH, SPLITS, HoldOut
-from shardyard.data.prepare import Progress, folder_name, is_finished, sole_writer
+from shardyard.data.prepare import Progress, is_finished, sole_writer
 from shardyard.data.shards import IMAGES_VERSION, MANIFEST, read_manifest
 from shardyard.data.spans import SourceFile, shown
 from shardyard.data.workers import Task, run_tasks
@@ -66,7 +67,7 @@ def prepare_images(
     _refuse_share(data, listing)
     request = request_of(data, listing, packs=packs)
     if folder is None:
-        name = f"{folder_name(data.source)}-{digest(request)}"
+        name = f"{source_word(data.source)}-{digest(request)}"
         folder = Path(data.dir).expanduser().resolve() / name
     if not is_finished(folder):
         with sole_writer(folder, progress):
