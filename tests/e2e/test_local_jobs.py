@@ -3,11 +3,14 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 from shardyard.launchers.base import JobState
+from shardyard.launchers.ledger import Ledger
 from shardyard.launchers.marked import rebuild
 from shardyard.rundir.lines import read_lines, read_steps
 from tests.e2e.shardyard import (
@@ -61,6 +64,36 @@ def test_two_nodes_compute_what_two_processes_do_and_the_log_holds_all_of_it(
     assert run_dir.attempts() == [0]
     (word,) = (run_dir.path / "sessions").glob("job-1-*.json")
     assert json.loads(word.read_text()) == {"ended": "pair is finished", "exit_code": 0}
+
+
+def test_a_second_node_0_of_a_run_that_waits_for_its_nodes_writes_nothing(
+    place: Place, runs: LocalRuns
+) -> None:
+    job, run_dir = runs.launch("once", *TWO_NODES), place.run_dir("once")
+    wait_for((run_dir.path / "sessions").is_dir)  # node 0 prepares
+    os.kill(runs.entry(job, 1), signal.SIGSTOP)  # so node 0 waits, and its agent does not begin
+    try:
+        Ledger(run_dir.ledger).record(job)
+        wait_for(run_dir.resolved(0).is_file)
+        options = ("--place", "given", "--node-rank", "0", "--nodes", "2", "--session", "another")
+        second = subprocess.run(
+            [
+                sys.executable, "-m", "shardyard.node", str(run_dir.recipe), "--run-dir",
+                str(run_dir.path), *options, "--rendezvous", "127.0.0.1:29998",
+            ],
+            env=place.environment(), capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert second.returncode == 2, second.stderr
+        assert "run once is being trained already" in second.stderr
+        for verb in (("resume", "once"), ("resume", "once", "--on", "local", "--yes")):
+            again = place.run(*verb)
+            assert again.code == 2 and "Two at once" in again.err, again.err
+        assert place.run("train", "tiny.yaml", "run.id=once").code == 2
+        assert run_dir.attempts() == [0]
+    finally:
+        os.kill(runs.entry(job, 1), signal.SIGCONT)
+    assert runs.wait(job).state is JobState.SUCCEEDED, runs.said(job)
+    assert run_dir.attempts() == [0]
 
 
 @pytest.mark.slow

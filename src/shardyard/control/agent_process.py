@@ -65,11 +65,15 @@ def run_node_process(
     endpoint: str,
     own_host: str | None = None,
     store_moves: bool,
+    lease: Lease | None = None,
 ) -> dict[str, Any]:
     """Train one node's share of an attempt; node 0 says its progress.
 
     However many signals come, the agent is asked once: schedulers and people repeat themselves, and
     a second one would cut the drain short. After it this process, which ends, ignores them too.
+
+    Args:
+        lease: Of the run, on node 0; the agent takes it over.
     """
     return run_agent_command(
         python_program("shardyard.elastic"),
@@ -81,6 +85,7 @@ def run_node_process(
         own_host=own_host,
         is_node=True,
         store_moves=store_moves,
+        lease=lease,
     )
 
 

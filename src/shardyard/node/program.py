@@ -212,7 +212,7 @@ class _Lead:
         self._back_to = back_to
 
     def prepare(self) -> Attempt | None:
-        """The next attempt, written down; None if the run is finished."""
+        """The next attempt, written down, with the lease; None if the run is finished."""
         Lease(self.run.lease).close()  # refuse at once, not after an hour of preparation
         number, previous, asked_before = newest_attempt(self.run)
         back_to = self._step_back(previous)
@@ -243,15 +243,19 @@ class _Lead:
         )
         check_storage(attempt)
         prediction = attempt.plan()
-        with closing(Lease(self.run.lease)):
+        lease = Lease(self.run.lease)  # until the agent has it: a second job writes nothing
+        try:
             _refuse_overtaken(self.run, number)
             if back_to is not None:
                 replaced = ", ".join(map(str, go_back(self.run, back_to))) or "none"
                 say(f"going back to step {back_to.step}; checkpoints replaced: {replaced}")
             _begin(self.run, recipe)
             write_down(attempt, prediction, launched_by=self._launched_by)
+        except BaseException:
+            lease.close()
+            raise
         say(no_plan() if prediction is None else prediction.line())
-        return attempt
+        return replace(attempt, lease=lease)
 
     def _step_back(self, previous: Resolved | None) -> BackTo | None:
         """The step to go back to; None where none was asked, or a start of this job has done so.
@@ -284,8 +288,9 @@ def _lead(lead: _Lead, talk: Session, *, began_s: float) -> int:
         say(words)
         return 0
     terms = _terms(attempt, lead.place, began_s=began_s)
-    number, resolved = attempt.number, attempt.resolved
-    with exporting(run, number, attempt.asked, os.environ) as exporters:
+    number, resolved, lease = attempt.number, attempt.resolved, attempt.lease
+    assert lease is not None
+    with closing(lease), exporting(run, number, attempt.asked, os.environ) as exporters:
         with (
             _failure_told(talk),
             answering(files, number, resolved),
@@ -295,7 +300,7 @@ def _lead(lead: _Lead, talk: Session, *, began_s: float) -> int:
         ):
             wait_for_nodes(files, number, resolved, say=say)
             begin()
-            exit_code, words, left_s = _train(run, number, lead.place)
+            exit_code, words, left_s = _train(run, number, lead.place, lease)
         exporters.end(left_s)
         exit_code = told_exit_code(exit_code, run, number, lead.place)
         talk.end(words, exit_code)
@@ -333,8 +338,14 @@ def _terms(attempt: Attempt, place: Place, *, began_s: float) -> Terms:
     )
 
 
-def _train(run: RunDir, attempt: int, place: Place) -> tuple[int, str, float | None]:
-    """Run this node's agent; its exit code, its words, and what is left of a drain's time."""
+def _train(
+    run: RunDir, attempt: int, place: Place, lease: Lease | None = None
+) -> tuple[int, str, float | None]:
+    """Run this node's agent; its exit code, its words, and what is left of a drain's time.
+
+    Args:
+        lease: Of the run, on node 0; the agent takes it over.
+    """
     with network_checked(
         run, attempt, node_rank=place.node_rank, is_one_machine=place.is_one_machine
     ) as network:
@@ -345,6 +356,7 @@ def _train(run: RunDir, attempt: int, place: Place) -> tuple[int, str, float | N
             endpoint=place.endpoint,
             own_host=place.own_host,
             store_moves=place.store_moves,
+            lease=lease,
         )
     exit_code, words = int(answer["exit_code"]), str(answer["message"])
     if "killed_by" in answer:  # as a shell says it: the node was lost, the run did not fail

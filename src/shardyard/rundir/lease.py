@@ -33,7 +33,7 @@ class Lease:
         """
         try:
             make_folder(path.parent)
-            self._descriptor = _take(path)
+            self._descriptor: int | None = _take(path)
         except OSError as error:
             raise StorageError(f"{path} cannot be written: {error.strerror}.") from error
         self._name_holder()
@@ -49,16 +49,23 @@ class Lease:
     @property
     def descriptors(self) -> tuple[int, ...]:
         """Open files to pass to a process that takes it over; close it here once that started."""
-        return lock_descriptors(self._descriptor)
+        return lock_descriptors(self._open)
 
     def close(self) -> None:
-        """Give the lease back, unless another process took it over."""
-        close_locked(self._descriptor)
+        """Give the lease back, unless another process took it over; safe to repeat."""
+        if self._descriptor is not None:
+            close_locked(self._descriptor)
+            self._descriptor = None
+
+    @property
+    def _open(self) -> int:
+        assert self._descriptor is not None, "the lease was given back"
+        return self._descriptor
 
     def _name_holder(self) -> None:
         holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.time()}
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, json.dumps(holder).encode(), 0)
+        os.ftruncate(self._open, 0)
+        os.pwrite(self._open, json.dumps(holder).encode(), 0)
 
 
 def _take(path: Path) -> int:
