@@ -32,7 +32,7 @@ READ_BY_PAGES = (
     "attempts/0/plan.json", "attempts/0/resolved.json", "telemetry/node-0.jsonl",
 )  # fmt: skip
 READ_BY_EXPORT = ("recipe.yaml", "attempts/0/resolved.json", "ledger.jsonl")
-SLOWER_VERBS = {
+SLOWER_VERBS: dict[str, dict[str, tuple[str, ...]]] = {
     "torn": {"report first": READ_BY_PAGES},
     "NULs": {"compare second first": READ_BY_PAGES, "export first --dry-run": READ_BY_EXPORT},
     "missing": {"report first": READ_BY_PAGES, "compare second first": READ_BY_PAGES},
