@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from shardyard.config.schema import Checkpoint
 from shardyard.doctor.finding import Finding
 from shardyard.doctor.storage import (
+    CheckpointRoom,
     check_disk,
     check_locks,
+    check_room,
     judge_disk,
     measure_write_bytes_per_s,
-    refuse_little_room,
 )
 from shardyard.errors import StorageError
 
@@ -29,44 +31,58 @@ def said(finding: Finding) -> str:
     [
         (100 * GIB, GIB, None, "ok: /runs: 100.0 GiB free, writes 1.0 GiB/s"),
         (100 * GIB, GIB, 20 * GIB, "ok: /runs: 100.0 GiB free, writes 1.0 GiB/s; a checkpoint of "),
-        (50 * GIB, GIB, 20 * GIB, "problem: /runs: 50.0 GiB free, writes 1.0 GiB/s, but 2 + 1 che"),
+        (50 * GIB, GIB, 20 * GIB, "problem: /runs: 50.0 GiB free, writes 1.0 GiB/s, but 3 checkpo"),
         (500 * GIB, 10 * MIB, 20 * GIB, "warning: /runs: 500.0 GiB free, writes 10.0 MiB/s; a ch"),
         (100 * MIB, GIB, None, "problem: /runs: 100.0 MiB free"),
     ],
 )
 def test_the_run_folder(free: int, speed: float, checkpoint: int | None, words: str) -> None:
-    finding = judge_disk(
-        Path("/runs"), free_bytes=free, bytes_per_s=speed, checkpoint_bytes=checkpoint,
-        checkpoints=2,
-    )  # fmt: skip
+    room = CheckpointRoom(free_bytes=free, checkpoint_bytes=checkpoint, kept=2)
+    finding = judge_disk(Path("/runs"), room, bytes_per_s=speed)
     assert said(finding).startswith(words)
 
 
 def test_writing_is_measured_and_leaves_nothing(tmp_path: Path) -> None:
     assert measure_write_bytes_per_s(tmp_path, num_bytes=8 * MIB) > 0
     assert list(tmp_path.iterdir()) == []
-    finding = check_disk(tmp_path / "not" / "there", checkpoint_bytes=None, checkpoints=1)
+    finding = check_disk(tmp_path / "not" / "there", Checkpoint())
     assert finding.what.startswith(f"{tmp_path}: ")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_of_somebody_else_is_a_problem(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    finding = check_disk(tmp_path, checkpoint_bytes=None, checkpoints=1)
+    finding = check_disk(tmp_path, Checkpoint())
     assert "cannot be written" in finding.what and "run.dir" in finding.mend
 
 
 def test_a_place_without_room_for_a_checkpoint_is_rejected_before_training(
     tmp_path: Path,
 ) -> None:
-    refuse_little_room(tmp_path / "runs" / "a", checkpoint_bytes=1)
+    place, kept = tmp_path / "runs" / "a", Checkpoint(keep_last=2)
+    assert check_room(place, kept, checkpoint_bytes=1, written=0) is None
     with pytest.raises(StorageError, match=r"free, and one checkpoint takes 1.0 PiB. Free some ro"):
-        refuse_little_room(tmp_path / "runs" / "a", checkpoint_bytes=2**50)
+        check_room(place, kept, checkpoint_bytes=2**50, written=0)
+
+
+def test_a_place_with_room_for_fewer_checkpoints_than_are_kept_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardyard.doctor.storage.free_bytes_of", lambda _: 30 * GIB)
+    kept = Checkpoint(keep_last=2)  # and the best one, and the next before the oldest goes
+    warning = check_room(tmp_path, kept, checkpoint_bytes=10 * GIB, written=0)
+    assert warning == (
+        f"{tmp_path} has 30.0 GiB free, and 4 checkpoints of 10.0 GiB take 40.0 GiB. Free some "
+        "room, choose another place with run.dir=FOLDER, or lower checkpoint.keep_last."
+    )
+    assert check_room(tmp_path, kept, checkpoint_bytes=10 * GIB, written=1) is None
+    fewer = Checkpoint(keep_last=1, keep_best=False)
+    assert check_room(tmp_path, fewer, checkpoint_bytes=10 * GIB, written=0) is None
 
 
 def test_a_place_that_counts_no_blocks_is_left_to_what_writes_there() -> None:
     """/proc has neither room nor files: "0 B free" would send somebody to free some."""
-    refuse_little_room(Path("/proc/runs"), checkpoint_bytes=2**20)
+    assert check_room(Path("/proc/runs"), Checkpoint(), checkpoint_bytes=2**20, written=0) is None
 
 
 def test_a_place_without_file_locks_is_named_with_its_mount_option(

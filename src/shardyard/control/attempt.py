@@ -15,7 +15,7 @@ from shardyard.control.prepare import prepare_data
 from shardyard.control.request import Request
 from shardyard.control.run_length import length_lines
 from shardyard.control.splits import split_lines
-from shardyard.doctor.storage import lock_warning, refuse_little_room
+from shardyard.doctor.storage import check_room, lock_warning
 from shardyard.errors import RequestError
 from shardyard.files import break_links, write_json, write_text
 from shardyard.hardware.machine import Machine
@@ -85,14 +85,21 @@ def resolve_here(
 
 
 def check_storage(attempt: Attempt) -> None:
-    """Warn where the run folder has no file locks.
+    """Warn where the run folder has no file locks, or room for too few checkpoints.
 
     Raises:
         StorageError: Not even one checkpoint fits there.
     """
     folder, prediction = attempt.run_dir.path, attempt.plan()
     if prediction is not None:
-        refuse_little_room(folder, checkpoint_bytes=prediction.checkpoint_bytes)
+        warning = check_room(
+            folder,
+            attempt.resolved.recipe.checkpoint,
+            checkpoint_bytes=prediction.checkpoint_bytes,
+            written=len(attempt.run_dir.checkpoint_steps()),
+        )
+        if warning is not None:
+            warn(warning)
     if (warning := lock_warning(folder)) is not None:
         warn(warning)
 

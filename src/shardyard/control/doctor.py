@@ -26,7 +26,6 @@ from shardyard.families.registry import FAMILIES, family_of
 from shardyard.hardware.probe import probe
 from shardyard.launchers.base import LAUNCHERS, HasChecks, Launcher, launcher_class
 from shardyard.launchers.secrets import loose_files, resolve_local
-from shardyard.planner.workload import optimizer_bytes
 from shardyard.plug_ins import Group, claim_problems, installed, loaded, unreadable
 
 
@@ -83,11 +82,8 @@ def findings_here(request: Request | None = None) -> list[Finding]:
             Path(recipe.run.dir).expanduser(),
             devices_wanted=None if recipe.cluster.device == "cpu" else processes,
             processes=processes,
-            # weights in fp32 and the optimizer's state of each
-            checkpoint_bytes=0  # of a module of the user's own nobody knows
-            if request.shape is None
-            else request.shape.parameters * (4 + optimizer_bytes(recipe)),
-            checkpoints=recipe.checkpoint.keep_last + recipe.checkpoint.keep_best,
+            checkpoint_bytes=request.checkpoint_bytes,
+            kept=recipe.checkpoint,
             host_bytes=_host_bytes(request),
             engines=engines_for(recipe),
         ),

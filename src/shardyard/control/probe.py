@@ -9,7 +9,6 @@ from shardyard.control.submission import for_nodes, read_there
 from shardyard.doctor.finding import Finding
 from shardyard.launchers.base import Launcher, SideJob
 from shardyard.launchers.ledger import Ledger
-from shardyard.planner.workload import optimizer_bytes
 from shardyard.rundir.layout import RunDir, new_run_id
 
 _MARK = "-probe-"
@@ -26,13 +25,12 @@ def probe_on(request: Request, launcher: Launcher, terms: SideTerms) -> list[Fin
     """
     preview = request.preview()
     parent, name = Path(request.recipe.run.dir).expanduser().resolve(), str(preview.recipe.run.name)
-    shape, sight = request.shape, launcher.sees(request.recipe)
-    state_bytes = 4 + optimizer_bytes(request.recipe)  # weights in fp32, and the optimizer's state
+    sight = launcher.sees(request.recipe)
     side = SideJob(
         kind="probe",
         arguments={
             "shares_folder": launcher.capabilities.shares_folder,
-            "checkpoint_bytes": None if shape is None else shape.parameters * state_bytes,
+            "checkpoint_bytes": request.checkpoint_bytes,
             "mounts": [] if sight.sees_this_machine else list(sight.folders),
         },
     )

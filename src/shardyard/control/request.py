@@ -52,6 +52,7 @@ from shardyard.families.images.network import ImageNetwork
 from shardyard.families.shape import ModelShape
 from shardyard.hardware.machine import Machine
 from shardyard.launchers.secrets import loose_files, resolve_local
+from shardyard.planner.checkpoint_size import checkpoint_bytes
 from shardyard.planner.fitting import FittingOn
 from shardyard.talk import say, warn
 
@@ -221,6 +222,12 @@ class Request:
             RequestError: As ``known_shape``.
         """
         return self.network or self.known_shape
+
+    @property
+    def checkpoint_bytes(self) -> int | None:
+        """One checkpoint on disk; None: of a model that nobody can count without building it."""
+        model = self.network or self.shape
+        return None if model is None else checkpoint_bytes(self.recipe, model)
 
     @property
     def model_has_tokenizer(self) -> bool | None:

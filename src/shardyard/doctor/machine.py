@@ -21,6 +21,7 @@ from shardyard.config.compatibility import (
     installed_version,
     wheels_for_older,
 )
+from shardyard.config.schema import Checkpoint
 from shardyard.cores import processor_limit
 from shardyard.doctor.clock import clock_offset_s
 from shardyard.doctor.finding import Finding
@@ -51,7 +52,7 @@ def check_machine(
     devices_wanted: int | None = None,
     processes: int | None = None,
     checkpoint_bytes: int | None = None,
-    checkpoints: int = 1,
+    kept: Checkpoint | None = None,
     host_bytes: int | None = None,
     engines: tuple[Engine, ...] = ENGINES,
     look: Callable[[], Machine] = probe,
@@ -63,7 +64,7 @@ def check_machine(
         devices_wanted: Devices of one node that the recipe asks for.
         processes: Of one node, as the recipe asks for; None: one a device that is found.
         checkpoint_bytes: Size of one, as planned; None: not known.
-        checkpoints: How many are kept at a time.
+        kept: Checkpoints that are kept; None: as many as a recipe keeps that does not say.
         host_bytes: Host memory that the recipe's plan needs on a node; None: not known.
         engines: Packages that a recipe needs.
         look: What describes the devices.
@@ -100,7 +101,7 @@ def check_machine(
         *([] if (shared := shared_memory_bytes()) is None else [judge_shared_memory(shared)]),
         judge_open_files(files),
         *([judge_locked_memory(locked)] if has_rdma else []),
-        check_disk(run_dir, checkpoint_bytes=checkpoint_bytes, checkpoints=checkpoints),
+        check_disk(run_dir, kept or Checkpoint(), checkpoint_bytes=checkpoint_bytes),
         *check_locks(run_dir),
         check_address(socket.gethostname()),
         *check_interface(os.environ),

@@ -25,11 +25,11 @@ from shardyard.config.schema import Recipe
 from shardyard.config.sight import is_folder
 from shardyard.config.sources import is_name, is_remote
 from shardyard.doctor.finding import Finding
+from shardyard.doctor.storage import GIB, checkpoint_room, nearest_folder
 from shardyard.errors import ShardyardError
 from shardyard.file_faults import why_broken_link, why_no_content
 from shardyard.units import format_bytes
 
-_GIB = 2**30
 _NEVER_EMPTY = (".safetensors", ".json", ".parquet", ".gz", ".bz2", ".zst", ".h5", ".tar", ".tgz")
 """Suffixes of files that hold something."""
 _MOST_FILES = 1000
@@ -230,21 +230,18 @@ def _unwritable(setting: str, where: str, there: Path, error: OSError) -> Findin
 
 
 def _room(setting: str, runs: Path, recipe: Recipe, checkpoint_bytes: int | None) -> Finding:
-    there = next((at for at in (runs, *runs.parents) if at.is_dir()), Path("/"))
+    there = nearest_folder(runs)
     try:
-        state = os.statvfs(there)
+        room = checkpoint_room(there, recipe.checkpoint, checkpoint_bytes=checkpoint_bytes)
     except OSError as error:
         what = f"room on {there} is not known: {error.strerror}"
         return Finding(name="room", verdict="warning", what=what, mend="See that it is mounted.")
-    free = state.f_bavail * state.f_frsize
-    # one more than is kept: the old one goes once the new one is durable
-    count = recipe.checkpoint.keep_last + recipe.checkpoint.keep_best + 1
-    needed = count * (checkpoint_bytes or 0)
-    what = f"{there}: {format_bytes(free)} free"
-    if checkpoint_bytes is not None:
-        what += f", and {count} checkpoints of {format_bytes(checkpoint_bytes)} take "
-        what += format_bytes(needed)
-    if needed > free or free < _GIB:
+    if room is None:
+        return Finding(name="room", verdict="ok", what=f"{there} counts no room")
+    what = f"{there}: {format_bytes(room.free_bytes)} free"
+    if room.words:
+        what += f", and {room.words}"
+    if room.is_short or room.free_bytes < GIB:
         return Finding(
             name="room", verdict="problem", what=what,
             mend=f"Free some, choose another place with {setting}, or lower checkpoint.keep_last.",

@@ -3,9 +3,10 @@
 import os
 import tempfile
 import time
-from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
+from shardyard.config.schema import Checkpoint
 from shardyard.doctor.finding import Finding
 from shardyard.errors import StorageError
 from shardyard.locks import missing_locks
@@ -29,23 +30,96 @@ def free_bytes_of(folder: Path) -> int:
     return state.f_bavail * state.f_frsize
 
 
-def refuse_little_room(run_dir: Path, *, checkpoint_bytes: float) -> None:
-    """Raise if not even one checkpoint fits: all of the training would be lost.
+@dataclass(frozen=True, kw_only=True)
+class CheckpointRoom:
+    """Room for the checkpoints of a run in the folder where they will be."""
+
+    free_bytes: int
+    checkpoint_bytes: int | None
+    """Of one; None: not known."""
+    kept: int
+    """Checkpoints that the run keeps."""
+    written: int = 0
+    """Of these, the ones that are there already."""
+
+    @property
+    def count(self) -> int:
+        """Most at a time: the oldest goes once the new one is durable."""
+        return self.kept + 1
+
+    @property
+    def needed_bytes(self) -> int:
+        """More that they will take."""
+        return max(1, self.count - self.written) * (self.checkpoint_bytes or 0)
+
+    @property
+    def has_none(self) -> bool:
+        """Whether not even the next one fits."""
+        return self.free_bytes < (self.checkpoint_bytes or 0)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the run comes to a checkpoint that does not fit."""
+        return self.free_bytes < self.needed_bytes
+
+    @property
+    def words(self) -> str:
+        """What they take; empty: not known."""
+        if not self.checkpoint_bytes:
+            return ""
+        more = f" ({self.written} of them written)" if self.written else ""
+        return (
+            f"{self.count} checkpoints of {format_bytes(self.checkpoint_bytes)}{more} take "
+            f"{format_bytes(self.needed_bytes)}"
+        )
+
+
+def checkpoint_room(
+    folder: Path, kept: Checkpoint, *, checkpoint_bytes: int | None, written: int = 0
+) -> CheckpointRoom | None:
+    """Compare the room of a folder with what a run keeps there.
+
+    Returns:
+        None: the file system counts no blocks, as /proc.
 
     Raises:
-        StorageError: It does not.
+        OSError: The file system does not answer.
     """
-    folder = nearest_folder(run_dir)
-    with suppress(OSError):
-        if not os.statvfs(folder).f_blocks:
-            return  # as /proc, which keeps no files and whose room is no number
-        free = free_bytes_of(folder)
-        if free < checkpoint_bytes:
-            raise StorageError(
-                f"{folder} has {format_bytes(free)} free, and one checkpoint takes "
-                f"{format_bytes(checkpoint_bytes)}. Free some room, or choose another place with "
-                "run.dir=FOLDER."
-            )
+    there = nearest_folder(folder)
+    if not os.statvfs(there).f_blocks:
+        return None
+    return CheckpointRoom(
+        free_bytes=free_bytes_of(there),
+        checkpoint_bytes=checkpoint_bytes,
+        kept=kept.keep_last + kept.keep_best,
+        written=written,
+    )
+
+
+def check_room(
+    run_dir: Path, kept: Checkpoint, *, checkpoint_bytes: int, written: int
+) -> str | None:
+    """Warn where the checkpoints that a run keeps do not fit; None: they fit.
+
+    Raises:
+        StorageError: Not even one fits: all of the training would be lost.
+    """
+    try:
+        room = checkpoint_room(run_dir, kept, checkpoint_bytes=checkpoint_bytes, written=written)
+    except OSError:
+        return None  # whoever writes there says so
+    if room is None or not room.is_short:
+        return None
+    free = f"{nearest_folder(run_dir)} has {format_bytes(room.free_bytes)} free"
+    if room.has_none:
+        raise StorageError(
+            f"{free}, and one checkpoint takes {format_bytes(checkpoint_bytes)}. Free some room, "
+            "or choose another place with run.dir=FOLDER."
+        )
+    return (
+        f"{free}, and {room.words}. Free some room, choose another place with run.dir=FOLDER, or "
+        "lower checkpoint.keep_last."
+    )
 
 
 def lock_warning(folder: Path) -> str | None:
@@ -74,7 +148,7 @@ def check_locks(run_dir: Path) -> list[Finding]:
     ]
 
 
-def check_disk(run_dir: Path, *, checkpoint_bytes: int | None, checkpoints: int) -> Finding:
+def check_disk(run_dir: Path, kept: Checkpoint, *, checkpoint_bytes: int | None = None) -> Finding:
     """Room and measured speed of the place where runs will be."""
     folder = nearest_folder(run_dir)
     try:
@@ -85,34 +159,26 @@ def check_disk(run_dir: Path, *, checkpoint_bytes: int | None, checkpoints: int)
             what=f"{folder} cannot be written: {error.strerror}",
             mend="Make it yours, or choose another with run.dir.",
         )  # fmt: skip
-    return judge_disk(
-        folder, free_bytes=free_bytes_of(folder), bytes_per_s=speed,
-        checkpoint_bytes=checkpoint_bytes, checkpoints=checkpoints,
-    )  # fmt: skip
+    room = checkpoint_room(folder, kept, checkpoint_bytes=checkpoint_bytes)
+    if room is None:
+        return Finding(name="run folder", verdict="ok", what=f"{folder} can be written")
+    return judge_disk(folder, room, bytes_per_s=speed)
 
 
-def judge_disk(
-    folder: Path,
-    *,
-    free_bytes: int,
-    bytes_per_s: float,
-    checkpoint_bytes: int | None,
-    checkpoints: int,
-) -> Finding:
+def judge_disk(folder: Path, room: CheckpointRoom, *, bytes_per_s: float) -> Finding:
     """Whether the checkpoints fit, and can be written in reasonable time."""
-    what = f"{folder}: {format_bytes(free_bytes)} free, writes {format_bytes(bytes_per_s)}/s"
-    # one more than is kept: the old one goes once the new one is durable
-    needed = (checkpoints + 1) * (checkpoint_bytes or 0)
-    if needed > free_bytes or free_bytes < GIB:
-        wanted = f", but {checkpoints} + 1 checkpoints take {format_bytes(needed)}" * bool(needed)
+    what = f"{folder}: {format_bytes(room.free_bytes)} free, writes {format_bytes(bytes_per_s)}/s"
+    if room.is_short or room.free_bytes < GIB:
         return Finding(
-            name="run folder", verdict="problem", what=what + wanted,
+            name="run folder", verdict="problem",
+            what=what + (f", but {room.words}" if room.words else ""),
             mend="Free some, choose another place with run.dir, or lower checkpoint.keep_last.",
         )  # fmt: skip
-    if checkpoint_bytes is None:
+    if not room.checkpoint_bytes:
         return Finding(name="run folder", verdict="ok", what=what)
-    seconds = checkpoint_bytes / bytes_per_s
-    what += f"; a checkpoint of {format_bytes(checkpoint_bytes)} takes {format_seconds(seconds)}"
+    seconds = room.checkpoint_bytes / bytes_per_s
+    size = format_bytes(room.checkpoint_bytes)
+    what += f"; a checkpoint of {size} takes {format_seconds(seconds)}"
     if seconds > 600:
         return Finding(
             name="run folder", verdict="warning", what=what,

@@ -5,7 +5,7 @@ Pure and quick. Training prints its line, writes it to plan.json and reads ``flo
 """
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from shardyard.config.batch import steps_on
 from shardyard.config.layout import Layout
@@ -19,6 +19,7 @@ from shardyard.hardware.catalogue import accelerator_named
 from shardyard.hardware.cluster import Cluster, default_cluster
 from shardyard.hardware.machine import Machine
 from shardyard.planner.calibration import Calibration
+from shardyard.planner.checkpoint_size import checkpoint_bytes
 from shardyard.planner.effective_time import NoProgressError
 from shardyard.planner.failures import FailureOutlook, failure_plan
 from shardyard.planner.images.decoding import Decoding, decoding_of
@@ -55,7 +56,6 @@ from shardyard.planner.throughput import (
     speed_of,
     sum_known,
 )
-from shardyard.planner.workload import optimizer_bytes
 from shardyard.units import format_bytes, format_count, format_seconds, format_usd
 
 
@@ -341,14 +341,15 @@ def plan_recipe(
         devices_per_node=devices_per_node, nodes=nodes,
     )  # fmt: skip
     rate = None if timed is None else timed.tokens_per_s
-    counts = _counts(recipe, workload)
+    trained, frozen = parameters_of(workload)
+    saved = checkpoint_bytes(recipe, shape)
     outlook, why_no_outlook, advances = _failures(
-        recipe, timed, nodes=nodes, steps=steps, nbytes=counts.checkpoint_bytes
+        recipe, timed, nodes=nodes, steps=steps, nbytes=saved
     )
     return Plan(
         model=recipe.model.preset or recipe.model.path or recipe.model.hub or "model",
-        parameters=counts.trained + counts.frozen,
-        frozen_parameters=counts.frozen,
+        parameters=trained + frozen,
+        frozen_parameters=frozen,
         layout=layout,
         nodes=nodes,
         device=on.name,
@@ -373,7 +374,7 @@ def plan_recipe(
         speed=speed_of(rate, why_not, on.accelerator, workload.formats.compute, calibration),
         time=timed.terms if timed else (),
         price=price_of(on.cluster),
-        checkpoint_bytes=counts.checkpoint_bytes,
+        checkpoint_bytes=saved,
         communication=traffic_of(workload),
         failures=outlook,
         failures_reason=why_no_outlook,
@@ -402,22 +403,6 @@ def _needed(workload: Work, *, is_cpu: bool) -> Memory:
     if not is_cpu:
         return needed
     return on_cpu(needed, snapshots=techniques.snapshots, parks=techniques.parks)
-
-
-class _Counts(NamedTuple):
-    """Of a model's parameters."""
-
-    trained: int
-    frozen: int
-    checkpoint_bytes: int
-
-
-def _counts(recipe: Recipe, workload: Work) -> _Counts:
-    trained, frozen = parameters_of(workload)
-    saved: float = trained * (4 + optimizer_bytes(recipe))
-    if recipe.model.lora.rank is None:  # the base of adapters is in no checkpoint
-        saved += frozen * workload.formats.compute_bytes
-    return _Counts(trained, frozen, round(saved))
 
 
 def _verdict(
