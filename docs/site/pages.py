@@ -60,7 +60,13 @@ _PLACES = {
         "docs/exporters.md",
     ),
     "Errors": ("docs/errors.md",),
-    "Python": ("docs/python.md", PYTHON_API, "docs/library.md", "docs/own-module.md"),
+    "Python": (
+        "docs/python.md",
+        PYTHON_API,
+        "docs/library.md",
+        "docs/from-ddp.md",
+        "docs/own-module.md",
+    ),
     "Versions": ("docs/compatibility.md", "CHANGELOG.md"),
     "Measured": (
         "docs/benchmarks.md",
