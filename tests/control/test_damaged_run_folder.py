@@ -3,6 +3,7 @@
 The reference is the launcher: it has one job that runs, whatever the folder holds.
 """
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -129,6 +130,7 @@ def test_verbs_that_read_a_run_end_with_an_answer_or_an_error_whatever_file_is_d
         assert fake.created == there, file
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("damage", ["torn", "NULs", "NULs-at-the-end", "empty"])
 def test_top_and_scale_name_a_job_that_a_damaged_ledger_hides(
     damage: str, tmp_path: Path, fake: FakeLauncher, capsys: Captured
@@ -140,3 +142,19 @@ def test_top_and_scale_name_a_job_that_a_damaged_ledger_hides(
         said = "".join(capsys.readouterr())
         is_shown = "may run: fake service" in said or "(perhaps) what line" in said
         assert is_shown or (code != 0 and str(ledger) in said), (verb, code, said)
+
+
+@pytest.mark.heavy
+def test_no_verb_waits_for_a_process_to_write_to_a_pipe_in_a_run_s_folder(
+    tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    def pipe(file: Path) -> None:
+        file.unlink()
+        os.mkfifo(file)
+
+    for file in damaged(tmp_path / "runs" / "first", pipe):
+        for verb in ("runs", "top first", "scale first 3 --dry-run", "teardown first --dry-run"):
+            code = shardyard(fake, *verb.split(), *runs_dir(tmp_path))
+            said = "".join(capsys.readouterr())
+            assert code in EXIT_CODES and "bug of shardyard" not in said, (file, verb, said)
+    assert fake.created

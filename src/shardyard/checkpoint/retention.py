@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardyard.errors import StorageError
-from shardyard.files import flush_folder, write_text
+from shardyard.files import flush_folder, read_plain, write_text
 from shardyard.rundir.layout import REPLACED, RunDir, step_of_name
 
 SET_ASIDE = ".damaged"
@@ -21,6 +21,7 @@ SET_ASIDE = ".damaged"
 
 
 _SHOWN_BYTES = 40
+_MOST_POINTER_BYTES = 4096
 
 
 def step_name(step: int) -> str:
@@ -41,8 +42,9 @@ def complete_steps(checkpoints_dir: Path, ending: str = "") -> list[int]:
 def read_pointer(checkpoints_dir: Path, name: str) -> int | None:
     """Step that ``latest`` or ``best`` names; None if it cannot be read or names nothing."""
     try:
-        target = (checkpoints_dir / name).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError):
+        pointer = checkpoints_dir / name
+        target = read_plain(pointer, limit_bytes=_MOST_POINTER_BYTES).decode().strip()
+    except (OSError, StorageError, UnicodeDecodeError):
         return None
     by_name = {step_name(step): step for step in complete_steps(checkpoints_dir)}
     return by_name.get(target)
@@ -94,9 +96,11 @@ def pointer_problem(checkpoints_dir: Path, name: str) -> str | None:
     if not pointer.exists() or read_pointer(checkpoints_dir, name) is not None:
         return None
     try:
-        held = pointer.read_bytes()[:_SHOWN_BYTES]
+        held = read_plain(pointer, limit_bytes=_MOST_POINTER_BYTES)[:_SHOWN_BYTES]
     except OSError as error:
         return f"{name} cannot be read: {error.strerror}"
+    except StorageError as error:
+        return f"{error}".removeprefix(f"{pointer.parent}/").removesuffix(".")
     return f"{name} names no checkpoint that is there: {_shown(held)}"
 
 

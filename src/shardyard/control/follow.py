@@ -6,6 +6,7 @@ nothing and works for a run that was started elsewhere.
 """
 
 import math
+import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, Protocol
 from shardyard.config.resolved import Resolved
 from shardyard.config.tasks import BITS_PER_BYTE, unit_of
 from shardyard.exporters.service import WORDS
-from shardyard.files import parse_json
+from shardyard.files import open_plain, parse_json
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import read_resolved
 from shardyard.talk import say
@@ -93,7 +94,7 @@ class Tail:
         try:
             if self._path.stat().st_size <= self._offset:
                 return []
-            with self._path.open("rb") as file:
+            with os.fdopen(open_plain(self._path), "rb") as file:
                 file.seek(self._offset)
                 data = file.read()
         except FileNotFoundError:

@@ -19,6 +19,7 @@ from shardyard.errors import (
     ShardyardError,
     StorageError,
 )
+from shardyard.files import MOST_JSON_BYTES, read_plain
 from shardyard.launchers.base import JobState, JobStatus, Launcher, Submission
 from shardyard.launchers.ledger import BENCH_DETAIL, SIDE_DETAIL, Entry, Ledger
 from shardyard.launchers.marked import NONCE_DETAIL, parse, rebuild
@@ -343,9 +344,11 @@ def _sound(recipe: Path) -> Path:
 
 def _damage(recipe: Path) -> str | None:
     try:
-        text = recipe.read_bytes()
-    except OSError as error:
+        text = read_plain(recipe, limit_bytes=MOST_JSON_BYTES)
+    except FileNotFoundError as error:
         return f"cannot be read ({error.strerror})"
+    except StorageError as error:
+        return str(error).removeprefix(f"{recipe} ").removesuffix(".")
     return "is empty" if not text.strip() else "holds NUL bytes" if b"\0" in text else None
 
 

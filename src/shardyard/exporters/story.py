@@ -3,6 +3,7 @@
 All of it follows from the files alone, to the bit: whoever sends a line again sends the same.
 """
 
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED, ShardyardError
 from shardyard.exporters.service import End, Facts, Outcome, Row
-from shardyard.files import parse_json, read_json_object
+from shardyard.files import open_plain, parse_json, read_json_object
 from shardyard.report.run import read_run
 from shardyard.report.summary import Summary, summarize
 from shardyard.rundir.curves import axes_of, scalars_of
@@ -121,7 +122,7 @@ class Lines:
     @property
     def count(self) -> int:
         """Lines that the file has now."""
-        with suppress(FileNotFoundError), self._file.path.open("rb") as file:
+        with suppress(FileNotFoundError), os.fdopen(open_plain(self._file.path), "rb") as file:
             return sum(1 for _ in file)
         return 0
 
@@ -182,7 +183,7 @@ class _Numbered:
         """Whole new lines; one still being written waits, a torn one counts and is left out."""
         found: list[tuple[int, dict[str, Any]]] = []
         try:
-            file = self.path.open("rb")
+            file = os.fdopen(open_plain(self.path), "rb")
         except FileNotFoundError:
             return []
         with file:

@@ -8,8 +8,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardyard.errors import RequestError
-from shardyard.files import read_json
+from shardyard.errors import RequestError, StorageError
+from shardyard.files import read_json, read_plain
 
 VERSION = 1
 """Version of the run directory contract, written into every manifest."""
@@ -18,6 +18,8 @@ RUNS_DIR = "runs"
 """Where runs are unless run.dir or --runs-dir says otherwise."""
 
 _OF_A_RUN = ("ledger.jsonl", "submissions", "events.jsonl", "attempts")
+_MOST_POINTER_BYTES = 4096
+"""Of ``latest`` and ``best``, which hold a name."""
 _STEP = re.compile(r"step-(\d{8})", re.ASCII)
 
 
@@ -201,8 +203,8 @@ class RunDir:
     def latest_checkpoint(self) -> Path | None:
         """The folder that ``latest`` names; None where it names none that is there."""
         try:
-            name = self.latest.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError):
+            name = read_plain(self.latest, limit_bytes=_MOST_POINTER_BYTES).decode().strip()
+        except (OSError, StorageError, UnicodeDecodeError):
             return None
         folder = self.checkpoints / name
         return folder if step_of_name(name) is not None and folder.is_dir() else None

@@ -5,12 +5,14 @@ one value a device or rank, so that a day of eight devices every five seconds is
 device did not tell is null, never 0. Counters are written as they stand; rates are made on reading.
 """
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from shardyard.files import parse_json
+from shardyard.errors import StorageError
+from shardyard.files import open_plain, parse_json
 from shardyard.rundir.layout import RunDir
 
 
@@ -134,8 +136,8 @@ def read_telemetry(path: Path, *, begin_byte: int = 0) -> Iterator[Sample]:
     """
     head: Head | None = None
     try:
-        file = path.open("rb")
-    except FileNotFoundError:
+        file = os.fdopen(open_plain(path), "rb")
+    except (FileNotFoundError, StorageError):
         return
     with file:
         file.seek(begin_byte)
@@ -152,7 +154,7 @@ def read_telemetry(path: Path, *, begin_byte: int = 0) -> Iterator[Sample]:
 def read_thinned(path: Path, *, most: int) -> list[Sample]:
     """So many lines of a node at most, evenly spread over its file, however long that is."""
     try:
-        size = path.stat().st_size
+        size = path.stat().st_size if path.is_file() else 0
     except OSError:
         return []
     if size <= most * _LINE_BYTES:
@@ -177,13 +179,13 @@ def read_thinned(path: Path, *, most: int) -> list[Sample]:
 def newest_sample(path: Path) -> Sample | None:
     """The last line of a node, read without those before it."""
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_plain(path), "rb") as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - _TAIL_BYTES))
             tail = file.read()
             file.seek(0)
             first = file.read(_TAIL_BYTES)
-    except OSError:
+    except (OSError, StorageError):
         return None
     heads = [content for line in (first + b"\n" + tail).splitlines() if (content := _object(line))]
     head = next((_head(each) for each in reversed(heads) if "names" in each), None)
