@@ -1,6 +1,7 @@
 """Requests of pods against the recorded description of the cluster."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from shardyard.cluster.description import Description
 from shardyard.control.described_cluster import against_description, against_side_jobs
+from shardyard.launchers.base import SideJob
 from tests.launchers.kubernetes.requests import request_for
 
 ARN = "launch.kubernetes.context=arn:aws:eks:us-east-1:123456789012:cluster/trainers"
@@ -56,12 +58,25 @@ def test_what_the_described_nodes_can_hold_is_taken(tmp_path: Path) -> None:
 
 def test_a_side_job_beyond_every_described_node_is_named(tmp_path: Path) -> None:
     """c5.2xlarge has 16,384 MiB in all, and is the only type where no training's nodes stand."""
-    clusters = recorded(tmp_path, instance="g5.xlarge")
+    clusters = recorded(tmp_path, instance="g5.xlarge")  # 16 GiB, too
     big = request_for(ARN, "cluster.instance=g5.xlarge", "launch.side.memory_gib=16")
     (why,) = against_side_jobs(big, clusters)
     assert "requests 16,384 MiB of c5.2xlarge, which has 16,384 and keeps some" in why
     assert "launch.side.memory_gib=8 launch.side.cpus=2" in why
+    side = replace(big, side=SideJob(kind="prepare", arguments={}))
+    assert against_description(side, clusters) == [why]
     assert against_side_jobs(request_for(ARN, "cluster.instance=g5.xlarge"), clusters) == []
+
+
+@pytest.mark.parametrize(("count", "warnings"), [(0, 1), (2, 0)])
+def test_nodes_with_accelerators_hold_a_side_job_only_where_some_are_there(
+    tmp_path: Path, count: int, warnings: int
+) -> None:
+    clusters = recorded(tmp_path, count=count)
+    big = request_for(ARN, "cluster.instance=p4d.24xlarge", "launch.side.memory_gib=16")
+    assert len(against_side_jobs(big, clusters)) == warnings
+    side = replace(big, side=SideJob(kind="prepare", arguments={}))
+    assert against_description(side, clusters) == []  # one may have been added since
 
 
 def test_cores_are_compared_too(tmp_path: Path) -> None:

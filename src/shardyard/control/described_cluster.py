@@ -48,9 +48,15 @@ def against_description(request: LaunchRequest, clusters: Path = CLUSTERS) -> li
 
 
 def against_side_jobs(request: LaunchRequest, clusters: Path = CLUSTERS) -> list[str]:
-    """The same of the side jobs that a training's recipe leads to, such as `prepare`."""
-    side = SideJob(kind="prepare", arguments={})
-    return against_description(replace(request, side=side), clusters)
+    """The same of the side jobs that a training's recipe leads to, such as `prepare`.
+
+    Before the training only the cluster's nodes without accelerators need to be there.
+    """
+    side = replace(request, side=SideJob(kind="prepare", arguments={}))
+    found = _description(side, clusters)
+    if found is None:
+        return []
+    return [f"{found[0]}: {why}" for why in _of_side_job(side, found[1], before_training=True)]
 
 
 def _description(request: LaunchRequest, clusters: Path) -> tuple[Path, Description] | None:
@@ -72,13 +78,14 @@ def _of_training(request: LaunchRequest, given: Description) -> Iterator[str]:
             f"the cluster has nodes of {kind}, none of {wanted}, so no pod would start. Set "
             f"cluster.instance={kind}, or make a cluster with nodes.instance={wanted}"
         )
-        return
     most = given.nodes.max or LARGEST_GROUP
     if wanted is not None and request.nodes > most:
         yield (
             f"the cluster has at most {most} nodes of {kind}, and {request.nodes} are requested. "
             f"Set cluster.nodes={most}, or make it with nodes.max={request.nodes}"
         )
+    if wanted not in (None, kind):
+        return  # what a pod requests follows the other type
     demand = demand_of(request)
     if demand.has_efa and not given.has_efa:
         yield (
@@ -94,12 +101,16 @@ def _of_training(request: LaunchRequest, given: Description) -> Iterator[str]:
         )
 
 
-def _of_side_job(request: LaunchRequest, given: Description) -> Iterator[str]:
+def _of_side_job(
+    request: LaunchRequest, given: Description, *, before_training: bool = False
+) -> Iterator[str]:
     is_elsewhere = isinstance(given, AdoptedCluster)  # it has nodes that are not described
     if is_elsewhere or request.recipe.launch.kubernetes.side_node_selector:
         return
     requests = demand_of(request).requests()
-    kinds = [given.system.instance, *([given.nodes.instance] if given.nodes.instance else [])]
+    kinds: list[str] = [given.system.instance]
+    if given.nodes.instance is not None and not (before_training and given.nodes.count == 0):
+        kinds.append(given.nodes.instance)
     lacking = [_lacking(requests, kind) for kind in kinds]
     if all(lacking):
         yield (
