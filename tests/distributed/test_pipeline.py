@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from shardyard.parallel import apply
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_evaluations, read_lines, read_steps
 from shardyard.train.hooks import Hooks
@@ -130,6 +131,13 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {
 }
 
 
+def _train_all_without_copies(run_dirs: list[RunDir]) -> None:
+    """One process holds copies in bf16, whose gradients are rounded at other places."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(apply, "can_hold_copies", lambda *_, **__: False)
+        _train_all(run_dirs)
+
+
 @pytest.mark.system
 @pytest.mark.slow
 def test_recompute_and_formats_work_in_stages_as_in_a_whole_model(
@@ -143,7 +151,7 @@ def test_recompute_and_formats_work_in_stages_as_in_a_whole_model(
 
     whole = {name: run(name, 1, {}) for name in VARIANTS}
     cut = {name: run(name, 2, parallel) for name, (parallel, _) in VARIANTS.items()}
-    run_on_ranks(_train_all, 1, list(whole.values()), timeout_s=600)
+    run_on_ranks(_train_all_without_copies, 1, list(whole.values()), timeout_s=600)
     run_on_ranks(_train_all, 2, list(cut.values()), timeout_s=600)
     for name in VARIANTS:
         for found, expected in zip(_steps(cut[name]), _steps(whole[name]), strict=True):

@@ -30,9 +30,10 @@ from shardyard.library.model_group import JoinedBatch, ModelGroup
 from shardyard.models.attention import NAME
 from shardyard.models.build import put_ours
 from shardyard.models.forward import ForwardPass
-from shardyard.models.loss_scale import LossScale
 from shardyard.parallel import apply
+from shardyard.parallel.data import reshard
 from shardyard.parallel.mesh import Mesh
+from shardyard.parallel.model import ParallelModel
 from shardyard.tasks.token_losses import LanguageModel
 
 _IGNORED_ARGUMENTS = ("use_cache", "return_dict", "cache_position")
@@ -55,22 +56,21 @@ def shard_known_script(
     assert isinstance(model, PreTrainedModel)
     recompute = any(getattr(each, "gradient_checkpointing", False) for each in model.modules())
     recipe = _recipe(mesh, shape, recompute="full" if recompute else "none")
-    if recompute:
-        model.gradient_checkpointing_disable()  # ours takes its place
+    if recompute:  # ours takes its place
+        disable = getattr(model, "activation_checkpointing_disable", None)  # transformers 5.23
+        (disable or model.gradient_checkpointing_disable)()
     before = dict(model.named_parameters())
     model.set_attn_implementation(NAME)
     put_ours(model, shape)
     family = family_of(shape.model_type)
     names = _names_now(before, model, family)
     parts = apply.parallelize(model, mesh, recipe=recipe, shape=shape, family=family)
-    computation = LanguageModel(parts, mesh, device=device)
-    script = ScriptModel(computation, mesh, recipe=recipe, shape=shape, device=device)
-    script.scale = parts.token_losses.scale
-    passes: list[Any] = [stage.forward for stage in parts.roots]
-    script.forward_passes = passes
+    script = ScriptModel(parts, mesh, recipe=recipe, shape=shape, device=device)
     model.forward = script
-    if hasattr(model, "generate") and parts.pipeline is None:
-        model.generate = partial(_generate, model.generate)
+    if parts.pipeline is None:
+        model.register_forward_hook(apply.reshard_without_gradients)
+        if hasattr(model, "generate"):
+            model.generate = partial(_generate, model.generate)
     return script, names
 
 
@@ -178,15 +178,14 @@ class LossOutput(ModelOutput):  # type: ignore[misc]
 class ScriptModel:
     """A model's forward method: called by the script as transformers' own."""
 
-    forward_passes: Sequence[ForwardPass]
-    """Of the model, or of this rank's stages of it."""
-    scale: LossScale
-
     def __init__(
-        self, computation: LanguageModel, mesh: Mesh, *, recipe: Recipe, shape: ModelShape,
+        self, parts: ParallelModel, mesh: Mesh, *, recipe: Recipe, shape: ModelShape,
         device: torch.device,
     ) -> None:  # fmt: skip
-        self._computation = computation
+        passes: list[Any] = [stage.forward for stage in parts.roots]
+        self._forward_passes: list[ForwardPass] = passes
+        self._scale = parts.token_losses.scale
+        self._computation = LanguageModel(parts, mesh, device=device)
         self._mesh = mesh
         self._recipe = recipe
         self._shape = shape
@@ -231,7 +230,7 @@ class ScriptModel:
             return self._evaluated(batch)
         joined = self._group.join(batch, device=self._device)
         micro_batch = self._micro_batch(joined)
-        logits_Blv: Tensor = self.forward_passes[0](*self._computation.inputs(micro_batch))
+        logits_Blv: Tensor = self._forward_passes[0](*self._computation.inputs(micro_batch))
         if labels is None:
             return CausalOutput(logits=self._own(logits_Blv, joined, logits_to_keep))
         loss_sum = self._computation.losses(logits_Blv, self._computation.targets(micro_batch))
@@ -252,6 +251,7 @@ class ScriptModel:
             )
         micro_batch = self._micro_batch(self._group.join(batch, device=self._device))
         loss_sum = self._computation.loss_sum(micro_batch)
+        reshard(self._computation.roots)
         return LossOutput(loss=self._group.mean_loss(loss_sum, _divisor(micro_batch)))
 
     def through_pipeline(
@@ -277,7 +277,7 @@ class ScriptModel:
         self._of_schedule = form
         micro_batch = self._micro_batch(joined)
         divisor = _divisor(micro_batch).clamp(min=1)
-        self.scale.factor = (1.0 / (divisor * layout.data_ranks)).float()
+        self._scale.factor = (1.0 / (divisor * layout.data_ranks)).float()
         earlier = {name: params[name].grad for name in self.held_twice if name in params}
         for name in earlier:  # both ends add up what is there after the passes
             params[name].grad = None
@@ -347,7 +347,7 @@ class ScriptModel:
         )
         recipe = self._recipe.model_copy(update={"data": data})
         self._computation.tokens_l = apply.set_sample_form(
-            self.forward_passes, self._mesh, recipe=recipe, shape=self._shape
+            self._forward_passes, self._mesh, recipe=recipe, shape=self._shape
         )
 
 

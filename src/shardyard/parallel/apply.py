@@ -227,11 +227,11 @@ def shard_script(
     remedy = REMEDY.format("SHARDYARD_PARALLEL=zero=2")
     if (uneven := handle_uneven_gradients(model, mesh, blocks, remedy=remedy)) is not None:
         uneven.end_each_backward()
-    model.register_forward_hook(_let_go)
+    model.register_forward_hook(reshard_without_gradients)
 
 
-def _let_go(model: nn.Module, _args: Any, _output: Any) -> None:
-    """Without a backward pass nobody else would: the script would see other parameters."""
+def reshard_without_gradients(model: nn.Module, _args: Any, _output: Any) -> None:
+    """After a forward pass that no backward pass follows: the script would see other parameters."""
     if not torch.is_grad_enabled():
         reshard([model])
 
