@@ -16,6 +16,8 @@ pytest_plugins = ("tests.selection", "tests.accounts")
 # A shell without job control starts its background commands with SIGINT ignored, and children
 # inherit that: then Ctrl-C, which many tests send, would reach nobody.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# nohup does the same with SIGHUP, which says that a terminal was closed.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_finish() -> None:

@@ -53,6 +53,10 @@ def open_plain(path: Path) -> int:
     return descriptor
 
 
+_BEYOND_SIZE_BYTES = 2**16
+"""Read beyond the size of a file, which may grow, or be one of /proc, which shows none."""
+
+
 def read_plain(path: Path, *, limit_bytes: int | None = None) -> bytes:
     """The content of a plain file.
 
@@ -71,7 +75,9 @@ def read_plain(path: Path, *, limit_bytes: int | None = None) -> bytes:
                     f"{path} has {size:,} bytes, more than the {limit_bytes:,} that are read of "
                     "such a file."
                 )
-            return file.read(-1 if limit_bytes is None else limit_bytes)
+            # a read takes as much memory beforehand as it is allowed to return
+            most = size + _BEYOND_SIZE_BYTES
+            return file.read(-1 if limit_bytes is None else min(most, limit_bytes))
         except OSError as error:
             raise StorageError(f"{path} cannot be read: {error.strerror}.") from error
 

@@ -113,10 +113,13 @@ def test_a_verb_whose_terminal_closes_ends_as_by_ctrl_c(tmp_path: Path, work: st
     command = [sys.executable, "-c", source]
     with subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True) as verb:
         assert verb.stderr is not None and verb.stderr.readline() == b"begun\n"
-        wait_until(lambda: work != _PREPARES or bool(_children(verb.pid)))
-        children = _children(verb.pid)
-        verb.send_signal(signal.SIGHUP)
-        assert verb.wait(60) == EXIT_INTERRUPTED
+        try:
+            wait_until(lambda: work != _PREPARES or bool(_children(verb.pid)))
+            children = _children(verb.pid)
+            verb.send_signal(signal.SIGHUP)
+            assert verb.wait(60) == EXIT_INTERRUPTED
+        finally:
+            verb.kill()
     assert told.read_text() == "cleaned up" and bool(children) == (work == _PREPARES)
     assert not any(Path(f"/proc/{child}").exists() for child in children)
 

@@ -15,7 +15,9 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     RendezvousTimeout,
 )
 
-from shardyard.elastic.rendezvous import Rendezvous
+from shardyard.elastic.meeting_wait import MeetingWait
+from shardyard.elastic.rendezvous import Meeting, Rendezvous
+from shardyard.elastic.seal import Seal
 from shardyard.elastic.signs_of_life import OwnClock
 from shardyard.torch_private import LONG_AGO
 
@@ -53,6 +55,13 @@ def _moved(data: bytes, by: timedelta) -> bytes:
     return pickle.dumps(state)
 
 
+def _meeting() -> Meeting:
+    return Meeting(
+        id="m", seal=Seal(b"s" * 32), min_nodes=2, max_nodes=3, endpoint=None, node_rank=0,
+        keep_alive_s=6, restart_timeout_s=60.0, wait=MeetingWait(0),
+    )  # fmt: skip
+
+
 @pytest.fixture
 def skewed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Rendezvous, Skewed]]]:
     """Three nodes of which two are enough; clocks of two are an hour ahead and behind."""
@@ -66,6 +75,7 @@ def skewed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Rendezvous, S
             timeout=RendezvousTimeout(join=timedelta(seconds=60), last_call=LAST_CALL),
             keep_alive_interval=1, keep_alive_max_attempt=6,
         )  # fmt: skip
+        handler.meeting = _meeting()
         nodes.append((handler, clock))
     yield nodes
     for handler, _clock in nodes:
@@ -118,7 +128,7 @@ def test_nobody_waits_for_others_once_all_are_there_that_are_known_to_come(
             timeout=RendezvousTimeout(join=timedelta(seconds=60), last_call=HOUR),
             keep_alive_interval=1, keep_alive_max_attempt=6,
         )  # fmt: skip
-        node.own_clock = clock
+        node.own_clock, node.meeting = clock, _meeting()
         nodes.append(node)
     assert meet(*nodes) == [3, 3, 3]
     *left, gone = nodes

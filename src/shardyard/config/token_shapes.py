@@ -173,17 +173,20 @@ _UNMARKED: tuple[tuple[str, str, str], ...] = (
     *(("a webhook's address", mark, rest) for mark, rest in _WEBHOOKS),
 )  # fmt: skip
 
-SHAPES: tuple[tuple[str, str, re.Pattern[str]], ...] = tuple(
-    (kind, mark, re.compile(pattern, re.ASCII))
-    for kind, mark, pattern in (
-        *((kind, mark, (r"\b" if mark[0] != "." else "") + re.escape(mark) + rest)
-          for kind, mark, rest in _ROWS),
-        *_UNMARKED,
-    )
-)  # fmt: skip
-"""Kind, a mark without which nothing is searched for, pattern."""
+SHAPES: tuple[tuple[str, str, str], ...] = (
+    *(
+        (kind, mark, (r"\b" if mark[0] != "." else "") + re.escape(mark) + rest)
+        for kind, mark, rest in _ROWS
+    ),
+    *_UNMARKED,
+)
+"""Kind, a mark without which nothing is searched for, pattern: compiled when its mark is found, for
+each command's start would wait for all of them."""
 
 
 def find_token(text: str) -> str | None:
     """Kind of the first token or key in a text whose shape its issuer published, or None."""
-    return next((kind for kind, mark, shape in SHAPES if mark in text and shape.search(text)), None)
+    return next(
+        (kind for kind, mark, shape in SHAPES if mark in text and re.search(shape, text, re.ASCII)),
+        None,
+    )
