@@ -54,7 +54,7 @@ def open_plain(path: Path) -> int:
 
 
 _BEYOND_SIZE_BYTES = 2**16
-"""Read beyond the size of a file, which may grow, or be one of /proc, which shows none."""
+"""Allowance beyond the size of a file: it may grow, and files of /proc show no size."""
 
 
 def read_plain(path: Path, *, limit_bytes: int | None = None) -> bytes:

@@ -210,6 +210,14 @@ def used(name: str, words: str) -> dict[str, float]:
         found[f"logits, padding on the {'left' if left else 'right'}"] = float(
             (apart * batch["attention_mask"]).max()
         )
+    if name in ("llama", "gpt2"):  # two documents in a sample
+        packed = batch_of(2, rank)
+        packed["position_ids"] = (torch.arange(16) % 8).expand(2, -1)
+        halves = [{"input_ids": half} for half in packed["input_ids"].chunk(2, dim=1)]
+        with torch.no_grad():
+            here = model(**packed).logits
+            there = torch.cat([alone(**half).logits for half in halves], dim=1)
+        found["packed samples"] = float((here - there).abs().max())
     batch = batch_of(0, rank)
     labels = batch.pop("labels").flatten()
     for each in (model, alone):
@@ -331,7 +339,7 @@ def _with_router_loss() -> Any:
     [
         (_of_bf16, r"weights in torch.bfloat16.*Call model.float\(\)"),
         (_with_router_loss, r"output_router_logits=True.*Set it to False"),
-        (lambda: nn.Linear(2, 2), r"known families, and shardyard.parallelize\(\) for others"),
+        (lambda: nn.Linear(2, 2), r"and Linear is none.*shardyard.parallelize\(model, mesh"),
     ],
 )
 def test_a_model_that_no_axis_can_split_is_named_at_once(

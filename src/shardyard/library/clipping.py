@@ -21,10 +21,10 @@ _TORCHS: Any = torch.nn.utils.clip_grad_norm_
 _models: "WeakSet[nn.Module]" = WeakSet()
 
 
-def clip_by_torchs_name(model: nn.Module) -> None:
+def replace_clip_grad_norm(model: nn.Module) -> None:
     """Let ``torch.nn.utils.clip_grad_norm_`` take the norm over all ranks for this model.
 
-    It is replaced wherever a module has it by name: the script stays as it is.
+    The function is replaced in every module that has it by name, so that the script stays.
     """
     _models.add(model)
     for module in list(sys.modules.values()):

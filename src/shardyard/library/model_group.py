@@ -32,9 +32,9 @@ class JoinedBatch:
     fields: Mapping[str, Tensor]
     """(B, L) each, int64."""
     rows: int
-    """Of this rank."""
+    """Number of rows that this rank read."""
     tokens: int
-    """Of this rank's rows, as it read them."""
+    """Number of tokens in each of them, before padding."""
 
 
 class ModelGroup:

@@ -23,7 +23,7 @@ from shardyard.data.micro_batch import IGNORED, MicroBatch
 from shardyard.errors import RequestError
 from shardyard.families.family import Family
 from shardyard.families.file_tensors import file_tensors
-from shardyard.families.registry import family_of
+from shardyard.families.registry import FAMILIES, family_of, is_family
 from shardyard.families.shape import ModelShape
 from shardyard.library.known import known_shape, request
 from shardyard.library.model_group import JoinedBatch, ModelGroup
@@ -37,7 +37,7 @@ from shardyard.parallel.model import ParallelModel
 from shardyard.tasks.token_losses import LanguageModel
 
 _IGNORED_ARGUMENTS = ("use_cache", "return_dict", "cache_position")
-"""Of a forward call: none of them changes logits or loss."""
+"""Arguments of a forward call that change neither logits nor loss."""
 
 
 def shard_known_script(
@@ -75,9 +75,9 @@ def shard_known_script(
 
 
 def _generate(generate: Callable[..., Any], *args: Any, **given: Any) -> Any:
-    """transformers' own, whose ranks go on together until the last of them has its text.
+    """Call transformers' ``generate``; ranks go on until the last has its text.
 
-    Without a cache of keys and values, which a forward pass over split samples does not keep.
+    No keys and values are cached: a forward pass over split samples keeps none.
     """
     if given.get("use_cache"):
         raise RequestError(
@@ -95,20 +95,22 @@ def check_splittable(model: nn.Module) -> None:
         RequestError: It is of no known family, or asks for what only transformers computes.
     """
     name = type(model).__name__
-    try:
-        known_shape(model)
-    except RequestError as error:
+    model_type = getattr(getattr(model, "config", None), "model_type", None)
+    if not isinstance(model, PreTrainedModel) or not is_family(model_type):
         raise RequestError(
-            "wrap() has tp, cp, ep and pp for models of known families, and "
-            f"shardyard.parallelize() for others: {error}"
-        ) from error
+            f"wrap() splits transformers' models of known families by tp, cp, ep and pp "
+            f"({', '.join(FAMILIES)}), and {name} is none. Give degrees of the data axes alone "
+            "(SHARDYARD_PARALLEL=dp_shard=N), or split it by "
+            "shardyard.parallelize(model, mesh, blocks=..., plan=...)."
+        )
+    known_shape(model)
     other = next((p.dtype for p in model.parameters() if p.dtype != torch.float32), None)
     if other is not None:
         raise RequestError(
             f"this {name} has weights in {other}. Ranks that split a model keep them in fp32. Call "
             "model.float() before the optimizer is made."
         )
-    if getattr(getattr(model, "config", None), "output_router_logits", False):
+    if getattr(model.config, "output_router_logits", False):
         raise RequestError(
             f"the config of this {name} has output_router_logits=True: its loss would hold the "
             "routers' balance, which ranks that split experts do not add. Set it to False, or use "
@@ -117,13 +119,13 @@ def check_splittable(model: nn.Module) -> None:
 
 
 def _recipe(mesh: Mesh, shape: ModelShape, *, recompute: str) -> Recipe:
-    """Of samples as short as can be split: each batch says its own length."""
+    """Return the recipe of this mesh; its samples are the shortest that can be split."""
     options: dict[str, Any] = {"compute": "fp32", "recompute": recompute}
     return request(mesh, options, shape=shape, seq_len=_multiple(mesh))
 
 
 def _multiple(mesh: Mesh) -> int:
-    """What the tokens of a sample must divide into."""
+    """Return the number that must divide the tokens of a sample."""
     layout = mesh.layout
     return layout.tp * (2 * layout.cp if layout.cp > 1 else 1)
 
@@ -131,7 +133,7 @@ def _multiple(mesh: Mesh) -> int:
 def _names_now(
     before: Mapping[str, nn.Parameter], model: nn.Module, family: Family
 ) -> dict[str, tuple[str, ...]]:
-    """Where fused matrices and packed experts are apart now: name then -> names now."""
+    """Map names before to names now: fused matrices and packed experts are split."""
     now = dict(model.named_parameters())
     same = {param: name for name, param in now.items()}
     fused = file_tensors({name: param.shape for name, param in now.items()}, family)
@@ -149,7 +151,7 @@ def _names_now(
 
 @dataclass
 class CausalOutput(ModelOutput):  # type: ignore[misc]
-    """What the model returns; one without ``logits`` has computed the loss on parts of them."""
+    """Loss and logits, as transformers' models return them."""
 
     loss: Tensor | None = None
     logits: Tensor | None = None
@@ -211,7 +213,7 @@ class ScriptModel:
         logits_to_keep: int = 0,
         **others: Any,
     ) -> ModelOutput:
-        """As transformers' models. All ranks of a mesh call it together.
+        """Compute loss and logits as transformers' models do. All ranks call it together.
 
         Raises:
             RequestError: The call asks for what only transformers' own forward computes.

@@ -24,7 +24,8 @@ def export(model: nn.Module, folder: str | Path) -> None:
         folder: Written by rank 0.
 
     Raises:
-        RequestError: The model is none of transformers', or was not wrapped by ``wrap()``.
+        RequestError: The model is none of transformers', was not wrapped by ``wrap()``, or is cut
+            into stages by pp.
         StorageError: The folder could not be written. The same on every rank.
     """
     parts = sharded(model)

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from shardyard.config.schema import Recipe
 from shardyard.errors import RecipeError, RequestError
-from shardyard.library.clipping import clip_by_torchs_name
+from shardyard.library.clipping import replace_clip_grad_norm
 from shardyard.library.exact_mean import ExactMean
 from shardyard.library.fully_sharded import check_shardable, replace_class
 from shardyard.library.mesh import build_mesh, devices_per_node, local_device
@@ -84,6 +84,7 @@ def wrap(
     Degrees are those of ``SHARDYARD_PARALLEL`` ("dp_shard=8,zero=2"), or of a recipe's
     ``parallel``. Without either each rank holds the whole model if that fits, and else a share of
     its parameters; which of the two is logged. Every rank begins with the weights of rank 0.
+    tp, cp, ep and pp split transformers' models of known families; pp needs ``forward_backward``.
 
     Args:
         optimizer: One, or several in a list or tuple, made from the model's parameters; None:
@@ -150,7 +151,7 @@ def wrap(
         ),
     )  # fmt: skip
     if mesh.layout.ep > 1 or mesh.layout.pp > 1:
-        clip_by_torchs_name(model)
+        replace_clip_grad_norm(model)
     if gradients == "exact":
         exact = ExactMean(model, params, device=device)
         for each in optimizers:

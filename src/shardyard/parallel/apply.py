@@ -231,7 +231,7 @@ def shard_script(
 
 
 def reshard_without_gradients(model: nn.Module, _args: Any, _output: Any) -> None:
-    """After a forward pass that no backward pass follows: the script would see other parameters."""
+    """Let go of gathered parameters, which a script would see in place of its own."""
     if not torch.is_grad_enabled():
         reshard([model])
 
