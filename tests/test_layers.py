@@ -18,7 +18,7 @@ SRC = Path(__file__).parents[1] / "src"
 PACKAGE = SRC / "shardyard"
 
 BASE_ROWS = [
-    {"errors", "units", "printable", "talk", "waiting", "remarks", "closed_terminal"},
+    {"errors", "units", "printable", "talk", "waiting", "remarks", "ending_signals"},
     {
         "yaml_text",
         "files",

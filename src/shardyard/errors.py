@@ -173,4 +173,4 @@ EXIT_INTERRUPTED = 130
 """Ctrl-C: the last step is durable and the run can be resumed."""
 
 EXIT_DRAINED = 143
-"""SIGTERM: the last step is durable and the run can be resumed."""
+"""SIGTERM: a verb has cleaned up; of a run the last step is durable and it can be resumed."""

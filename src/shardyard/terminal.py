@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardyard.closed_terminal import hang_up_as_ctrl_c
+from shardyard.ending_signals import signals_as_exceptions
 from shardyard.errors import EXIT_INTERRUPTED, ShardyardError
 from shardyard.plug_ins import whose
 from shardyard.printable import printable
@@ -49,7 +49,7 @@ def run(program: click.Command, arguments: Sequence[str] | None = None, *, obj: 
         obj: What its commands find as ``context.obj``.
     """
     _outlive_terminal()
-    with talk_shown(), hang_up_as_ctrl_c():
+    with talk_shown(), signals_as_exceptions():
         return _run(program, arguments, obj)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shardyard import terminal
-from shardyard.errors import EXIT_INTERRUPTED, ShardyardError
+from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED, ShardyardError
 from shardyard.launchers.base import JobState, JobStatus, LogLine
 from tests.cli.fake_launcher import FakeLauncher
 from tests.cli.launched_runs import launch, runs_dir, shardyard
@@ -105,9 +105,12 @@ _PREPARES = (
 
 
 @pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGHUP, EXIT_INTERRUPTED), (signal.SIGTERM, EXIT_DRAINED)]
+)
 @pytest.mark.parametrize("work", ["time.sleep(600)", _PREPARES], ids=["itself", "by a program"])
-def test_a_verb_whose_terminal_closes_ends_as_by_ctrl_c(tmp_path: Path, work: str) -> None:
-    """A shell that ends sends SIGHUP to its jobs; none but the verb itself gets it here."""
+def test_a_verb_that_is_ended_cleans_up(tmp_path: Path, work: str, number: int, code: int) -> None:
+    """A shell that ends sends SIGHUP to its jobs, `timeout` SIGTERM; only the verb gets it here."""
     told = tmp_path / "told"
     source = _HELD.format(work=work, told=str(told))
     command = [sys.executable, "-c", source]
@@ -116,8 +119,8 @@ def test_a_verb_whose_terminal_closes_ends_as_by_ctrl_c(tmp_path: Path, work: st
         try:
             wait_until(lambda: work != _PREPARES or bool(_children(verb.pid)))
             children = _children(verb.pid)
-            verb.send_signal(signal.SIGHUP)
-            assert verb.wait(60) == EXIT_INTERRUPTED
+            verb.send_signal(number)
+            assert verb.wait(60) == code
         finally:
             verb.kill()
     assert told.read_text() == "cleaned up" and bool(children) == (work == _PREPARES)

@@ -16,12 +16,12 @@ from shardyard.cli.options import (
 from shardyard.cli.tables import print_table
 from shardyard.control.follow import describe_stall
 from shardyard.control.job import Job, Which, describe_job, fetch_progress, find_launched
-from shardyard.errors import ShardyardError
+from shardyard.errors import ShardyardError, StorageError
 from shardyard.launchers.base import JobState, JobStatus
 from shardyard.launchers.ledger import SIDE_DETAIL
-from shardyard.rundir.network import read_network
+from shardyard.rundir.network import Network, read_network
 from shardyard.rundir.spending import Spending, read_spending
-from shardyard.rundir.state import RunState, read_state
+from shardyard.rundir.state import RunState, read_state, unreadable
 from shardyard.talk import warn
 from shardyard.terminal import tell
 from shardyard.units import format_usd
@@ -43,15 +43,8 @@ def command(
     if launched.is_side:
         _tell_side(launched, status, as_json=as_json)
         return
-    if status.state not in (JobState.WAITING, JobState.GONE):
-        fetch_progress(launched)
-    is_far = not launched.launcher.capabilities.shares_folder
-    state = read_state(
-        launched.run_dir, is_training_elsewhere=is_far and status.state == JobState.RUNNING
-    )
-    spending = read_spending(launched.run_dir)
+    state, spending, network = _read_run(launched, status)
     if as_json:
-        network = read_network(launched.run_dir)
         content = {
             **describe_job(launched.submission, status),
             "run": asdict(state),
@@ -61,7 +54,21 @@ def command(
         }
         tell(json.dumps(content, indent=1))
         return
-    print_table(("", "", ""), _rows(launched, status, state, spending))
+    print_table(("", "", ""), _rows(launched, status, state, spending, network))
+
+
+def _read_run(launched: Job, status: JobStatus) -> tuple[RunState, Spending | None, Network | None]:
+    """What the run's folder says; one that cannot be read does not hide the job."""
+    folder = launched.run_dir
+    is_far = not launched.launcher.capabilities.shares_folder
+    is_training_elsewhere = is_far and status.state == JobState.RUNNING
+    try:
+        if status.state not in (JobState.WAITING, JobState.GONE):
+            fetch_progress(launched)
+        state = read_state(folder, is_training_elsewhere=is_training_elsewhere)
+        return state, read_spending(folder), read_network(folder)
+    except (OSError, StorageError, ValueError) as error:
+        return unreadable(folder, error), None, None
 
 
 def _tell_side(launched: Job, status: JobStatus, *, as_json: bool) -> None:
@@ -83,7 +90,11 @@ def _state_words(status: JobStatus) -> str:
 
 
 def _rows(
-    launched: Job, status: JobStatus, state: RunState, spending: Spending | None
+    launched: Job,
+    status: JobStatus,
+    state: RunState,
+    spending: Spending | None,
+    network: Network | None,
 ) -> list[tuple[str, str, str]]:
     job = launched.submission
     rows = [
@@ -99,7 +110,6 @@ def _rows(
         rows.append(("stalled", "", describe_stall(state.no_step_s, state.usual_step_s)))
     rows += [("left out", f"node {each.node_rank}", f"{each.node}: {each.cause}")
              for each in state.left_out]  # fmt: skip
-    network = read_network(launched.run_dir)
     if network is not None:
         rows.append(("network", network.words, f"as {network.said_by} says"))
     if spending is not None:
@@ -110,6 +120,8 @@ def _rows(
 def _run_words(state: RunState) -> str:
     if state.state == "new":
         return "nothing was heard of it yet"
+    if state.problem is not None:
+        return f"{state.state}: {state.problem}"
     if state.stop_reason is None or state.state == "running":
         return state.state
     return f"{state.state}: {state.stop_reason}"

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from shardyard.closed_terminal import is_hang_up_ignored
 from shardyard.control.follow import Shown, follow, said
+from shardyard.ending_signals import is_hang_up_ignored
 from shardyard.files import parse_json
 from shardyard.python_program import python_program
 from shardyard.rundir.layout import RunDir

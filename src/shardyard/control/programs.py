@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
-from shardyard.closed_terminal import is_hang_up_ignored
+from shardyard.ending_signals import is_hang_up_ignored
 from shardyard.errors import (
     EXIT_DRAINED,
     EXIT_INTERRUPTED,

@@ -45,12 +45,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _answer(work: Callable[[], dict[str, object]]) -> int:
-    from shardyard.closed_terminal import hang_up_as_ctrl_c
+    from shardyard.ending_signals import signals_as_exceptions
     from shardyard.errors import EXIT_INTERRUPTED, ShardyardError
 
     answer: ShardyardError
     try:
-        with hang_up_as_ctrl_c():
+        with signals_as_exceptions():
             print(json.dumps(work()))
         return 0
     except ShardyardError as error:

@@ -99,14 +99,19 @@ def read_state_in_list(run_dir: RunDir) -> RunState:
     try:
         return read_state(run_dir)
     except (OSError, StorageError, ValueError) as error:
-        return RunState(
-            id=run_dir.run_id,
-            state="unreadable",
-            step=None,
-            loss=None,
-            updated_at=None,
-            problem=str(error),
-        )
+        return unreadable(run_dir, error)
+
+
+def unreadable(run_dir: RunDir, error: Exception) -> RunState:
+    """State of a run whose folder cannot be read."""
+    return RunState(
+        id=run_dir.run_id,
+        state="unreadable",
+        step=None,
+        loss=None,
+        updated_at=None,
+        problem=str(error),
+    )
 
 
 def resume_words(run_dir: RunDir) -> str:
