@@ -255,7 +255,7 @@ def test_logits_texts_and_padding_are_those_of_one_process(name: str, words: str
 def resumed(folder: str, name: str, words: str) -> bool:
     model, optimizer = wrapped(name, words)
     for step in shardyard.steps(2, folder, model, optimizer, every=1):
-        backward(model, batch_of(step, dist.get_rank()))
+        shardyard.forward_backward(model, batch_of(step, dist.get_rank()))
         optimizer.step()
         optimizer.zero_grad()
     again, optimizer = wrapped(name, words)
@@ -264,9 +264,17 @@ def resumed(folder: str, name: str, words: str) -> bool:
     return not left and all(torch.equal(one.full_tensor(), two.full_tensor()) for one, two in pairs)
 
 
-@pytest.mark.filterwarnings("ignore:.*Nothing is left to train")
-def test_steps_go_on_from_a_checkpoint(tmp_path: Path) -> None:
-    assert all(run_on_ranks(resumed, 2, str(tmp_path), "mixtral", "ep=2"))
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("mixtral", "ep=2"),
+        pytest.param("llama", "tp=2", marks=_SLOW),
+        pytest.param("gpt2", "cp=2", marks=_SLOW),
+        pytest.param("llama", "pp=2", marks=_SLOW),
+    ],
+)
+def test_steps_go_on_from_a_checkpoint(name: str, words: str, tmp_path: Path) -> None:
+    assert all(run_on_ranks(resumed, 2, str(tmp_path), name, words))
 
 
 def refused() -> list[str]:

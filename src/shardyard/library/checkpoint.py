@@ -1,6 +1,6 @@
 """Save and load a model and any torch optimizer in the checkpoint format of runs.
 
-Durable when the call returns, without pickle, and loaded into any layout.
+Without pickle, and loaded into any layout.
 """
 
 import json
@@ -23,6 +23,7 @@ from shardyard.checkpoint.save import Abandoned, Saver
 from shardyard.errors import CheckpointError, NotFiniteError, RequestError
 from shardyard.library.state import Optimizers, listed, sharded
 from shardyard.parallel.mesh import names_on_all_stages
+from shardyard.talk import warn
 
 _TIMEOUT_S = 600.0
 """How long ranks wait for each other before a load, as elastic.collective_timeout_s."""
@@ -61,36 +62,98 @@ def save_checkpoint(
         RequestError: ``values`` are no JSON, or the optimizer keeps what is no tensor.
     """
     parts = sharded(model)
-    optimizers = listed(optimizer)
-    groups = [_plain(group) for each in optimizers for group in each.param_groups]
-    content = {"step": step, "values": values or {}, "groups": groups}
+    if parts.finish_saves is not None:  # they may be of the same folder
+        parts.finish_saves()
+    saves = Saves(folder, model, optimizer, keep_last=keep_last, group=parts.control)
     try:
-        json.dumps(content, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise RequestError(
-            f"save_checkpoint(values=...) cannot be written as JSON: {error}. A checkpoint holds "
-            "tensors and JSON, as anything else could run code when it is read. Give numbers, "
-            "texts, lists and dicts."
-        ) from error
-    saver = Saver(
-        Path(folder),
-        group=parts.control,
-        rank=dist.get_rank(),
-        world_size=dist.get_world_size(),
-        keep_last=keep_last,
-    )
-    try:
-        saver.save(step, _tensors(model, optimizers), content)
-        saver.wait()
-        for save in saver.poll():
+        saves.begin(step, values or {})
+        saves.finish()
+    finally:
+        saves.close()
+
+
+class Saves:
+    """Checkpoints of one model, each written while its script goes on.
+
+    All ranks make the same calls.
+
+    Args:
+        group: A gloo group of all ranks that nothing else uses meanwhile.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        model: nn.Module,
+        optimizer: Optimizers,
+        *,
+        keep_last: int,
+        group: dist.ProcessGroup,
+    ) -> None:
+        self._folder = Path(folder)
+        self._model = model
+        self._optimizers = listed(optimizer)
+        self._saver = Saver(
+            self._folder,
+            group=group,
+            rank=dist.get_rank(),
+            world_size=dist.get_world_size(),
+            keep_last=keep_last,
+        )
+
+    def begin(self, step: int, values: dict[str, Any]) -> None:
+        """Copy the state into host memory; it may change as soon as this returns.
+
+        Waits for an earlier save that is still being written.
+
+        Raises:
+            CheckpointError: The earlier one could not be written. The same on every rank.
+            RequestError: ``values`` are no JSON, or the optimizer keeps what is no tensor.
+        """
+        groups = [_plain(group) for each in self._optimizers for group in each.param_groups]
+        content = {"step": step, "values": values, "groups": groups}
+        try:
+            json.dumps(content, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise RequestError(
+                f"save_checkpoint(values=...) cannot be written as JSON: {error}. A checkpoint "
+                "holds tensors and JSON, as anything else could run code when it is read. Give "
+                "numbers, texts, lists and dicts."
+            ) from error
+        self._saver.save(step, _tensors(self._model, self._optimizers), content)
+
+    def report(self) -> None:
+        """Say what became of a save; call it after each step.
+
+        Raises:
+            CheckpointError: It could not be written. At the same call on every rank.
+            NotFiniteError: Parameters or optimizer held NaN or infinity, or a buffer NaN.
+        """
+        for save in self._saver.poll():
             if isinstance(save, Abandoned):
                 raise NotFiniteError(
-                    f"{Path(folder) / step_name(step)} was not saved: {save.reason}. Training "
+                    f"{self._folder / step_name(save.step)} was not saved: {save.reason}. Training "
                     "could not go on from it. Earlier checkpoints are intact: load the newest one, "
                     "and skip an update whose gradient norm is not finite."
                 )
-    finally:
-        saver.close()
+
+    def finish(self) -> None:
+        """Wait until all is durable; raises as ``report``."""
+        self._saver.wait()
+        self.report()
+
+    def finish_writing(self) -> None:
+        """Wait until nothing is being written, and begin nothing more."""
+        self._saver.close()
+
+    def close(self) -> None:
+        """Wait until all is durable, and warn if it is not. Begins nothing more."""
+        try:
+            self.finish()
+        except CheckpointError as error:
+            warn(str(error))
+        finally:
+            self._saver.close()
 
 
 def load_checkpoint(
@@ -111,6 +174,8 @@ def load_checkpoint(
         CheckpointError: There are checkpoints but none is sound, or it is of something else.
     """
     parts = sharded(model)
+    if parts.finish_saves is not None:
+        parts.finish_saves()
     chosen = choose(
         Path(folder),
         group=parts.control,

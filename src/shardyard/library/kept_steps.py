@@ -1,6 +1,7 @@
 """The steps of a script that continue where its newest checkpoint ends, in any layout."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from shardyard.errors import RequestError
-from shardyard.library.checkpoint import Loaded, load_checkpoint, save_checkpoint
+from shardyard.library.checkpoint import Loaded, Saves, load_checkpoint
 from shardyard.library.generators import give_back_to_rank, once, states_of
 from shardyard.library.state import Sharded, listed, sharded
+from shardyard.library.termination import BeforeTermination
 from shardyard.talk import say, warn
 
 _NO_SETTINGS = {"params", "foreach", "fused", "capturable", "differentiable"}
@@ -29,11 +31,13 @@ def steps(
 ) -> Iterator[int]:
     """``range(total)`` from the newest checkpoint's step on. All ranks go through it together.
 
-    After each ``every`` steps, and after the last one, a checkpoint is written before the next step
-    begins. A process that is started again, as torchrun does after a loss, loads it and continues:
-    with the weights, the optimizer, the others, and each rank's random number generators (torch,
-    its accelerator, Python, numpy), so that dropout draws what it would have drawn. A loop that is
-    left by ``break`` has the checkpoints of before.
+    After each ``every`` steps, and after the last one, the state is copied into host memory; the
+    checkpoint is written from there while the next steps run. It is durable when the loop is left,
+    at its end, by ``break`` or by an exception; at SIGTERM, for which the script has no handler of
+    its own, before the process ends. A process that is started again, as torchrun does after a
+    loss, loads the newest and continues: with the weights, the optimizer, the others, and each
+    rank's random number generators (torch, its accelerator, Python, numpy), so that dropout draws
+    what it would have drawn.
 
     Args:
         folder: Seen by all ranks.
@@ -41,7 +45,9 @@ def steps(
         others: What else keeps state, with ``state_dict`` and ``load_state_dict``: schedulers.
 
     Raises:
-        CheckpointError: None could be read or written, see ``load_checkpoint``.
+        CheckpointError: None could be read, see ``load_checkpoint``, or one could not be written,
+            raised after a later step, the same on every rank; earlier ones are intact.
+        NotFiniteError: Parameters or optimizer held NaN or infinity, or a buffer NaN.
         RequestError: ``every`` is below 1, or the checkpoint has state of another number of others.
     """
     if every < 1:
@@ -63,18 +69,34 @@ def steps(
         if dist.get_rank() == 0:
             _report(loaded, total, given, _settings(optimizer))
         _continue_generators(loaded, parts)
-    for step in range(first, total):
-        yield step
-        if (step + 1) % every == 0 or step + 1 == total:
-            values = {
-                "total": total,
-                "others": [other.state_dict() for other in others],
-                "generators": once(parts.agree(states_of(parts.device))),
-                "ranks": dist.get_world_size(),
-            }
-            save_checkpoint(
-                folder, model, optimizer, step=step + 1, values=values, keep_last=keep_last
-            )
+    group: dist.ProcessGroup = dist.new_group(backend="gloo")
+    saves = Saves(folder, model, optimizer, keep_last=keep_last, group=group)
+    with _finished(saves, parts) as before_end:
+        for step in range(first, total):
+            yield step
+            saves.report()
+            if (step + 1) % every == 0 or step + 1 == total:
+                values = {
+                    "total": total,
+                    "others": [other.state_dict() for other in others],
+                    "generators": once(parts.agree(states_of(parts.device))),
+                    "ranks": dist.get_world_size(),
+                }
+                with before_end.postponed():
+                    saves.begin(step + 1, values)
+        saves.finish()
+
+
+@contextmanager
+def _finished(saves: Saves, parts: Sharded) -> Iterator[BeforeTermination]:
+    """Finish what is being written, however the block is left."""
+    parts.finish_saves = saves.finish
+    try:
+        with BeforeTermination(saves.finish_writing) as before_end:
+            yield before_end
+    finally:
+        parts.finish_saves = None
+        saves.close()
 
 
 def _continue_generators(loaded: Loaded, parts: Sharded) -> None:

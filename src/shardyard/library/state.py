@@ -1,6 +1,6 @@
 """What belongs to the layout of a model, hung on the model as one attribute."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -51,6 +51,8 @@ class Sharded:
     """A model of a family that recipes train, not one of the user's own."""
     built_as: type[nn.Module] | None = None
     """The class of a model that ``wrap`` changed, and that the script still calls."""
+    finish_saves: Callable[[], None] | None = field(default=None, repr=False)
+    """Waits until the checkpoints of a loop are durable; None: no loop writes any."""
     control: dist.ProcessGroup = field(repr=False)
     """A gloo group of all ranks, for facts in host memory."""
 
