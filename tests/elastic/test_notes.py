@@ -20,7 +20,7 @@ from shardyard.elastic.notes import (
     read_notes,
     read_steps,
 )
-from shardyard.observe.exchanges import COLLECTIVES
+from shardyard.observe.exchanges import COLLECTIVE_FUNCTIONS
 from shardyard.train.hooks import Notes, Phase
 
 
@@ -40,7 +40,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentMemory]:
 @pytest.fixture
 def public_functions() -> Iterator[None]:
     """Those of torch.distributed, put back afterwards."""
-    before = {name: getattr(dist, name) for name in COLLECTIVES if hasattr(dist, name)}
+    before = {name: getattr(dist, name) for name in COLLECTIVE_FUNCTIONS if hasattr(dist, name)}
     yield
     for name, function in before.items():
         setattr(dist, name, function)

@@ -25,7 +25,7 @@ from shardyard.families.shape import ModelShape
 from shardyard.models.build import build_on_meta, fill_weights
 from shardyard.models.lora import add_adapters
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+ADAPTER_CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 """Before the name of a matrix in PEFT's file."""
 
@@ -112,7 +112,7 @@ def write_adapter_config(resolved: Resolved, folder: Path) -> None:
         "init_lora_weights": True,
         "modules_to_save": None,
     }
-    (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 # --- merged weights -------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 One number of eight bytes for each rank, each written in one store, and one for the node.
 """
 
-from mmap import mmap
+import mmap
 
 SENT_BYTES = 8
 """Of each number."""
@@ -12,7 +12,7 @@ SENT_BYTES = 8
 class Sent:
     """Numbers in the agent's memory."""
 
-    def __init__(self, memory: mmap) -> None:
+    def __init__(self, memory: mmap.mmap) -> None:
         self._fields = memoryview(memory).cast("q")
 
     @staticmethod

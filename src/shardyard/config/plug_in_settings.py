@@ -10,7 +10,7 @@ from functools import cache
 from shardyard.config.schema import Recipe
 from shardyard.config.section import Section as Settings
 from shardyard.config.section import section_key
-from shardyard.config.setting import Section, section_of, sections
+from shardyard.config.setting import SettingSection, section_of, sections
 from shardyard.errors import RequestError
 from shardyard.plug_ins import Group, PlugIn, brought, installed, part
 
@@ -57,13 +57,13 @@ def _settings_of(plug_in: PlugIn) -> type[Settings] | None:
 
 
 @cache
-def described_at(path: str) -> Section | None:
+def described_at(path: str) -> SettingSection | None:
     """A plug-in's section as ``config --schema`` shows it; raises as ``kind_at``."""
     kind = kind_at(path)
     return None if kind is None else section_of(path, kind)
 
 
-def described() -> Iterator[tuple[PlugIn, Section | str]]:
+def described() -> Iterator[tuple[PlugIn, SettingSection | str]]:
     """Every section that packages add, or in one message why there is none. Imports them all."""
     for section, group in SECTIONS.items():
         for name, claims in installed(group).items():

@@ -38,7 +38,7 @@ class Setting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Section:
+class SettingSection:
     """One section with its settings."""
 
     name: str
@@ -47,7 +47,7 @@ class Section:
 
 
 @cache
-def sections() -> tuple[Section, ...]:
+def sections() -> tuple[SettingSection, ...]:
     """All sections of a recipe in the order of the schema; ``secrets`` is one without settings."""
     found = []
     for name, field in Recipe.model_fields.items():
@@ -57,15 +57,15 @@ def sections() -> tuple[Section, ...]:
         else:
             sentence = _sentences(Recipe)[name]
             found.append(
-                Section(name=name, sentence="", settings=(_describe(name, field, sentence),))
+                SettingSection(name=name, sentence="", settings=(_describe(name, field, sentence),))
             )
     return tuple(found)
 
 
-def section_of(name: str, kind: type[Fields]) -> Section:
+def section_of(name: str, kind: type[Fields]) -> SettingSection:
     """One section: ours, or one that a package adds under a dotted name."""
     sentence = inspect.getdoc(kind) or ""
-    return Section(name=name, sentence=sentence, settings=tuple(_settings_of(name, kind)))
+    return SettingSection(name=name, sentence=sentence, settings=tuple(_settings_of(name, kind)))
 
 
 @cache

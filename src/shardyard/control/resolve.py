@@ -9,7 +9,7 @@ from shardyard.config.resolved import settings_in
 from shardyard.control.request import Request, sources_of
 
 
-def resolve(recipe: Source | Sequence[Source], *overrides: Source) -> Preview:
+def resolve_recipe(recipe: Source | Sequence[Source], *overrides: Source) -> Preview:
     """Check a recipe and settle what is ``auto``, with the reason of each; needs no data.
 
     Args:

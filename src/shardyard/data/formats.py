@@ -54,19 +54,19 @@ _CODE = (
 FORMATS: dict[str, Format] = {
     "text": Format(
         suffixes=(".txt", ".text", ".md", ".markdown", ".rst", ".tex", ".log", *_CODE),
-        code="shardyard.data.readers.text:read",
+        code="shardyard.data.readers.text:read_text",
         has_keys=False,
         is_divisible=True,
     ),
     "jsonl": Format(
         suffixes=(".jsonl", ".ndjson"),
-        code="shardyard.data.readers.json_lines:read",
+        code="shardyard.data.readers.json_lines:read_json_lines",
         has_keys=True,
         is_divisible=True,
     ),
     "json": Format(
         suffixes=(".json",),
-        code="shardyard.data.readers.json_file:read",
+        code="shardyard.data.readers.json_file:read_json_file",
         has_keys=True,
         is_divisible=False,
     ),
@@ -90,7 +90,7 @@ FORMATS: dict[str, Format] = {
     ),
     "documents": Format(
         suffixes=(),
-        code="shardyard.data.readers.documents:read",
+        code="shardyard.data.readers.documents:read_documents",
         has_keys=False,
         is_divisible=True,
     ),

@@ -5,8 +5,7 @@ Shape suffix: L = tokens in a sample.
 
 import numpy as np
 
-from shardyard.data.micro_batch import IGNORED
-from shardyard.data.records import HIDDEN, IS_TEXT, OF_RECORD, RANDOM_B, RECORD, SECOND
+from shardyard.data.records import HIDDEN, IGNORED, IS_TEXT, OF_RECORD, RANDOM_B, RECORD, SECOND
 from shardyard.data.samples import Sample
 from shardyard.data.shards import Tokens, TokenShards
 from shardyard.errors import RequestError

@@ -11,6 +11,7 @@ soon as it is queued: there the counts say how far the host is, and compute hold
 """
 
 import inspect
+import mmap
 import os
 import struct
 import time
@@ -18,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, wraps
-from mmap import mmap
 from threading import get_ident
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -28,7 +28,7 @@ from torch.compiler import is_compiling
 
 from shardyard.elastic.agent_memory import NOTES, AgentMemory, attach
 from shardyard.health.rank_judge import group_name
-from shardyard.observe.exchanges import COLLECTIVES
+from shardyard.observe.exchanges import COLLECTIVE_FUNCTIONS
 from shardyard.train.hooks import Notes, Phase
 
 (
@@ -140,7 +140,7 @@ def own_notes() -> Notes:
 class WrittenNotes(Notes):
     """One rank's own record; each number is written by itself, in one store of 8 bytes."""
 
-    def __init__(self, memory: mmap, local_rank: int) -> None:
+    def __init__(self, memory: mmap.mmap, local_rank: int) -> None:
         self._fields = memoryview(memory).cast("q")[local_rank * _NUMBERS :]
         self._steps = self._fields[_RECORD.size // 8 : _NUMBERS]
         self._waited_ns = 0
@@ -231,7 +231,7 @@ class WrittenNotes(Notes):
 
 def note_collectives(notes: WrittenNotes) -> None:
     """Note each collective that this thread, the training's, calls from now on."""
-    for name in COLLECTIVES:
+    for name in COLLECTIVE_FUNCTIONS:
         if (function := getattr(dist, name, None)) is not None:
             setattr(dist, name, _noted(function, notes))
 
@@ -287,7 +287,7 @@ def _name_of(number: int) -> str:
     return "-".join(map(str, parts))
 
 
-def _read_steps(view: mmap, local_rank: int, *, after: int) -> list[NotedStep]:
+def _read_steps(view: mmap.mmap, local_rank: int, *, after: int) -> list[NotedStep]:
     begin = local_rank * _BYTES + _RECORD.size
     found = []
     for place in range(STEPS_KEPT):
@@ -309,7 +309,7 @@ def _read_steps(view: mmap, local_rank: int, *, after: int) -> list[NotedStep]:
     return sorted(found, key=lambda noted: noted.step)
 
 
-def _read(view: mmap, local_rank: int) -> RankNotes:
+def _read(view: mmap.mmap, local_rank: int) -> RankNotes:
     pid, step, phase, *rest = _RECORD.unpack_from(view, local_rank * _BYTES)
     begun, ended, step_ns, compute_ns, save_ns, moved_ns = rest
     return RankNotes(

@@ -17,7 +17,7 @@ from torch.profiler import record_function
 
 from shardyard.observe.ranges import EXCHANGE, LATER
 
-COLLECTIVES = (
+COLLECTIVE_FUNCTIONS = (
     "all_gather",
     "all_gather_into_tensor",
     "all_gather_object",
@@ -49,7 +49,7 @@ def exchanges_named(axes: Mapping[str, Sequence[str]]) -> Iterator[None]:
     Args:
         axes: Name of a process group -> axes of the mesh that have these ranks.
     """
-    before = {name: getattr(dist, name) for name in COLLECTIVES if hasattr(dist, name)}
+    before = {name: getattr(dist, name) for name in COLLECTIVE_FUNCTIONS if hasattr(dist, name)}
     for name, function in before.items():
         setattr(dist, name, _named(function, axes))
     try:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from shardyard.files import read_json
 from shardyard.observe.ranges import APART, DATA, EXCHANGE, LATER, OPTIMIZER
 from shardyard.observe.trace import (
-    COLLECTIVES,
+    COLLECTIVE_PREFIXES,
     OF_DTENSOR,
     Piece,
     Span,
@@ -215,7 +215,7 @@ def _own(name: str) -> _Doing | None:
         return None
     if namespace.startswith(OF_DTENSOR):
         return _Doing("tensor parallel", _WHOLE)
-    if name.startswith(COLLECTIVES):
+    if name.startswith(COLLECTIVE_PREFIXES):
         return _Doing(PIPELINE if operator in _BETWEEN_STAGES else OTHERS, _WHOLE)
     if any(part in operator for part in _ATTENTION_PARTS):
         return _Doing(ATTENTION, _HEAVY)

@@ -21,7 +21,7 @@ OF_DTENSOR = "_c10d_functional"
 """Begin of the namespace of collectives that DTensor calls by itself. FSDP's and ours are others,
 so these are of parameters that the tensor axis splits or copies."""
 
-COLLECTIVES = ("c10d::", "symm_mem::")
+COLLECTIVE_PREFIXES = ("c10d::", "symm_mem::")
 """Begin of the names of all others."""
 
 _RESOLUTION_S = 5e-9

@@ -33,7 +33,7 @@ _AXES = {
 }
 """Traffic's term -> the axis that it goes over."""
 
-Change = tuple[str, float]
+Difference = tuple[str, float]
 """Name of a term, and by how much it is larger than before."""
 
 
@@ -109,7 +109,7 @@ def _sums(terms: Iterable[tuple[str, float]]) -> dict[str, float]:
     return found
 
 
-def _difference(now: dict[str, float], then: dict[str, float], *, of: float) -> list[Change]:
+def _difference(now: dict[str, float], then: dict[str, float], *, of: float) -> list[Difference]:
     """What is notably more or less, the largest first."""
     names = list(dict.fromkeys((*now, *then)))
     found = [(name, then.get(name, 0) - now.get(name, 0)) for name in names]
@@ -117,7 +117,7 @@ def _difference(now: dict[str, float], then: dict[str, float], *, of: float) -> 
     return sorted(notable, key=lambda change: -abs(change[1]))[:_MOST]
 
 
-def _memory(changes: Sequence[Change]) -> str:
+def _memory(changes: Sequence[Difference]) -> str:
     less = [f"{format_bytes(-more)} of {name}" for name, more in changes if more < 0]
     added = [f"{format_bytes(more)} of {name}" for name, more in changes if more > 0]
     parts = [f"takes {_joined(less)} off each device"] if less else []

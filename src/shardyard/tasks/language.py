@@ -12,7 +12,8 @@ from shardyard.config.resolved import Resolved
 from shardyard.config.schema import Recipe
 from shardyard.config.task_names import task_row
 from shardyard.data.micro_batch import MicroBatch
-from shardyard.data.mixture import Joined, MixedStream, Part, WithOnes
+from shardyard.data.mixture import Joined, MixedStream, WithOnes
+from shardyard.data.mixture import Part as MixturePart
 from shardyard.data.mixture_folder import mixture_at
 from shardyard.data.samples import Prepare, SampleSet, Stream, unchanged
 from shardyard.data.shards import TokenShards
@@ -80,7 +81,10 @@ class LanguageTask(Task):
             for part in mixture_at(Path(resolved.data.dir))
         ]
         train = MixedStream(
-            [Part(cls._alike(resolved, alone, "train"), part.slots) for part, alone in parts],
+            [
+                MixturePart(cls._alike(resolved, alone, "train"), part.slots)
+                for part, alone in parts
+            ],
             seed=resolved.recipe.run.seed,
             prepare=cls.preparation(resolved, "train"),
         )

@@ -23,7 +23,7 @@ _READ_BYTES = 2**20
 _DOC, _END = b"<doc ", "</doc>"
 
 
-def read(file: BinaryIO, span: Span, _text_of: TextOf) -> Iterator[Section]:
+def read_documents(file: BinaryIO, span: Span, _text_of: TextOf) -> Iterator[Section]:
     """The documents whose first lines begin in the span.
 
     Raises:

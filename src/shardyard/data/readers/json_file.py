@@ -17,7 +17,7 @@ MOST_BYTES = 2**30
 """A file is held in memory, so one above this is refused."""
 
 
-def read(file: BinaryIO, span: Span, text_of: TextOf) -> Iterator[Section]:
+def read_json_file(file: BinaryIO, span: Span, text_of: TextOf) -> Iterator[Section]:
     """A list of objects, or objects one after the other: one object, or JSON lines by this name."""
     if span.stop > MOST_BYTES:
         raise SourceError(

@@ -24,7 +24,7 @@ twice."""
 _READ_BYTES = 2**20
 
 
-def read(file: BinaryIO, span: Span, text_of: TextOf) -> Iterator[Section]:
+def read_json_lines(file: BinaryIO, span: Span, text_of: TextOf) -> Iterator[Section]:
     """The documents whose lines begin in the span."""
     file.seek(max(0, span.start - 1))
     if span.start:  # the line in progress belongs to the span before; it may be as long as the file

@@ -12,7 +12,7 @@ from shardyard.data.spans import Section, Span
 _UTF8_CONTINUATION = bytes(range(0x80, 0xC0))
 
 
-def read(file: BinaryIO, span: Span, _text_of: TextOf) -> Iterator[Section]:
+def read_text(file: BinaryIO, span: Span, _text_of: TextOf) -> Iterator[Section]:
     """Sections of about ``SECTION_BYTES``, ended at line ends where there are any."""
     for start in range(span.start, span.stop, SECTION_BYTES):
         stop = min(start + SECTION_BYTES, span.stop)

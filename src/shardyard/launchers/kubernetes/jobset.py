@@ -16,7 +16,7 @@ from shardyard.launchers.kubernetes.restarts import (
     time_limit_s,
 )
 
-API_VERSION = "jobset.x-k8s.io/v1alpha2"
+JOBSET_API_VERSION = "jobset.x-k8s.io/v1alpha2"
 
 JOB_UID = "metadata.labels['batch.kubernetes.io/controller-uid']"
 """The Job's, which JobSet makes anew at each restart: the same on all pods of one start."""
@@ -36,7 +36,7 @@ def jobset(request: LaunchRequest, name: str, *, config: str) -> dict[str, Any]:
         request, name, config=config, env=_place(request, name), restarts=False
     )
     return {
-        "apiVersion": API_VERSION,
+        "apiVersion": JOBSET_API_VERSION,
         "kind": "JobSet",
         "metadata": meta,
         "spec": {

@@ -14,7 +14,7 @@ from shardyard.launchers.kubernetes.etcd_certificate import show_certificate
 from shardyard.launchers.kubernetes.gang import kueue_labels
 from shardyard.launchers.kubernetes.restarts import time_limit_s
 
-API_VERSION = "kubeflow.org/v1"
+PYTORCHJOB_API_VERSION = "kubeflow.org/v1"
 PORT = 29400
 
 REPLICA_INDEX = "metadata.labels['training.kubeflow.org/replica-index']"
@@ -51,7 +51,7 @@ def pytorchjob(request: LaunchRequest, name: str, *, config: str) -> dict[str, A
     show_certificate(request.recipe.launch.kubernetes, template)
     del template["spec"]["restartPolicy"]  # the replica's own overrides it
     return {
-        "apiVersion": API_VERSION,
+        "apiVersion": PYTORCHJOB_API_VERSION,
         "kind": "PyTorchJob",
         "metadata": meta,
         "spec": {

@@ -10,7 +10,7 @@ from shardyard.launchers.kubernetes import pod
 from shardyard.launchers.kubernetes.names import SIDE_KIND
 from shardyard.launchers.kubernetes.restarts import pod_failure_policy, time_limit_s
 
-API_VERSION = "batch/v1"
+JOB_API_VERSION = "batch/v1"
 _RESTARTS = 1
 """A pod that was evicted or lost is made again once; whoever waits for the answer may ask again."""
 
@@ -35,7 +35,7 @@ def side_job(request: LaunchRequest, name: str, *, config: str) -> dict[str, Any
     if limit_s is not None:
         spec["activeDeadlineSeconds"] = limit_s
     return {
-        "apiVersion": API_VERSION,
+        "apiVersion": JOB_API_VERSION,
         "kind": SIDE_KIND,
         "metadata": pod.metadata(request, name, job=name),
         "spec": spec,

@@ -25,7 +25,7 @@ from shardyard.launchers.kubernetes.restarts import (
     time_limit_s,
 )
 
-API_VERSION = "trainer.kubeflow.org/v1alpha1"
+TRAINJOB_API_VERSION = "trainer.kubeflow.org/v1alpha1"
 CONTENT = "shardyard/content"
 """Annotation: digest of a runtime's spec, to know another one of the same name."""
 
@@ -54,7 +54,7 @@ def runtime(request: LaunchRequest) -> dict[str, Any]:
     }
     digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
     return {
-        "apiVersion": API_VERSION,
+        "apiVersion": TRAINJOB_API_VERSION,
         "kind": "ClusterTrainingRuntime",
         "metadata": {
             "name": runtime_name(request),
@@ -146,7 +146,7 @@ def trainjob(request: LaunchRequest, name: str, *, config: str) -> dict[str, Any
     limit_s = time_limit_s(request)
     if limit_s is not None:
         spec["activeDeadlineSeconds"] = limit_s
-    return {"apiVersion": API_VERSION, "kind": "TrainJob", "metadata": meta, "spec": spec}
+    return {"apiVersion": TRAINJOB_API_VERSION, "kind": "TrainJob", "metadata": meta, "spec": spec}
 
 
 def _pod_patch(request: LaunchRequest, name: str, *, config: str) -> dict[str, Any]:
