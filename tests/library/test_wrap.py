@@ -1,5 +1,6 @@
 """What wrap() takes and refuses, and its exact means beside one process with the whole batch."""
 
+import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -184,3 +185,22 @@ def test_exact_means_are_those_of_one_process(tied: bool, layout: str, tmp_path:
     for of_rank in found:
         for ours, theirs in zip(of_rank, expected, strict=True):
             assert ours == pytest.approx(theirs, rel=2e-6)
+
+
+def _threads_after_each(layout: str) -> list[int]:
+    os.environ["SHARDYARD_PARALLEL"] = layout
+    found = []
+    for _ in range(3):
+        model = shardyard.wrap(_module())
+        model(torch.ones(1, 4)).sum().backward()
+        del model
+        gc.collect()
+        found.append(sum(1 for _ in Path("/proc/self/task").iterdir()))
+    return found
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("layout", ["dp_replicate=2,dp_shard=1", "zero=3"])
+def test_one_model_after_another_leaves_no_threads_of_process_groups(layout: str) -> None:
+    for first, *later in run_on_ranks(_threads_after_each, 2, layout):
+        assert later == [first, first]

@@ -57,7 +57,7 @@ def _parameter_problems(model: nn.Module) -> Iterator[Problem]:
             yield Problem(name, "is not contiguous (channels_last?); shards are rows.")
         if param.is_complex():
             yield Problem(name, f"is of {param.dtype}, for which torch has no shards.")
-    formats = {param.dtype: name for name, param in named.items()}
+    formats = {param.dtype: name for name, param in named.items() if param.requires_grad}
     if len(formats) > 1:
         words = ", ".join(f"{name} is {dtype}" for dtype, name in formats.items())
         yield Problem("parameters", f"of several formats: {words}. Shards need one.")

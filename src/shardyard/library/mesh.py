@@ -2,11 +2,13 @@
 
 import math
 import os
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 
+from shardyard.config.layout import Layout
 from shardyard.config.legality import resolve_layout
 from shardyard.config.schema import Parallel
 from shardyard.config.validate import recipe_of
@@ -59,7 +61,27 @@ def build_mesh(
     chosen = local_device(kind)
     if not dist.is_initialized():
         _join(process_group_backend(kind), world_size)
-    return meshes.build_mesh(layout, chosen.type)
+    return _kept(layout, chosen.type)
+
+
+@dataclass
+class _Kept:
+    """Meshes by layout and kind of device: each has process groups, and they their threads."""
+
+    world: Any = None
+    """The process group that they are parts of."""
+    by_layout: dict[tuple[Layout, str], meshes.Mesh] = field(default_factory=dict)
+
+
+_made = _Kept()
+
+
+def _kept(layout: Layout, kind: str) -> meshes.Mesh:
+    if _made.world is not dist.group.WORLD:
+        _made.world, _made.by_layout = dist.group.WORLD, {}
+    if (layout, kind) not in _made.by_layout:
+        _made.by_layout[layout, kind] = meshes.build_mesh(layout, kind)
+    return _made.by_layout[layout, kind]
 
 
 def local_device(kind: str) -> torch.device:

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict, TypeVar, Unpack
 
-import torch.distributed as dist
 from torch import nn
 
 from shardyard.config.weight_files import read_weight_files
@@ -16,6 +15,7 @@ from shardyard.library.mesh import local_device
 from shardyard.library.own import shard_own
 from shardyard.library.state import Reader, Sharded, attach, is_sharded, sharded
 from shardyard.models import build
+from shardyard.parallel.host_group import host_group
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.own_module import refuse_differing_weights, refuse_scalars
 
@@ -72,7 +72,7 @@ def parallelize(
     refuse_scalars(model)
     has_weights = _has_weights(model)
     device = local_device(mesh.dense.device_type)
-    control: dist.ProcessGroup = dist.new_group(backend="gloo")
+    control = host_group(model)
     is_known = blocks is None and plan is None
     if has_weights:
         refuse_differing_weights(model, control)

@@ -31,6 +31,7 @@ from shardyard.library.state import Sharded, attach, listed
 from shardyard.memory_limit import usable_memory_bytes
 from shardyard.parallel.apply import shard_script
 from shardyard.parallel.device import total_memory_bytes
+from shardyard.parallel.host_group import host_group
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.own_module import blocks_named, module_problems, rank_with_other_weights
 from shardyard.talk import say, warn
@@ -121,7 +122,7 @@ def wrap(
         chosen = _blocks(model) if blocks is None else _named(model, blocks)
     if not is_whole:
         check_shardable(model, optimizers, ranks=mesh.layout.world_size)
-    control: dist.ProcessGroup = dist.new_group(backend="gloo")
+    control = host_group(model)
     _refuse_another_model(model, control)
     _move(model, device)
     built_as = type(model)

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardyard.errors import TrainingError
+from shardyard.parallel.host_group import host_group
 from shardyard.torch_private import change_count, names_not_saved
 
 WAIT_S = 120.0
@@ -70,8 +71,8 @@ class RankAgreement:
         """Of training, and of a forward pass without gradients."""
         self._evaluates = False
         # a rank may be in one of them while another is in the other, with another size
-        self._actions: dist.ProcessGroup = dist.new_group(backend="gloo")
-        self._ends: dist.ProcessGroup = dist.new_group(backend="gloo")
+        self._actions = host_group(model)
+        self._ends = host_group(model)
 
     def before(self, action: str) -> None:
         """Call before something that all ranks must do together.
