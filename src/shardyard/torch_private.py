@@ -513,6 +513,15 @@ class GroupSums:
                 each.unsharded_accumulated_grad, param.grad = param.grad.to(wide), None
 
 
+def has_one_group(module: nn.Module) -> bool:
+    """Whether what ``fully_shard`` gathers for a module is at most one collective. In 2.13."""
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    if not isinstance(module, FSDPModule):
+        return True
+    return len(_param_groups(fully_shard.state(module))) < 2  # type: ignore[attr-defined]
+
+
 def _param_groups(state: Any) -> list[Any]:
     """Of one FSDP module: since 2.12 it may have several."""
     if hasattr(state, "_fsdp_param_groups"):

@@ -22,7 +22,6 @@ from shardyard.checkpoint.retention import step_name
 from shardyard.checkpoint.save import Abandoned, Saver
 from shardyard.errors import CheckpointError, NotFiniteError, RequestError
 from shardyard.library.state import Optimizers, listed, sharded
-from shardyard.parallel.mesh import names_on_all_stages
 from shardyard.talk import warn
 
 _TIMEOUT_S = 600.0
@@ -199,7 +198,7 @@ def load_checkpoint(
         _make_state(each)
         _forget_unsaved(each, parts.params, saved)
     tensors = _tensors(model, optimizers if has_state else ())
-    of_others = names_on_all_stages(tensors, parts.mesh)
+    of_others = parts.names_on_all_ranks(tensors)
     # without an optimizer only the model is read
     lacked = load_tensors(chosen.path, tensors, of_others=of_others, allow_extra=not optimizers)
     if lacked:

@@ -115,9 +115,7 @@ class ModelGroup:
         A gradient of theirs is divided by all ranks, each of which makes a loss of its own rows.
         """
         tp, cp = self._layout.tp, self._layout.cp
-        logits: Tensor = _Divided.apply(  # type: ignore[no-untyped-call]
-            logits_Blv, self._layout.data_ranks * tp * cp
-        )
+        logits = divided_gradient(logits_Blv, self._layout.data_ranks * tp * cp)
         x_CTblv = torch.unflatten(logits, 0, (cp, tp, -1))
         if tp > 1:
             width = -(-vocabulary // tp)
@@ -131,15 +129,28 @@ class ModelGroup:
         return own_bLV
 
 
-def _group_of(data_rank: int) -> dist.ProcessGroup:
-    """A gloo group of the ranks of one data rank. All ranks call it together."""
+def group_of(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """A gloo group of the same ranks. All ranks call it together."""
+    return _group_of(tuple(dist.get_process_group_ranks(group)))
+
+
+def divided_gradient(x: Tensor, divisor: float) -> Tensor:
+    """The same tensor, whose gradient is divided."""
+    if divisor == 1 or not x.requires_grad:
+        return x
+    same: Tensor = _Divided.apply(x, divisor)  # type: ignore[no-untyped-call]
+    return same
+
+
+def _group_of(key: Any) -> dist.ProcessGroup:
+    """A gloo group of the ranks with one key. All ranks call it together."""
     found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, data_rank)
+    dist.all_gather_object(found, key)
     mine: dist.ProcessGroup | None = None
     for each in sorted(set(found)):
         ranks = [rank for rank, other in enumerate(found) if other == each]
         group = dist.new_group(ranks, backend="gloo")
-        if each == data_rank:
+        if each == key:
             mine = group
     assert mine is not None
     return mine
@@ -172,10 +183,10 @@ class _Divided(torch.autograd.Function):
     """The same, whose gradient is divided."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: int) -> Tensor:
-        ctx.ranks = ranks
+    def forward(ctx: Any, x: Tensor, divisor: float) -> Tensor:
+        ctx.divisor = divisor
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0] / ctx.ranks, None
+        return grads[0] / ctx.divisor, None

@@ -70,11 +70,11 @@ def shard_known_script(
     if parts.pipeline is None:
         model.register_forward_hook(apply.reshard_without_gradients)
         if hasattr(model, "generate"):
-            model.generate = partial(_generate, model.generate)
+            model.generate = partial(generate_together, model.generate)
     return script, names
 
 
-def _generate(generate: Callable[..., Any], *args: Any, **given: Any) -> Any:
+def generate_together(generate: Callable[..., Any], *args: Any, **given: Any) -> Any:
     """Call transformers' ``generate``; ranks go on until the last has its text.
 
     No keys and values are cached: a forward pass over split samples keeps none.
@@ -100,8 +100,9 @@ def check_splittable(model: nn.Module) -> None:
         raise RequestError(
             f"wrap() splits transformers' models of known families by tp, cp, ep and pp "
             f"({', '.join(FAMILIES)}), and {name} is none. Give degrees of the data axes alone "
-            "(SHARDYARD_PARALLEL=dp_shard=N), or split it by "
-            "shardyard.parallelize(model, mesh, blocks=..., plan=...)."
+            "(SHARDYARD_PARALLEL=dp_shard=N); or say what tp splits, "
+            'wrap(..., plan={"layers.*.up": "columns", "layers.*.down": "rows"}), or which experts '
+            'ep deals out, wrap(..., experts="layers.*.experts").'
         )
     known_shape(model)
     other = next((p.dtype for p in model.parameters() if p.dtype != torch.float32), None)

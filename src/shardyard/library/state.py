@@ -1,6 +1,6 @@
 """What belongs to the layout of a model, hung on the model as one attribute."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -61,6 +61,13 @@ class Sharded:
         facts: list[Any] = [None] * self.mesh.layout.world_size
         dist.all_gather_object(facts, fact, group=self.control)
         return facts
+
+    def names_on_all_ranks(self, names: Iterable[str]) -> set[str]:
+        """Names that any rank has: stages of pp, and experts of ep, are on some. All call it."""
+        mine = list(names)
+        if self.mesh.layout.pp == self.mesh.layout.ep == 1:
+            return set(mine)
+        return {name for found in self.agree(mine) for name in found}
 
 
 def is_sharded(model: nn.Module) -> bool:

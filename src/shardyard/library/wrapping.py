@@ -26,6 +26,7 @@ from shardyard.library.fully_sharded import check_shardable, replace_class
 from shardyard.library.mesh import build_mesh, devices_per_node, local_device
 from shardyard.library.model import refuse_second_split
 from shardyard.library.model_parallel import check_splittable, shard_known_script
+from shardyard.library.own_script import check_own_script, shard_own_script
 from shardyard.library.replicated import replicate
 from shardyard.library.state import Sharded, attach, listed
 from shardyard.memory_limit import usable_memory_bytes
@@ -34,6 +35,7 @@ from shardyard.parallel.device import total_memory_bytes
 from shardyard.parallel.host_group import host_group
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.own_module import blocks_named, module_problems, rank_with_other_weights
+from shardyard.parallel.tensor_plan import names_matching
 from shardyard.talk import say, warn
 from shardyard.tasks.own import Loss
 from shardyard.units import format_bytes
@@ -57,6 +59,8 @@ def wrap(
     gradients: Literal["mean"] = "mean",
     recipe: Recipe | None = None,
     blocks: str | Sequence[str] | None = None,
+    plan: Mapping[str, str] | None = None,
+    experts: str | Sequence[str] | None = None,
 ) -> AnyModule: ...
 
 
@@ -68,6 +72,8 @@ def wrap(
     gradients: Literal["mean", "exact"] = "mean",
     recipe: Recipe | None = None,
     blocks: str | Sequence[str] | None = None,
+    plan: Mapping[str, str] | None = None,
+    experts: str | Sequence[str] | None = None,
 ) -> tuple[AnyModule, AnyOptimizers]: ...
 
 
@@ -78,6 +84,8 @@ def wrap(
     gradients: Literal["mean", "exact"] = "mean",
     recipe: Recipe | None = None,
     blocks: str | Sequence[str] | None = None,
+    plan: Mapping[str, str] | None = None,
+    experts: str | Sequence[str] | None = None,
 ) -> Any:
     """Train a model on all processes, in place. All ranks call it together.
 
@@ -86,6 +94,7 @@ def wrap(
     ``parallel``. Without either each rank holds the whole model if that fits, and else a share of
     its parameters; which of the two is logged. Every rank begins with the weights of rank 0.
     tp, cp, ep and pp split transformers' models of known families; pp needs ``forward_backward``.
+    A model of one's own is split by tp with ``plan``, or by ep with ``experts``.
 
     Args:
         optimizer: One, or several in a list or tuple, made from the model's parameters; None:
@@ -95,6 +104,8 @@ def wrap(
         recipe: Whose ``parallel`` is taken, as of ``shardyard.resolve("recipe.yaml").recipe``; the
             rest the script says itself. The environment wins.
         blocks: Modules to shard one by one; None: what stands in the model's ``nn.ModuleList``.
+        plan: How tp splits modules: name or pattern -> columns, rows or vocabulary.
+        experts: Each ``nn.ModuleList`` of experts, by name or pattern, that ep deals over ranks.
 
     Returns:
         The same objects: the model, and with optimizers what was given.
@@ -111,15 +122,19 @@ def wrap(
         )
     _refuse_model(model)
     names = [_names_of(model, each) for each in optimizers]
-    mesh = _mesh(recipe, model)
+    words, lists = plan or {}, (experts,) if isinstance(experts, str) else tuple(experts or ())
+    is_own = bool(words or lists)
+    mesh = _mesh(recipe, model, is_own=is_own)
     split = [axis for axis in MODEL_AXES if getattr(mesh.layout, axis) > 1]
     is_whole = mesh.layout.dp_shard == 1 and not split
     device = local_device(mesh.dense.device_type)
     chosen: Mapping[str, nn.Module] = {}
     if split:
-        _refuse_options(split, gradients, blocks)
-    elif not is_whole:
-        chosen = _blocks(model) if blocks is None else _named(model, blocks)
+        _refuse_options(split, gradients, None if is_own else blocks)
+    if not is_whole and (is_own or not split):
+        chosen = _blocks(model, but=lists) if blocks is None else _named(model, blocks)
+    if is_own:
+        check_own_script(model, mesh.layout, blocks=chosen, plan=words, experts=lists)
     if not is_whole:
         check_shardable(model, optimizers, ranks=mesh.layout.world_size)
     control = host_group(model)
@@ -131,6 +146,10 @@ def wrap(
         replicas = replicate(model)
         for each in optimizers:
             each.register_step_post_hook(replicas.broadcast_buffers)
+    elif split and is_own:
+        _begin_alike(model, control)
+        shard_own_script(model, mesh, blocks=chosen, plan=words, experts=lists)
+        replace_class(model)
     elif split:
         _begin_alike(model, control)
         script, now = shard_known_script(model, mesh, device=device)
@@ -144,11 +163,12 @@ def wrap(
     params = dict(model.named_parameters())
     for each, of_one in zip(optimizers, names, strict=True):
         _point(each, of_one, params)
+    is_known = bool(split) and not is_own
     attach(
         model,
         Sharded(
             mesh=mesh, device=device, reader=_AsWritten(held_twice), params=params,
-            has_weights=True, is_known=bool(split), built_as=built_as, control=control,
+            has_weights=True, is_known=is_known, built_as=built_as, control=control,
         ),
     )  # fmt: skip
     if mesh.layout.ep > 1 or mesh.layout.pp > 1:
@@ -187,8 +207,8 @@ def _refuse_options(
     if blocks is not None:
         raise RequestError(
             f"blocks={blocks!r} with {axes}: wrap() splits models of known families so, whose "
-            "blocks are known. Leave blocks out; for a module of your own use "
-            "shardyard.parallelize(model, mesh, blocks=..., plan=...)."
+            "blocks are known. Leave blocks out; for a module of your own give plan= too, or "
+            "experts=."
         )
 
 
@@ -257,7 +277,7 @@ def _begin_alike(model: nn.Module, control: dist.ProcessGroup) -> None:
         dist.broadcast(tensor, 0)
 
 
-def _mesh(recipe: Recipe | None, model: nn.Module) -> Mesh:
+def _mesh(recipe: Recipe | None, model: nn.Module, *, is_own: bool) -> Mesh:
     given = os.environ.get(VARIABLE, "")
     degrees: dict[str, Any] = {}
     if given:
@@ -266,7 +286,7 @@ def _mesh(recipe: Recipe | None, model: nn.Module) -> Mesh:
         degrees = {axis: getattr(recipe.parallel, axis) for axis in _ALL_AXES}
     asks_for_data_axes = any(degrees.get(axis, "auto") != "auto" for axis in _AXES)
     splits_model = any(degrees.get(axis, 1) not in (1, "auto") for axis in MODEL_AXES)
-    if splits_model:
+    if splits_model and not is_own:
         check_splittable(model)
     if asks_for_data_axes or splits_model:
         return build_mesh(**degrees)
@@ -315,13 +335,20 @@ def _read(given: str) -> dict[str, Any]:
     return found
 
 
-def _blocks(model: nn.Module) -> dict[str, nn.Module]:
-    """What stands in outermost lists of modules, without what shares parameters with others."""
+def _blocks(model: nn.Module, *, but: Sequence[str]) -> dict[str, nn.Module]:
+    """What stands in outermost lists of modules, without what shares parameters with others.
+
+    Args:
+        but: Lists, by name or pattern, that are no blocks.
+    """
+    named = [name for name, _ in model.named_modules()]
+    others = {name for pattern in but for name in names_matching(pattern, named)}
     found: dict[str, nn.Module] = {}
 
     def look(module: nn.Module, path: str) -> None:
         for name, child in module.named_children():
-            if isinstance(module, nn.ModuleList) and any(True for _ in child.parameters()):
+            is_block = isinstance(module, nn.ModuleList) and path.rstrip(".") not in others
+            if is_block and any(True for _ in child.parameters()):
                 found[f"{path}{name}"] = child
             else:
                 look(child, f"{path}{name}.")

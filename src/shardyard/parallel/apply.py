@@ -33,7 +33,7 @@ from shardyard.parallel.compute_copies import (
     return_in,
 )
 from shardyard.parallel.context import context_attention, context_share
-from shardyard.parallel.data import Groups, reshard, shard_groups
+from shardyard.parallel.data import Groups, Placement, reshard, shard_groups
 from shardyard.parallel.expert import shard_experts, sparse_blocks
 from shardyard.parallel.family_groups import groups_of
 from shardyard.parallel.mesh import Mesh
@@ -214,6 +214,7 @@ def shard_script(
     *,
     blocks: Mapping[str, nn.Module],
     precision: MixedPrecisionPolicy,
+    placement: Placement | None = None,
 ) -> None:
     """Change a model in place whose script calls it, and ``loss.backward()``, as before.
 
@@ -221,8 +222,9 @@ def shard_script(
 
     Args:
         blocks: What is sharded one by one, by full name.
+        placement: How parameters are split; None: all along their first dimension.
     """
-    groups = Groups(blocks=list(blocks.values()), output_dtype=None)
+    groups = Groups(blocks=list(blocks.values()), output_dtype=None, placement=placement)
     shard_groups(model, mesh, groups, precision=precision, prefetch=1, averages=True)
     remedy = REMEDY.format("SHARDYARD_PARALLEL=zero=2")
     if (uneven := handle_uneven_gradients(model, mesh, blocks, remedy=remedy)) is not None:

@@ -58,12 +58,11 @@ class RankAgreement:
     """Compares what ranks do and hold. All ranks make one together."""
 
     def __init__(self, model: nn.Module, *, remedy: str) -> None:
-        """Take a model whose parameters have the names that they have on all ranks.
+        """Take a model, of which ranks may hold other parameters.
 
         Args:
             remedy: What to set so that ranks may call different blocks.
         """
-        self._names = [name for name, _ in model.named_parameters()]
         self._buffers = _Buffers(model)
         self._remedy = remedy
         self._wait = timedelta(seconds=WAIT_S)
@@ -73,6 +72,10 @@ class RankAgreement:
         # a rank may be in one of them while another is in the other, with another size
         self._actions = host_group(model)
         self._ends = host_group(model)
+        found: list[Any] = [None] * dist.get_world_size()
+        mine = [name for name, _ in model.named_parameters()]
+        dist.all_gather_object(found, mine, group=self._ends)
+        self._names = list(dict.fromkeys(name for names in found for name in names))
 
     def before(self, action: str) -> None:
         """Call before something that all ranks must do together.

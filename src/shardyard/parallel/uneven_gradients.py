@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 from shardyard.parallel.collectives import all_gather_into
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.rank_agreement import RankAgreement
-from shardyard.torch_private import GroupSums
+from shardyard.torch_private import GroupSums, has_one_group
 
 _NAME = "uneven_gradients"
 _ROOT = "what is in no block"
@@ -121,7 +121,8 @@ class _AllGather:
 
 def _compare_gathers(model: nn.Module, agreement: RankAgreement) -> None:
     for name, module in model.named_modules():
-        if isinstance(module, FSDPModule):
+        # torch takes no gather of ours for a block whose experts are on a mesh of their own
+        if has_one_group(module) and isinstance(module, FSDPModule):
             gather: Any = _AllGather(name or _ROOT, agreement)
             module.set_custom_all_gather(gather)
 
