@@ -67,18 +67,25 @@ class Net(nn.Module):
         return x
 
 
-def _stop_writing(step: int, until: threading.Event) -> None:
-    """Let this rank stop in the middle of its file of a step, until an event."""
+def _stop_writing(step: int, until: threading.Event) -> threading.Event:
+    """Let this rank stop in the middle of its file of a step, until an event.
+
+    Returns:
+        Set once it is there.
+    """
     module: Any = writer
+    begun = threading.Event()
     write = module.write_flushed
 
     def halves(path: Path, pieces: Iterable[memoryview]) -> Iterator[memoryview]:
         for number, piece in enumerate(pieces):
             if number == 1 and path.parent.name == f"{step_name(step)}.tmp":
+                begun.set()
                 until.wait(60)
             yield piece
 
     module.write_flushed = lambda path, pieces: write(path, halves(path, pieces))
+    return begun
 
 
 def _trained(
@@ -97,15 +104,14 @@ def _trained(
     said: list[str] = []
     logger = logging.getLogger("shardyard")
     logger.addFilter(lambda record: said.append(record.getMessage()) or True)  # type: ignore[func-returns-value]
-    if stopped and rank == 1:
-        _stop_writing(stopped, threading.Event())
+    begun = _stop_writing(stopped, threading.Event()) if rank == 1 else threading.Event()
     for step in shardyard.steps(total, folder, model, optimizer, schedule, every=2):
         x = torch.randn(4, 8) + sum(_drawn())
         model(x).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
-        if killed_after == step + 1 and rank == 1:
+        if killed_after == step + 1 and rank == 1 and begun.wait(60):
             os.kill(os.getpid(), signal.SIGKILL)
     weights = model.state_dict().items()
     return {n: w.full_tensor() if isinstance(w, DTensor) else w for n, w in weights}, said

@@ -14,6 +14,7 @@ from shardyard.library.checkpoint import Loaded, Saves, load_checkpoint
 from shardyard.library.generators import give_back_to_rank, once, states_of
 from shardyard.library.state import Sharded, listed, sharded
 from shardyard.library.termination import BeforeTermination
+from shardyard.parallel.host_group import host_group
 from shardyard.talk import say, warn
 
 _NO_SETTINGS = {"params", "foreach", "fused", "capturable", "differentiable"}
@@ -69,7 +70,7 @@ def steps(
         if dist.get_rank() == 0:
             _report(loaded, total, given, _settings(optimizer))
         _continue_generators(loaded, parts)
-    group: dist.ProcessGroup = dist.new_group(backend="gloo")
+    group = host_group(model)
     saves = Saves(folder, model, optimizer, keep_last=keep_last, group=group)
     with _finished(saves, parts) as before_end:
         for step in range(first, total):
