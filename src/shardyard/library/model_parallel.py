@@ -11,7 +11,7 @@ V = vocabulary, v = this rank's part of it.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -69,8 +69,9 @@ def shard_known_script(
     model.forward = script
     if parts.pipeline is None:
         model.register_forward_hook(apply.reshard_without_gradients)
-        if hasattr(model, "generate"):
-            model.generate = partial(generate_together, model.generate)
+    if hasattr(model, "generate"):
+        together = partial(generate_together, model.generate)
+        model.generate = together if parts.pipeline is None else _refuse_generate
     return script, names
 
 
@@ -86,6 +87,13 @@ def generate_together(generate: Callable[..., Any], *args: Any, **given: Any) ->
             "shardyard.export(model, folder)."
         )
     return generate(*args, **{**given, "use_cache": False, "synced_gpus": True})
+
+
+def _refuse_generate(*_args: Any, **_given: Any) -> NoReturn:
+    raise RequestError(
+        "generate() of a model that pp cuts into stages: its logits are on the last stage alone. "
+        "Call shardyard.export(model, folder), and generate by a model of one process from there."
+    )
 
 
 def check_splittable(model: nn.Module) -> None:

@@ -14,7 +14,7 @@ from shardyard.errors import RequestError, StorageError
 from shardyard.families.family import Family
 from shardyard.families.file_tensors import file_tensors
 from shardyard.families.registry import family_of
-from shardyard.library.state import sharded
+from shardyard.library.state import Sharded, sharded
 
 
 def export(model: nn.Module, folder: str | Path) -> None:
@@ -24,8 +24,7 @@ def export(model: nn.Module, folder: str | Path) -> None:
         folder: Written by rank 0.
 
     Raises:
-        RequestError: The model is none of transformers', was not wrapped by ``wrap()``, or is cut
-            into stages by pp.
+        RequestError: The model is none of transformers', or was not wrapped by ``wrap()``.
         StorageError: The folder could not be written. The same on every rank.
     """
     parts = sharded(model)
@@ -35,16 +34,7 @@ def export(model: nn.Module, folder: str | Path) -> None:
             f"this {type(model).__name__} is not. Use shardyard.save_checkpoint(); of a run, the "
             "command shardyard export."
         )
-    if parts.mesh.layout.pp > 1:
-        raise RequestError(
-            f"export() of a model in {parts.mesh.layout.pp} stages: no rank has all of it. Call "
-            "shardyard.save_checkpoint(), load that without pp, and export then."
-        )
-    state = {}
-    for name, tensor in model.state_dict().items():
-        whole = _whole(tensor)  # one after the other: each rank holds one of them at most
-        if dist.get_rank() == 0:
-            state[name] = whole.cpu()
+    state = _on_rank_0(model.state_dict(), parts)
     problem = ""
     if dist.get_rank() == 0:
         try:
@@ -58,6 +48,35 @@ def export(model: nn.Module, folder: str | Path) -> None:
     problem = parts.agree(problem)[0]
     if problem:
         raise StorageError(problem)
+
+
+def _on_rank_0(state: Mapping[str, Any], parts: Sharded) -> dict[str, Tensor]:
+    """Whole tensors of all ranks, on rank 0; elsewhere none. All ranks call it together.
+
+    Stages of pp, and experts of ep, are on some ranks alone: the first that has one sends it.
+    """
+    forms = {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}
+    by_rank: list[dict[str, tuple[torch.Size, torch.dtype]]] = parts.agree(forms)
+    rank, found = dist.get_rank(), dict[str, Tensor]()
+    for name in sorted({name for each in by_rank for name in each}):
+        owner = next(each for each, names in enumerate(by_rank) if name in names)
+        # one after the other: each rank holds one of them whole at most
+        whole = _whole(state[name]) if name in state else None
+        if rank == owner != 0:
+            assert whole is not None
+            dist.send(_bytes(whole.cpu().contiguous()), 0, group=parts.control)
+        elif rank == 0 and owner != 0:
+            shape, dtype = by_rank[owner][name]
+            found[name] = torch.empty(shape, dtype=dtype)
+            dist.recv(_bytes(found[name]), owner, group=parts.control)
+        elif rank == 0:
+            assert whole is not None
+            found[name] = whole.cpu()
+    return found
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.view(-1).view(torch.uint8)
 
 
 def _whole(tensor: Any) -> Tensor:
