@@ -182,6 +182,53 @@ def test_a_script_trains_on_every_axis_as_one_process_does(
         assert difference < 2e-5, case
 
 
+def asked_later(name: str, words: str, what: str) -> tuple[Any, Any, int]:
+    """Steps in one process and on all ranks, and how often a norm was computed.
+
+    Args:
+        what: Asked of the model after wrap(): checkpointing or compile.
+    """
+    alone = built(name)
+    wanted = steps_of(alone, adamw(alone), of_all_ranks, backward)
+    model, optimizer = wrapped(name, words)
+    model.train()
+    calls = []
+    called: Any = model
+    if what == "checkpointing":
+        model.gradient_checkpointing_enable()
+        model.model.layers[0].input_layernorm.register_forward_hook(lambda *_: calls.append(1))
+    else:
+        called = torch.compile(model, backend="eager")
+
+    def passes(_: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return backward(called, batch)
+
+    steps = steps_of(model, optimizer, lambda step: batch_of(step, dist.get_rank()), passes)
+    return wanted, mean(steps), len(calls)
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable")
+@pytest.mark.parametrize(
+    ("name", "words", "what", "calls"),
+    [
+        ("llama", "tp=2", "checkpointing", 4 * STEPS),
+        pytest.param("llama", "cp=2", "checkpointing", 4 * STEPS, marks=_SLOW),
+        pytest.param("mixtral", "ep=2", "checkpointing", 4 * STEPS, marks=_SLOW),
+        pytest.param("llama", "tp=2", "compile", 0, marks=_SLOW),
+        pytest.param("bert", "cp=2", "compile", 0, marks=_SLOW),
+        pytest.param("mixtral", "ep=2", "compile", 0, marks=_SLOW),
+    ],
+)
+def test_checkpointing_and_compile_may_be_asked_for_after_wrap(
+    name: str, words: str, what: str, calls: int
+) -> None:
+    for wanted, steps, found in run_on_ranks(asked_later, 2, name, words, what):
+        for (loss, norm), (wanted_loss, wanted_norm) in zip(steps, wanted, strict=True):
+            assert loss == pytest.approx(wanted_loss, rel=1e-6)
+            assert norm == pytest.approx(wanted_norm, rel=2e-6)
+        assert found == calls
+
+
 def padded(rank: int, *, left: bool) -> dict[str, torch.Tensor]:
     """Unlike other ranks' in both sizes."""
     generator = torch.Generator().manual_seed(rank)

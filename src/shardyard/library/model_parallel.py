@@ -239,16 +239,26 @@ class ScriptModel:
         }
         if self._computation.pipeline is not None:
             return self._evaluated(batch)
-        joined = self._group.join(batch, device=self._device)
-        micro_batch = self._micro_batch(joined)
-        logits_Blv: Tensor = self._forward_passes[0](*self._computation.inputs(micro_batch))
+        joined, micro_batch, inputs = self._joined(batch)
+        logits_Blv: Tensor = self._forward_passes[0](*inputs)
         if labels is None:
             return CausalOutput(logits=self._own(logits_Blv, joined, logits_to_keep))
-        loss_sum = self._computation.losses(logits_Blv, self._computation.targets(micro_batch))
-        loss = self._group.mean_loss(loss_sum, _divisor(micro_batch))
+        loss = self._loss(logits_Blv, micro_batch)
         if torch.is_grad_enabled():
             return LossOutput(loss=loss)
         return CausalOutput(loss=loss, logits=self._own(logits_Blv, joined, logits_to_keep))
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _joined(self, batch: Mapping[str, Tensor]) -> tuple[JoinedBatch, MicroBatch, Sequence[Any]]:
+        """The rows of all ranks, and what this rank's forward pass takes of them."""
+        joined = self._group.join(batch, device=self._device)
+        micro_batch = self._micro_batch(joined)
+        return joined, micro_batch, self._computation.inputs(micro_batch)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _loss(self, logits_Blv: Tensor, micro_batch: MicroBatch) -> Tensor:
+        loss_sum = self._computation.losses(logits_Blv, self._computation.targets(micro_batch))
+        return self._group.mean_loss(loss_sum, _divisor(micro_batch))
 
     def _evaluated(self, batch: Mapping[str, Tensor]) -> ModelOutput:
         """The loss of a pipeline's forward pass."""
@@ -304,6 +314,7 @@ class ScriptModel:
                 params[name].grad = now + grad
         return self._group.mean_loss(total, divisor).float()
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _own(self, logits_Blv: Tensor, joined: JoinedBatch, keep: int) -> Tensor:
         tokens_l = self._computation.tokens_l
         own = self._group.own_logits(

@@ -164,6 +164,7 @@ class _Call:
         self._control = control
         self._ranks = dist.get_world_size(group)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         """What the expert returns: a tensor."""
         if self._forward is not None:

@@ -127,6 +127,12 @@ class JoinedForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model. All ranks of the group call it together, alike."""
+        rows, args, kwargs = self._gathered(args, kwargs)
+        return self._own_rows(self._forward(*args, **kwargs), rows)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _gathered(self, args: Any, kwargs: Any) -> tuple[list[int], Any, Any]:
+        """Number of samples of each rank, and the arguments with the samples of all."""
         leaves = tree_leaves((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         rows = self._rows(tensors)
@@ -136,7 +142,10 @@ class JoinedForward:
         args, kwargs = tree_map(
             lambda leaf: next(joined) if isinstance(leaf, Tensor) else leaf, (args, kwargs)
         )
-        output = self._forward(*args, **kwargs)
+        return rows, args, kwargs
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _own_rows(self, output: Any, rows: Sequence[int]) -> Any:
         return tree_map(partial(self._own, rows=rows), output)
 
     def _rows(self, tensors: Sequence[Tensor]) -> list[int]:
