@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from transformers import PretrainedConfig, PreTrainedModel
 
 import shardyard
 from shardyard.errors import RecipeError, RequestError
@@ -207,6 +208,33 @@ def test_samples_losses_and_checkpoints_of_a_model_of_ones_own(
 ) -> None:
     for found in run_on_ranks(_used, 2, str(tmp_path), name, words):
         assert all(found), found
+
+
+class OwnPretrained(PreTrainedModel):  # type: ignore[misc]
+    """A model of one's own in the form of transformers."""
+
+    config_class = PretrainedConfig
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        super().__init__(config)
+        self.layers = nn.ModuleList(Mixture() for _ in range(2))
+        self.post_init()
+
+
+def _exported(folder: str) -> bool:
+    os.environ["SHARDYARD_PARALLEL"] = "ep=2"
+    torch.manual_seed(0)
+    model = OwnPretrained(PretrainedConfig())
+    wanted = {name: param.detach().clone() for name, param in model.named_parameters()}
+    model = shardyard.wrap(model, experts="layers.*.experts")
+    shardyard.export(model, folder)
+    found = dict(OwnPretrained.from_pretrained(folder).named_parameters())
+    return found.keys() == wanted.keys() and all(torch.equal(found[n], wanted[n]) for n in wanted)
+
+
+@pytest.mark.heavy
+def test_an_export_holds_the_experts_of_all_ranks(tmp_path: Path) -> None:
+    assert all(run_on_ranks(_exported, 2, str(tmp_path)))
 
 
 class Odd(nn.Module):
