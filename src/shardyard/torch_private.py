@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -120,6 +120,13 @@ def storage_key(of: Tensor | torch.UntypedStorage) -> int:
     have no address. torch has no public identity of a storage. In all versions."""
     storage = of.untyped_storage() if isinstance(of, Tensor) else of
     return int(storage._cdata)
+
+
+def group_timeout(group: Any) -> float:
+    """Seconds after which a collective of a process group fails (torch 2.11 to 2.13)."""
+    backend = group._get_backend(group._device_types[0])
+    timeout: timedelta = backend.options._timeout
+    return timeout.total_seconds()
 
 
 def change_count(tensor: Tensor) -> int:

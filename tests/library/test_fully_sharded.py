@@ -14,8 +14,9 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 import shardyard
-from shardyard.errors import RecipeError, RequestError
+from shardyard.errors import RecipeError, RequestError, TrainingError
 from shardyard.library.fully_sharded import check_shardable
+from shardyard.parallel import rank_agreement
 from tests.distributed.ranks import run_on_ranks
 
 
@@ -71,9 +72,12 @@ def test_parameters_that_cannot_be_shared_are_named_with_the_way_out(words: str)
     assert "SHARDYARD_PARALLEL=dp_replicate=2,dp_shard=1" in str(raised.value)
 
 
-OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "LBFGS: keeps parameters in _params": lambda model: torch.optim.LBFGS(model.parameters()),
     "AdamW: has state already": _stepped,
+    "Muon: takes norms and signs of whole matrices": lambda model: torch.optim.Muon([model.weight]),
+    "Adafactor: takes norms and signs": lambda model: torch.optim.Adafactor(model.parameters()),
+    "Rprop: takes norms and signs": lambda model: torch.optim.Rprop(model.parameters()),
     "SGD: fused=True has no rule": lambda model: _sgd(model, fused=True),
 }
 
@@ -139,3 +143,88 @@ def test_what_would_use_one_ranks_share_says_what_to_write(tmp_path: Path) -> No
         assert "a copy of this _Net would hold one rank's shard" in copied
         assert "shardyard.export(model, folder)" in folder
         assert "a hook of layers.0.weight would never be called" in hook
+
+
+def _wrapped(layout: str = "zero=3") -> tuple[Any, torch.optim.Optimizer]:
+    os.environ["SHARDYARD_PARALLEL"] = layout
+    torch.manual_seed(0)
+    model = _Net()
+    return shardyard.wrap(model, _sgd(model))
+
+
+def _call_with_halves() -> None:
+    model, _ = _wrapped()
+    halves = {name: param * 0.5 for name, param in model.named_parameters()}
+    torch.func.functional_call(model, halves, (torch.ones(1, 4),))
+
+
+def _penalise() -> None:
+    model, _ = _wrapped()
+    x = torch.ones(1, 4, requires_grad=True)
+    torch.autograd.grad(model(x).sum(), x, create_graph=True)
+
+
+def _convert() -> None:
+    model, _ = _wrapped()
+    model.to(model.layers[0].weight.dtype)  # nothing changes
+    model.to(torch.bfloat16)
+
+
+def _add_module() -> None:
+    model, optimizer = _wrapped()
+    model.layers[1] = nn.Linear(4, 4)
+    optimizer.add_param_group({"params": list(model.layers[1].parameters())})
+    model(torch.ones(1, 4))
+
+
+def _add_parameter() -> None:
+    model, optimizer = _wrapped()
+    model.layers[1].scale = nn.Parameter(torch.ones(3))
+    optimizer.add_param_group({"params": [model.layers[1].scale]})
+    loss: Any = model(torch.ones(1, 4)).sum() + model.layers[1].scale.sum()
+    loss.backward()
+    optimizer.step()
+
+
+LATER: dict[str, Callable[[], None]] = {
+    "functional_call with another tensor than the parameter weight of layers.0": _call_with_halves,
+    "create_graph=True: a second backward pass": _penalise,
+    "Call model.to(torch.bfloat16) before wrap()": _convert,
+    "layers.1 was not in this _Net when it was sharded": _add_module,
+    "of shape (3,) that was not in the model when it was wrapped": _add_parameter,
+}
+
+
+def _said_later() -> list[str]:
+    said = []
+    for line in LATER.values():
+        with pytest.raises(RequestError) as raised:
+            line()
+        said.append(str(raised.value))
+    return said
+
+
+@pytest.mark.heavy
+def test_what_would_train_otherwise_after_wrap_is_rejected() -> None:
+    for said in run_on_ranks(_said_later, 2):
+        assert all(words in text for words, text in zip(LATER, said, strict=True)), said
+
+
+def _on_rank_0_alone() -> str:
+    vars(rank_agreement)["group_timeout"] = lambda _group: 2.0
+    model, _ = _wrapped()
+    said = ""
+    if dist.get_rank() == 0:
+        with torch.no_grad(), pytest.raises(TrainingError) as raised:
+            model(torch.ones(1, 4))
+        said = str(raised.value)
+    dist.barrier()
+    return said
+
+
+@pytest.mark.heavy
+def test_an_evaluation_on_one_rank_alone_ends_before_the_others_barrier_does() -> None:
+    said = run_on_ranks(_on_rank_0_alone, 2)[0]
+    assert "rank 0 calls the model without gradients, and other ranks do not" in said
+    assert "take the call out of `if rank == 0:`" in said
+    assert "SHARDYARD_PARALLEL=dp_replicate=2,dp_shard=1" in said

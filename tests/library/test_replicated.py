@@ -281,6 +281,31 @@ def _penalised(kind: str) -> Trained:
     return _copied(model), None
 
 
+def _with_other_tensors(kind: str) -> Trained:
+    """Calls the model with tensors made of its parameters."""
+    called, model, optimizer = _ready(kind, Net)
+    for step in range(2):
+        prefix = "module." if kind == "ddp" else ""
+        halves = {f"{prefix}{name}": param * 0.5 for name, param in model.named_parameters()}
+        out: Any = torch.func.functional_call(called, halves, (_batch(step)[0],))
+        _backward(cross_entropy(out, _batch(step)[1]))
+        optimizer.step()
+        optimizer.zero_grad()
+    return _copied(model), None
+
+
+def _converted(kind: str) -> Trained:
+    """In another format after wrap(), where DistributedDataParallel stops to average."""
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if kind == "wrap":
+        shardyard.wrap(model, optimizer)
+    model.double()
+    called: Any = DistributedDataParallel(model) if kind == "ddp" else model
+    return _steps(lambda x: called(x.double()), model, optimizer), None
+
+
 HABITS: dict[str, Callable[[str], Trained]] = {
     "plain": lambda kind: _plain(Net, kind),
     "branches": lambda kind: _plain(Branches, kind),
@@ -296,6 +321,8 @@ HABITS: dict[str, Callable[[str], Trained]] = {
     "frozen at first": _freed,
     "two optimizers": _by_two_optimizers,
     "gradients of inputs": _penalised,
+    "functional_call": _with_other_tensors,
+    "converted later": _converted,
 }
 
 

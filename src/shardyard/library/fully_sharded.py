@@ -9,11 +9,14 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Optimizer
+from torch.utils._pytree import tree_leaves
 
 from shardyard.errors import Problem, RecipeError, RequestError
 from shardyard.models.batch_norm import batch_norms_in
@@ -21,6 +24,8 @@ from shardyard.torch_private import has_hooks
 
 WHOLE = "SHARDYARD_PARALLEL=dp_replicate={},dp_shard=1"
 """Setting with which each rank holds the whole model."""
+_OF_WHOLE_MATRICES = frozenset({"Muon", "Adafactor", "Rprop"})
+"""Optimizers of torch and transformers that compute something else, or fail, on shards."""
 _GATHER = (
     "torch.distributed.checkpoint.state_dict.get_model_state_dict(model, "
     "options=StateDictOptions(full_state_dict=True, cpu_offload=True))"
@@ -83,6 +88,8 @@ def _optimizer_problems(model: nn.Module, optimizer: Optimizer) -> Iterator[Prob
         )
     if any(group.get("fused") for group in optimizer.param_groups) and isinstance(optimizer, SGD):
         yield Problem(kind, "fused=True has no rule for shards. Leave fused out.")
+    if kind in _OF_WHOLE_MATRICES:
+        yield Problem(kind, "takes norms and signs of whole matrices, which are wrong on shards.")
     params = {id(param) for param in model.parameters()}
     for name, value in vars(optimizer).items():
         if name not in ("param_groups", "state", "defaults") and _holds(value, params):
@@ -108,6 +115,17 @@ class _FullySharded:
             "weights as copies of model.parameters(), updated with Tensor.lerp_, or let each rank "
             "hold the whole model: " + _whole()
         )
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """``model.to(...)``: another device or format may be too late."""
+        param = next(iter(self.parameters()))  # type: ignore[attr-defined]
+        made = fn(torch.empty(0, dtype=param.dtype, device=param.device))
+        if made.dtype != param.dtype:
+            raise RequestError(
+                f"this {_name_of(self)} is sharded as {param.dtype}, and {made.dtype} would not "
+                f"fit what holds its gradients. Call model.to({made.dtype}) before wrap()."
+            )
+        return super()._apply(fn, recurse)  # type: ignore[misc]
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """torch's own, rejected by pickle."""
@@ -155,9 +173,72 @@ def replace_class(model: nn.Module) -> None:
     model.__class__ = type(
         before.__name__, (_FullySharded, kind), {"__doc__": before.__doc__, **added}
     )
+    if is_whole:
+        outside_graphs: Any = torch.compiler.disable
+        model.register_forward_pre_hook(outside_graphs(_AsWrapped(model).check), prepend=True)
+        model.register_forward_hook(outside_graphs(_watch_graphs_of_gradients))
     for name, param in model.named_parameters():
         param.register_hook = _refuse_hook(name)  # type: ignore[method-assign]
         param.register_post_accumulate_grad_hook = _refuse_hook(name)  # type: ignore[method-assign]
+
+
+class _AsWrapped:
+    """Checks before a forward pass that a model has the modules and parameters it had."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = WeakSet(model.modules())
+
+    def check(self, model: nn.Module, _args: Any) -> None:
+        """Hook of the model.
+
+        Raises:
+            RequestError: Others took their place.
+        """
+        for place, module in model.named_modules():
+            own = dict(module.named_parameters(recurse=False))
+            if own and module not in self._modules:
+                raise RequestError(
+                    f"{place} was not in this {_name_of(model)} when it was sharded: ranks would "
+                    f"train it apart. Change modules before wrap(), or let each rank hold the "
+                    f"whole model: {_whole()}"
+                )
+            for name, tensor in own.items():
+                if not isinstance(tensor, nn.Parameter):
+                    raise RequestError(
+                        f"functional_call with another tensor than the parameter {name} of "
+                        f"{place or _name_of(model)}: a forward pass of this sharded model gathers "
+                        "its own. Change the parameters in place, or let each rank hold the whole "
+                        f"model: {_whole()}"
+                    )
+
+
+def _watch_graphs_of_gradients(model: nn.Module, _args: Any, output: Any) -> None:
+    """Reject a backward pass that keeps a graph: gathered parameters are gone by the second."""
+
+    def refuse(_grad: Tensor) -> None:
+        if torch.is_grad_enabled():
+            raise RequestError(
+                f"create_graph=True: a second backward pass through this sharded {_name_of(model)} "
+                "needs parameters that were let go after the first. Let each rank hold the whole "
+                f"model: {_whole()}"
+            )
+
+    for tensor in tree_leaves(output):
+        if isinstance(tensor, Tensor) and tensor.requires_grad:
+            tensor.register_hook(refuse)  # type: ignore[no-untyped-call]
+
+
+def refuse_added_parameters(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    """Reject a step of parameters that are not sharded: ranks would step them apart."""
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            if not isinstance(param, DTensor) and param.grad is not None:
+                raise RequestError(
+                    f"{type(optimizer).__name__} steps a parameter of shape {tuple(param.shape)} "
+                    "that was not in the model when it was wrapped: its gradient is one rank's. "
+                    "Add modules before wrap(), or let each rank hold the whole model: "
+                    f"{_whole()}"
+                )
 
 
 def _refuse_hook(name: str) -> Any:

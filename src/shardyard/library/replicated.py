@@ -27,7 +27,7 @@ class Replicas:
     def __init__(self, model: nn.Module) -> None:
         """Give every rank the parameters and buffers of rank 0. All ranks call it together."""
         self._model = model
-        self._trained: list[tuple[int, bool]] = []
+        self._trained: list[tuple[int, bool, torch.dtype]] = []
         self._reducer: DistributedDataParallel | None = None
         outside_graphs: Any = torch.compiler.disable
         self.pre_forward = outside_graphs(self._pre_forward)
@@ -69,13 +69,16 @@ class Replicas:
             reducer_calls(self._reducer)[2]()
 
     def _refresh(self) -> None:
-        """Follow parameters that were frozen, freed or added."""
-        trained = [(id(param), param.requires_grad) for param in self._model.parameters()]
+        """Follow parameters that were frozen, freed, added or given another format."""
+        params = list(self._model.parameters())
+        if not all(isinstance(param, nn.Parameter) for param in params):
+            return  # functional_call with tensors made of them, whose gradients come to them
+        trained = [(id(param), param.requires_grad, param.dtype) for param in params]
         if trained == self._trained:
             return
         self._trained = trained
         self._reducer = None  # its hooks go before others come
-        if dist.get_world_size() > 1 and any(is_trained for _, is_trained in trained):
+        if dist.get_world_size() > 1 and any(is_trained for _, is_trained, _ in trained):
             self._reducer = DistributedDataParallel(
                 _WithUnusedParameter(self._model), find_unused_parameters=True
             )

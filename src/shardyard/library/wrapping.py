@@ -22,7 +22,11 @@ from shardyard.config.schema import Recipe
 from shardyard.errors import RecipeError, RequestError
 from shardyard.library.clipping import replace_clip_grad_norm
 from shardyard.library.exact_mean import ExactMean
-from shardyard.library.fully_sharded import check_shardable, replace_class
+from shardyard.library.fully_sharded import (
+    check_shardable,
+    refuse_added_parameters,
+    replace_class,
+)
 from shardyard.library.mesh import build_mesh, devices_per_node, local_device
 from shardyard.library.model import refuse_second_split
 from shardyard.library.model_parallel import check_splittable, shard_known_script
@@ -160,6 +164,8 @@ def wrap(
         _begin_alike(model, control)
         shard_script(model, mesh, blocks=chosen, precision=MixedPrecisionPolicy())
         replace_class(model)
+        for each in optimizers:
+            each.register_step_pre_hook(refuse_added_parameters)
     params = dict(model.named_parameters())
     for each, of_one in zip(optimizers, names, strict=True):
         _point(each, of_one, params)

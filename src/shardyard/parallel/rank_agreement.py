@@ -7,6 +7,7 @@ otherwise. So a rank that is about to gather something else than in the steps be
 that with all others, and each step ends with one small exchange.
 """
 
+import threading
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
@@ -18,10 +19,13 @@ from torch import Tensor, nn
 
 from shardyard.errors import TrainingError
 from shardyard.parallel.host_group import host_group
-from shardyard.torch_private import change_count, names_not_saved
+from shardyard.talk import warn
+from shardyard.torch_private import change_count, group_timeout, names_not_saved
 
 WAIT_S = 120.0
 """How long a rank that leaves the usual order waits for the others to do the same."""
+_SOON_S = 10.0
+"""How long a rank that evaluates waits for the others before it says so."""
 _ALIKE = 2
 """Equal rounds after which a rank does not ask before it does the same again."""
 _END = "ends its backward pass"
@@ -141,7 +145,9 @@ class RankAgreement:
         pair = torch.tensor([number, -number])
         work = dist.all_reduce(pair, op=dist.ReduceOp.MAX, group=self._actions, async_op=True)
         assert work is not None
-        if usual is None:
+        if action == _EVALUATE:
+            self._wait_to_evaluate(work)
+        elif usual is None:
             work.wait()
         else:
             try:
@@ -152,6 +158,24 @@ class RankAgreement:
             actions: list[Any] = [None] * dist.get_world_size(self._actions)
             dist.all_gather_object(actions, action, group=self._actions)
             self._fail({f"rank {rank}": action for rank, action in enumerate(actions)})
+
+    def _wait_to_evaluate(self, work: dist.Work) -> None:
+        """Wait for all ranks, less long than they do at a barrier of the script."""
+        alone = (
+            f"rank {dist.get_rank()} calls the model without gradients, and other ranks do not. "
+            "They share its parameters, so all ranks must call it, also to evaluate or to "
+            "generate: take the call out of `if rank == 0:`, or let each rank hold the whole "
+            f"model: SHARDYARD_PARALLEL=dp_replicate={dist.get_world_size()},dp_shard=1"
+        )
+        limit = 0.75 * group_timeout(dist.group.WORLD)
+        late = threading.Timer(_SOON_S, warn, [alone])
+        late.start()
+        try:
+            work.wait(timedelta(seconds=limit))
+        except RuntimeError as error:
+            raise TrainingError(f"For {limit:.0f} s, {alone}") from error
+        finally:
+            late.cancel()
 
     def _fail(self, by_rank: Mapping[str, str], cause: BaseException | None = None) -> NoReturn:
         first = next(iter(by_rank.values()))
