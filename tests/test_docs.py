@@ -20,6 +20,9 @@ from shardyard.config.compatibility import ENGINES, OPTIONAL, TORCH
 from shardyard.config.legality import _STRATEGIES as STRATEGIES
 from shardyard.config.load import is_override, load_recipe
 from shardyard.config.setting import settings
+from shardyard.control.prepare import prepare_data
+from shardyard.control.request import Request
+from shardyard.hardware.probe import probe
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -229,6 +232,17 @@ def test_the_small_dialogues_train(folder: Path, example: str) -> None:
     run_id = Path(example).name
     answer = train(folder, run_id, f"examples/{example}.yaml", "run.epochs=null")
     assert answer["outcome"] == "finished"
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("example", ["chat-small", "sources/s1-small", "sources/s3-small"])
+def test_the_length_of_a_small_example_is_accepted_as_it_stands(
+    folder: Path, example: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`train` checks it once the data is prepared; the others here train fewer steps."""
+    monkeypatch.chdir(folder)
+    request = Request.read([f"examples/{example}.yaml"], to_train=True)
+    request.resolve(probe(), prepare_data(request))
 
 
 @pytest.mark.system

@@ -26,6 +26,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from shardyard.printable import printable
+
 
 class ShardyardError(Exception):
     """Base of all errors raised on purpose; its text is shown to the user as it is."""
@@ -70,7 +72,7 @@ class RecipeError(RequestError):
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         lines = "\n".join(f"  {problem}" for problem in problems)
         end = f"\n{hint}" if hint else ""
-        super().__init__(f"{source} has {count}:\n{lines}{end}")
+        super().__init__(printable(f"{source} has {count}:\n{lines}{end}"))
 
 
 class SetUpError(RequestError):

@@ -10,6 +10,7 @@ import re
 _ACTING = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 but tab and line end, DEL, C1
     "\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069"  # order of reading, line ends
+    "\ufeff"  # a byte order mark, which nobody sees
     "\ud800-\udfff]"  # of bytes that are no text
 )
 

@@ -61,6 +61,8 @@ _NEEDED: dict[str, dict[str, Any]] = {
     "launch.volumes.0.claim": {"path": "/runs"},
     "launch.volumes.0.efs": {"path": "/runs"},
     "launch.volumes.0.host": {"path": "/runs"},
+    "data.mixture.0": {"name": "a", "source": "s3://a/b", "weight": 1},
+    "observe.alerts.0": {"when": ["failed"]},
 }
 """What must stand beside a string for it to be looked at."""
 
@@ -91,10 +93,13 @@ class Desk:
 
     def recipe(self, place: Place, text: str) -> Path:
         content = with_string(place, text)
-        for part in place[:-1]:
-            if isinstance(part, int):
-                beside = _NEEDED.get(shown(place), {})
-                content["launch"]["volumes"][0] |= beside
+        for prefix, beside in _NEEDED.items():
+            if shown(place).startswith(prefix) and 0 in place:
+                item = content
+                for part in place[: place.index(0) + 1]:
+                    item = item[part]
+                if isinstance(item, dict):
+                    item |= {key: value for key, value in beside.items() if key not in item}
         file = self.recipes / "odd.yaml"
         file.write_text(json.dumps(content))  # JSON is YAML, and can write any of them
         return file
@@ -124,7 +129,10 @@ def desk(
 def _assert_told(said: str, place: Place, text: str) -> None:
     """A refusal names the setting, and does nothing to the terminal that shows it."""
     setting = "launch.volumes" if "volumes" in place else setting_of(place)
-    assert setting in re.sub(r"\[\d+\]", "", said), (text, said)
+    mapping = setting.removesuffix(".NAME")
+    named = re.sub(r"\[\d+\]", "", said)
+    is_item = mapping != setting and mapping in named
+    assert setting in named or is_item, (text, said)
     for line in said.splitlines():
         assert all(c.isprintable() or c == "\t" for c in line), (text, said)
     assert "bug of shardyard" not in said and "operating system" not in said, (text, said)
@@ -164,7 +172,9 @@ def test_an_odd_string_is_refused_by_name_or_handed_on_whole(place: Place, desk:
 def _assert_whole(launcher: str, rendered: dict[str, Any], place: Place, text: str) -> None:
     """What would be sent says the same however it is read."""
     recipe = _recipe_in(launcher, rendered)
-    is_anchored = setting_of(place).startswith(("run.dir", "data.", "model.path", "cluster.file"))
+    is_anchored = setting_of(place).startswith(
+        ("run.dir", "data.", "model.path", "model.dir", "cluster.file")
+    )
     if not is_anchored:
         assert _holds(read_yaml(recipe, source="it"), place, text), (launcher, text)
     match launcher:

@@ -3,6 +3,7 @@
 What a config.json means is said by ``families/config_json.py``.
 """
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,11 @@ def model_folder(
             raise RequestError(
                 f"model.path={model.path} {is_file}. Give a Hugging Face folder that holds "
                 "config.json, or name a hub repository with model.hub."
+            )
+        if not os.path.lexists(folder / "config.json"):
+            raise RequestError(
+                f"model.path={model.path}: {folder} holds no config.json. Give the folder that "
+                "save_pretrained wrote, or a snapshot of the hub."
             )
     elif model.hub is not None:
         wanted = Wanted(

@@ -113,8 +113,8 @@ def typed(tree: dict[str, Any]) -> tuple[Recipe, list[Problem]]:
 
 
 def _drop(tree: dict[str, Any], problem: Problem) -> None:
-    """Take a setting that is not valid out of a tree."""
-    *above, key = problem.path.split(".")
+    """Take a setting that is not valid out of a tree; of a list all items."""
+    *above, key = problem.path.partition("[")[0].split(".")
     _inside(tree, above).pop(key, None)
 
 
@@ -327,9 +327,25 @@ def _type_problems(kind: type[Section], tree: dict[str, Any], *, at: str = "") -
             found.setdefault(path, Problem(path, text))
         else:
             *inside, key = path.split(".")[len(above) :]
-            text = _wrong_value(_inside(tree, inside)[key], setting)
-            found.setdefault(path, Problem(path, text))
+            value = _inside(tree, inside)[key]
+            problem = _wrong_item(path, detail, value, setting) or Problem(
+                path, _wrong_value(value, setting)
+            )
+            found.setdefault(problem.path, problem)
     return list(found.values())
+
+
+def _wrong_item(path: str, detail: Any, value: Any, setting: Setting) -> Problem | None:
+    """The wrong part of an item of a list, as ``data.mixture[0].name``; None: not one part."""
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        return None
+    position, *below = detail["loc"][detail["loc"].index(path.rpartition(".")[2]) + 1 :]
+    if not below or below[0] not in value[position]:
+        return None
+    field = below[0]
+    reason = detail["msg"][:1].lower() + detail["msg"][1:]
+    text = f"={show(value[position][field])} is wrong: {reason}. {path} is {setting.accepts}."
+    return Problem(f"{path}[{position}].{field}", text)
 
 
 def _setting_at(place: tuple[int | str, ...]) -> str:

@@ -178,7 +178,7 @@ def rendered(run_id: str, *overrides: str) -> tuple[dict[str, Any], dict[str, An
     command = [sys.executable, "-m", "shardyard", "launch", str(QUICKSTART)]
     words = ["--on=kubernetes", "--dry-run", f"run.id={run_id}", *OVERRIDES, *overrides]
     text = subprocess.check_output([*command, *words], stderr=subprocess.DEVNULL, text=True)
-    config, job = yaml.safe_load_all(text)
+    config, *_, job = yaml.safe_load_all(text)
     return config, job
 
 
@@ -200,5 +200,5 @@ def rendered_side_job(*overrides: str) -> tuple[dict[str, Any], dict[str, Any]]:
     command = [sys.executable, "-m", "shardyard", "prepare", str(QUICKSTART)]
     words = ["--on=kubernetes", "--dry-run", *OVERRIDES, *overrides]
     text = subprocess.check_output([*command, *words], stderr=subprocess.DEVNULL, text=True)
-    config, job = yaml.safe_load_all(text)
+    config, *_, job = yaml.safe_load_all(text)
     return config, job
