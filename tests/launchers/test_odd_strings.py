@@ -95,7 +95,7 @@ class Desk:
         content = with_string(place, text)
         for prefix, beside in _NEEDED.items():
             if shown(place).startswith(prefix) and 0 in place:
-                item = content
+                item: Any = content
                 for part in place[: place.index(0) + 1]:
                     item = item[part]
                 if isinstance(item, dict):
