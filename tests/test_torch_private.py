@@ -29,7 +29,6 @@ from shardyard.errors import RequestError
 from shardyard.torch_private import (
     compile_seconds,
     placed_over,
-    refuse_sends_to_oneself,
     starting_by,
 )
 
@@ -266,20 +265,6 @@ def test_seconds_of_compilation_are_counted() -> None:
     doubled = torch.compile(lambda x: (2 * x).sum(), backend="aot_eager")
     doubled(torch.ones(3, requires_grad=True)).backward()
     assert before < compile_seconds() < before + 60
-
-
-def test_an_old_torch_refuses_stages_that_send_to_their_own_rank(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(torch, "__version__", "2.11.0+cpu")
-    refuse_sends_to_oneself("parallel.schedule=zb-v", "nccl")
-    with pytest.raises(RequestError) as refused:
-        refuse_sends_to_oneself("parallel.schedule=zb-v", "gloo")
-    message = str(refused.value)
-    assert message.startswith("parallel.schedule=zb-v on CPUs needs torch 2.12 or newer, and this")
-    assert message.endswith("Install a newer torch, or use another schedule.")
-    monkeypatch.setattr(torch, "__version__", "2.12.0")
-    refuse_sends_to_oneself("parallel.schedule=zb-v", "gloo")
 
 
 @pytest.mark.skipif(IS_OLD, reason="this torch has one mesh for all parameters of a group")

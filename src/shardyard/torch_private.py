@@ -40,7 +40,7 @@ versions."""
 _MEETINGS = "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
 
 
-def _version() -> tuple[int, ...]:
+def torch_version() -> tuple[int, ...]:
     """(2, 13) of torch 2.13.0+cpu."""
     return tuple(int(part) for part in torch.__version__.split(".")[:2])
 
@@ -324,21 +324,6 @@ def node_of_meeting(address: str, pid: int, number: int) -> Any:
     return import_module(_MEETINGS)._NodeDesc(address, pid, number)
 
 
-def refuse_sends_to_oneself(setting: str, backend: str) -> None:
-    """Of stages on one rank that follow each other: up to 2.11 torch begins with a message from
-    each stage to the next, whoever has it.
-
-    Raises:
-        RequestError: gloo knows no way from a rank to itself.
-    """
-    if backend == "gloo" and _version() < (2, 12):
-        raise RequestError(
-            f"{setting} on CPUs needs torch 2.12 or newer, and this is {torch.__version__}: one "
-            "rank has two stages that follow each other, and it would send to itself, which gloo "
-            "cannot. Install a newer torch, or use another schedule."
-        )
-
-
 # -- fully_shard --------------------------------------------------------------------------------
 
 
@@ -540,13 +525,13 @@ def _param_groups(state: Any) -> list[Any]:
 # -- selective recompute ------------------------------------------------------------------------
 
 HOOKS_PASS_BY_KEPT_RESULTS: dict[str, Any] = (
-    {"respect_saved_tensors_hooks": False} if _version() >= (2, 14) else {}
+    {"respect_saved_tensors_hooks": False} if torch_version() >= (2, 14) else {}
 )
 """For torch's ``checkpoint``: hooks of saved tensors (offload) do not see what selective recompute
 keeps; ``keep_results`` packs it. Before 2.14 none does; since then torch warns of a later version
 that asks them, unless it is told."""
 
-_KEEPS_BY_NUMBER = _version() >= (2, 13)
+_KEEPS_BY_NUMBER = torch_version() >= (2, 13)
 """Whether selective recompute finds a result by the number of its call, or takes the next one."""
 
 

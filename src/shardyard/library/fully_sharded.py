@@ -16,11 +16,10 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Optimizer
-from torch.utils._pytree import tree_leaves
 
 from shardyard.errors import Problem, RecipeError, RequestError
 from shardyard.models.batch_norm import batch_norms_in
-from shardyard.torch_private import has_hooks
+from shardyard.torch_private import has_hooks, tree_leaves
 
 WHOLE = "SHARDYARD_PARALLEL=dp_replicate={},dp_shard=1"
 """Setting with which each rank holds the whole model."""

@@ -145,27 +145,10 @@ def wrap(
     _refuse_another_model(model, control)
     _move(model, device)
     built_as = type(model)
-    held_twice: Sequence[str] = ()
-    if is_whole:
-        replicas = replicate(model)
-        for each in optimizers:
-            each.register_step_post_hook(replicas.broadcast_buffers)
-    elif split and is_own:
-        _begin_alike(model, control)
-        shard_own_script(model, mesh, blocks=chosen, plan=words, experts=lists)
-        replace_class(model)
-    elif split:
-        _begin_alike(model, control)
-        script, now = shard_known_script(model, mesh, device=device)
-        held_twice = script.held_twice
-        names = [[[new for old in group for new in now[old]] for group in each] for each in names]
-        replace_class(model)
-    else:
-        _begin_alike(model, control)
-        shard_script(model, mesh, blocks=chosen, precision=MixedPrecisionPolicy())
-        replace_class(model)
-        for each in optimizers:
-            each.register_step_pre_hook(refuse_added_parameters)
+    names, held_twice = _spread(
+        model, mesh, optimizers, names, device=device, control=control, blocks=chosen,
+        plan=words, experts=lists,
+    )  # fmt: skip
     params = dict(model.named_parameters())
     for each, of_one in zip(optimizers, names, strict=True):
         _point(each, of_one, params)
@@ -184,6 +167,47 @@ def wrap(
         for each in optimizers:
             exact.watch(each)
     return model if optimizer is None else (model, optimizer)
+
+
+def _spread(
+    model: nn.Module,
+    mesh: Mesh,
+    optimizers: Sequence[Optimizer],
+    names: list[list[list[str]]],
+    *,
+    device: torch.device,
+    control: Any,
+    blocks: Mapping[str, nn.Module],
+    plan: Mapping[str, str],
+    experts: Sequence[str],
+) -> tuple[list[list[list[str]]], Sequence[str]]:
+    """Replicate, shard or split a model whose options are checked.
+
+    Returns:
+        For each optimizer and parameter group the names of its parameters now, and the names of
+        parameters that two stages of a pipeline hold.
+    """
+    layout = mesh.layout
+    is_split = any(getattr(layout, axis) > 1 for axis in MODEL_AXES)
+    if layout.dp_shard == 1 and not is_split:
+        replicas = replicate(model)
+        for each in optimizers:
+            each.register_step_post_hook(replicas.broadcast_buffers)
+        return names, ()
+    _begin_alike(model, control)
+    held_twice: Sequence[str] = ()
+    if plan or experts:
+        shard_own_script(model, mesh, blocks=blocks, plan=plan, experts=experts)
+    elif is_split:
+        script, now = shard_known_script(model, mesh, device=device)
+        held_twice = script.held_twice
+        names = [[[new for old in group for new in now[old]] for group in each] for each in names]
+    else:
+        shard_script(model, mesh, blocks=blocks, precision=MixedPrecisionPolicy())
+        for each in optimizers:
+            each.register_step_pre_hook(refuse_added_parameters)
+    replace_class(model)
+    return names, held_twice
 
 
 class _AsWritten:

@@ -28,11 +28,12 @@ from torch.distributed.tensor import DTensor
 from shardyard.config.schema import Parallel
 from shardyard.config.stages import rank_of_stage
 from shardyard.data.micro_batch import IGNORED
+from shardyard.errors import RequestError
 from shardyard.models.inputs import Inputs
 from shardyard.models.parts import part_of
 from shardyard.parallel.data import GradientSync
 from shardyard.parallel.mesh import Mesh
-from shardyard.torch_private import refuse_sends_to_oneself
+from shardyard.torch_private import torch_version
 
 _OF_ONE_STAGE: dict[str, Any] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 _OF_STAGES: dict[str, Any] = {
@@ -289,3 +290,18 @@ class _Stage(PipelineStage):
         self._sync.before_backward(is_last=last_backward)
         super().backward_weight_one_chunk(bwd_chunk_id, last_backward=last_backward)
         self._sync.sum_gradients()
+
+
+def refuse_sends_to_oneself(setting: str, backend: str) -> None:
+    """Of stages on one rank that follow each other: up to 2.11 torch begins with a message from
+    each stage to the next, whoever has it.
+
+    Raises:
+        RequestError: gloo knows no way from a rank to itself.
+    """
+    if backend == "gloo" and torch_version() < (2, 12):
+        raise RequestError(
+            f"{setting} on CPUs needs torch 2.12 or newer, and this is {torch.__version__}: one "
+            "rank has two stages that follow each other, and it would send to itself, which gloo "
+            "cannot. Install a newer torch, or use another schedule."
+        )
