@@ -210,6 +210,30 @@ def test_what_would_train_otherwise_after_wrap_is_rejected() -> None:
         assert all(words in text for words, text in zip(LATER, said, strict=True)), said
 
 
+def _numbers_of_gradients() -> tuple[list[float], list[float]]:
+    model, _ = _wrapped("zero=2")
+    model(torch.ones(1, 4)).sum().backward()
+    weight = model.layers[0].weight
+    numbers: list[Callable[[Any], Any]] = [
+        lambda grad: grad.norm(), lambda grad: grad.abs().max(), lambda grad: grad.sum(),
+        lambda grad: grad.mean(),
+    ]  # fmt: skip
+    for number in numbers:
+        for read in (float, bool, int, lambda share: share.item()):
+            with pytest.raises(RequestError, match=r"one rank's share.*full_tensor"):
+                read(number(weight.grad))
+    whole = weight.grad.full_tensor()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9, error_if_nonfinite=True)
+    found = [number(weight.grad).full_tensor().item() for number in numbers]
+    return found, [number(whole).item() for number in numbers]
+
+
+@pytest.mark.heavy
+def test_a_number_of_sharded_gradients_is_the_whole_one_or_an_error() -> None:
+    for found, whole in run_on_ranks(_numbers_of_gradients, 2):
+        assert found == pytest.approx(whole, rel=1e-6)
+
+
 def _on_rank_0_alone() -> str:
     vars(rank_agreement)["group_timeout"] = lambda _group: 2.0
     model, _ = _wrapped()

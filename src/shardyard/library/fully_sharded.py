@@ -8,6 +8,7 @@ import copy
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any, NoReturn
 from weakref import WeakSet
 
@@ -152,6 +153,33 @@ class ShardedStateDict(OrderedDict[str, Any]):
     def __deepcopy__(self, memo: dict[int, Any]) -> "ShardedStateDict":
         """Kept beside, to be loaded again: the best weights so far."""
         return ShardedStateDict((name, copy.deepcopy(value, memo)) for name, value in self.items())
+
+
+def reject_shares_of_numbers() -> None:
+    """Let a Python number of what ranks have not added up be an error, in this process.
+
+    ``grad.norm().item()`` of a sharded gradient is this rank's share in torch, without a word.
+    Adding it up here would wait for ever where one rank alone logs it.
+    """
+    for name in ("item", "__float__", "__int__", "__bool__"):
+        whole = getattr(DTensor, name)
+        if not hasattr(whole, "rejects_shares"):
+            setattr(DTensor, name, _whole_numbers_only(whole))
+
+
+def _whole_numbers_only(whole: Any) -> Any:
+    @wraps(whole)
+    def number(self: DTensor) -> Any:
+        if any(placement.is_partial() for placement in self.placements):
+            raise RequestError(
+                "this number would be one rank's share: the parameters are sharded, and a norm, "
+                "sum or maximum of them is not added up yet. Let all ranks call full_tensor() on "
+                "it first, as in grad.norm().full_tensor().item()."
+            )
+        return whole(self)
+
+    number.rejects_shares = True  # type: ignore[attr-defined]
+    return number
 
 
 def replace_class(model: nn.Module) -> None:

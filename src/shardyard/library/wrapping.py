@@ -25,6 +25,7 @@ from shardyard.library.exact_mean import ExactMean
 from shardyard.library.fully_sharded import (
     check_shardable,
     refuse_added_parameters,
+    reject_shares_of_numbers,
     replace_class,
 )
 from shardyard.library.mesh import build_mesh, devices_per_node, local_device
@@ -195,6 +196,7 @@ def _spread(
             each.register_step_post_hook(replicas.broadcast_buffers)
         return names, ()
     _begin_alike(model, control)
+    reject_shares_of_numbers()
     held_twice: Sequence[str] = ()
     if plan or experts:
         shard_own_script(model, mesh, blocks=blocks, plan=plan, experts=experts)
