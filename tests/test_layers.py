@@ -233,7 +233,7 @@ def test_only_the_device_module_of_the_training_half_names_kinds_of_accelerators
     assert any(words(text) & KINDS for _, text in named(PACKAGE / DEVICE_SEAM))
 
 
-MOST_LINES = {"train/loop.py": 13_550, "library/__init__.py": 20_900}
+MOST_LINES = {"train/loop.py": 13_550, "library/__init__.py": 21_000}
 """What a reader may have to know of a module: lines of all that it imports, and what they import.
 Raise it only with a reason; better, hand the module what it needs. The last ones: whoever reads the
 lines of a run asks which of them count (`rundir/counted_lines.py`), weights are compared with their
