@@ -82,7 +82,7 @@ MISSING = (
     ("data.tokenizer=text", "data.tokenizer", "tokenizer.json: nothing is there"),
     ("model.path=gone", "model.path", "nothing is there"),
     ("model.path=text/a.txt", "model.path", "is a file"),
-    ("model.path=text", "model.path", "no model.safetensors"),
+    ("model.path=text", "model.path", "holds no config.json"),
     ("data.dir=text/a.txt", "data.dir", "a.txt is no folder"),
 )
 
