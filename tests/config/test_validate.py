@@ -152,3 +152,16 @@ def test_a_dict_is_left_as_it_was() -> None:
 def test_what_is_no_recipe_is_named(sources: Any) -> None:
     with pytest.raises(RequestError, match=r"3 is int, not a recipe\. Give the path"):
         load_recipe(sources)
+
+
+def test_a_wrong_part_of_an_item_is_named_and_all_of_a_list_only_where_no_part_is() -> None:
+    part = {"name": "A b", "source": "x", "weight": 1}
+    for mixture, words in (
+        ([part], "data.mixture[0].name='A b' is wrong: "),
+        ([{"name": "a", "weight": 1}], "data.mixture=[{'name': 'a', 'weight': 1}] is not a list"),
+        ([3], "data.mixture=[3] is not a list"),
+        ({}, "data.mixture={} is not a list"),
+    ):
+        with pytest.raises(RecipeError) as raised:
+            load_recipe({"data": {"mixture": mixture}})
+        assert str(raised.value.problems[0]).startswith(words), mixture

@@ -337,12 +337,14 @@ def _type_problems(kind: type[Section], tree: dict[str, Any], *, at: str = "") -
 
 def _wrong_item(path: str, detail: Any, value: Any, setting: Setting) -> Problem | None:
     """The wrong part of an item of a list, as ``data.mixture[0].name``; None: not one part."""
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+    key = path.rpartition(".")[2]
+    loc: tuple[int | str, ...] = detail["loc"]
+    below = loc[loc.index(key) + 1 :] if key in loc else loc[:0]
+    if not isinstance(value, list) or len(below) < 2 or not isinstance(below[0], int):
         return None
-    position, *below = detail["loc"][detail["loc"].index(path.rpartition(".")[2]) + 1 :]
-    if not below or below[0] not in value[position]:
+    position, field = below[:2]
+    if not isinstance(value[position], dict) or field not in value[position]:
         return None
-    field = below[0]
     reason = detail["msg"][:1].lower() + detail["msg"][1:]
     text = f"={show(value[position][field])} is wrong: {reason}. {path} is {setting.accepts}."
     return Problem(f"{path}[{position}].{field}", text)
