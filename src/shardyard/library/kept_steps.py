@@ -75,7 +75,8 @@ def steps(
     with _finished(saves, parts) as before_end:
         for step in range(first, total):
             yield step
-            saves.report()
+            with before_end.postponed():  # what it holds, the writing thread may wait for
+                saves.report()
             if (step + 1) % every == 0 or step + 1 == total:
                 values = {
                     "total": total,
@@ -85,7 +86,8 @@ def steps(
                 }
                 with before_end.postponed():
                     saves.begin(step + 1, values)
-        saves.finish()
+        with before_end.postponed():
+            saves.finish()
 
 
 @contextmanager
