@@ -340,13 +340,14 @@ def _wrong_item(path: str, detail: Any, value: Any, setting: Setting) -> Problem
     key = path.rpartition(".")[2]
     loc: tuple[int | str, ...] = detail["loc"]
     below = loc[loc.index(key) + 1 :] if key in loc else loc[:0]
-    if not isinstance(value, list) or len(below) < 2 or not isinstance(below[0], int):
+    if not isinstance(value, list) or len(below) < 2:
         return None
-    position, field = below[:2]
-    if not isinstance(value[position], dict) or field not in value[position]:
+    position, field = below[0], below[1]
+    item = value[position] if isinstance(position, int) else None
+    if not isinstance(item, dict) or field not in item:
         return None
     reason = detail["msg"][:1].lower() + detail["msg"][1:]
-    text = f"={show(value[position][field])} is wrong: {reason}. {path} is {setting.accepts}."
+    text = f"={show(item[field])} is wrong: {reason}. {path} is {setting.accepts}."
     return Problem(f"{path}[{position}].{field}", text)
 
 
