@@ -1,6 +1,6 @@
 """``python -m docs.generate``, which `make docs` runs: writes the pages that are made from code."""
 
-from docs.generate.pages import DOCS, TABLES, WHOLE, made
+from docs.generate.pages import ALL, DOCS, made
 
-for name in (*WHOLE, *TABLES):
+for name in ALL:
     (DOCS / name).write_text(made(name))

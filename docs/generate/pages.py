@@ -3,7 +3,16 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from docs.generate import errors, hardware, kubernetes, launchers, monitoring, settings, slurm
+from docs.generate import (
+    errors,
+    from_ddp,
+    hardware,
+    kubernetes,
+    launchers,
+    monitoring,
+    settings,
+    slurm,
+)
 
 DOCS = Path(__file__).parents[1]
 MARK = "<!-- The table below is made by `make docs`. -->"
@@ -21,26 +30,34 @@ TABLES: dict[str, Callable[[], str]] = {
     "monitoring.md": monitoring.table,
 }
 """File below docs/ -> what makes it, or the table below its mark."""
+SEVERAL: dict[str, Callable[[], dict[str, str]]] = {"from-ddp.md": from_ddp.tables}
+"""File below docs/ -> its tables by name, each below a mark with that name."""
+ALL = (*WHOLE, *TABLES, *SEVERAL)
 
 
 def made(name: str) -> str:
-    """What a page of ``WHOLE`` or ``TABLES`` has to hold."""
+    """What a page of ``ALL`` has to hold."""
     if name in WHOLE:
         return WHOLE[name]()
-    return with_table((DOCS / name).read_text(), TABLES[name]())
+    page = (DOCS / name).read_text()
+    if name in TABLES:
+        return with_table(page, TABLES[name]())
+    for title, table in SEVERAL[name]().items():
+        page = with_table(page, table, mark=MARK.replace("table", f"table {title}", 1))
+    return page
 
 
-def with_table(page: str, table: str) -> str:
+def with_table(page: str, table: str, *, mark: str = MARK) -> str:
     """A page whose table below the mark is another.
 
     Raises:
         ValueError: The page has not one mark.
     """
-    before, mark, after = page.partition(f"{MARK}\n\n")
-    if not mark or MARK in after:
-        raise ValueError(f"a page has the line {MARK} once")
+    before, found, after = page.partition(f"{mark}\n\n")
+    if not found or mark in after:
+        raise ValueError(f"a page has the line {mark} once")
     rest = list(_behind_table(after.splitlines(keepends=True)))
-    return "".join([before, mark, table, *rest])
+    return "".join([before, found, table, *rest])
 
 
 def _behind_table(lines: list[str]) -> Iterator[str]:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join
+from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -119,7 +120,11 @@ def _steps(called: Any, model: nn.Module, optimizer: Any, steps: int = 3) -> dic
 
 
 def _copied(model: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    found = {}
+    for name, tensor in model.state_dict().items():
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        found[name] = whole.detach().clone()
+    return found
 
 
 def _backward(loss: Any) -> None:
@@ -136,10 +141,12 @@ def _seeded_by_rank(kind: str) -> Trained:
 
 def _accumulated(kind: str) -> Trained:
     called, model, optimizer = _ready(kind, Net)
+    alone: list[float] = []
     for step in range(2):
         with called.no_sync():
             _backward(cross_entropy(called(_batch(step)[0]), _batch(step)[1]))
-        alone = [float(p.grad.sum()) for p in model.parameters()]
+        if not os.environ.get("SHARDYARD_PARALLEL"):
+            alone = [float(p.grad.sum()) for p in model.parameters()]
         _backward(cross_entropy(called(_batch(step + 5)[0]), _batch(step + 5)[1]))
         optimizer.step()
         optimizer.zero_grad()
@@ -246,6 +253,50 @@ def _freed(kind: str) -> Trained:
     return _steps(called, model, optimizer, steps=2), None
 
 
+def _frozen_later(kind: str) -> Trained:
+    """A part that is frozen after a step, where momentum would still move it."""
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    called: Any = DistributedDataParallel(model) if kind == "ddp" else model
+    if kind == "wrap":
+        shardyard.wrap(model, optimizer)
+    _steps(called, model, optimizer, steps=1)
+    model.layers.requires_grad_(False)
+    called = DistributedDataParallel(model) if kind == "ddp" else model
+    return _steps(called, model, optimizer, steps=2), None
+
+
+def _grown(kind: str) -> Trained:
+    """With a module that comes after wrap(), and its parameters in a group of their own."""
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if kind == "wrap":
+        shardyard.wrap(model, optimizer)
+    model.layers.append(nn.Linear(16, 16))
+    optimizer.add_param_group({"params": list(model.layers[2].parameters()), "lr": 0.05})
+    called: Any = DistributedDataParallel(model) if kind == "ddp" else model
+    return _steps(called, model, optimizer), None
+
+
+def _in_autocast(kind: str) -> Trained:
+    """With a scaler, clipped."""
+    called, model, optimizer = _ready(kind, Net)
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+    for step in range(3):
+        x, y = _batch(step)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = cross_entropy(called(x), y)
+        _backward(scaler.scale(loss))
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    return _copied(model), scaler.get_scale()
+
+
 def _by_two_optimizers(kind: str) -> Trained:
     torch.manual_seed(0)
     model = Net()
@@ -319,6 +370,9 @@ HABITS: dict[str, Callable[[str], Trained]] = {
     "rank 0 alone": _on_rank_0,
     "Join": _joined,
     "frozen at first": _freed,
+    "frozen later": _frozen_later,
+    "added later": _grown,
+    "autocast": _in_autocast,
     "two optimizers": _by_two_optimizers,
     "gradients of inputs": _penalised,
     "functional_call": _with_other_tensors,
@@ -330,11 +384,20 @@ _OF_A_STEP = ("scale", "running_mean", "running_var")
 """Buffers: DistributedDataParallel gives ranks those of rank 0 before the next forward pass."""
 
 
-def _each_habit(folder: str) -> dict[str, list[str]]:
+STAY_SHARDED = (
+    "plain", "seeded by rank", "no_sync", "frozen at first", "frozen later", "autocast",
+)  # fmt: skip
+"""Habits that are the same where ranks share the parameters."""
+LAYOUTS = {"zero=2": (*STAY_SHARDED, "branches"), "zero=3": STAY_SHARDED}
+
+
+def _each_habit(folder: str, names: tuple[str, ...], layout: str) -> dict[str, list[str]]:
     """What of a habit differs from DistributedDataParallel."""
     os.chdir(folder)
+    os.environ["SHARDYARD_PARALLEL"] = layout
     found = {}
-    for name, habit in HABITS.items():
+    for name in names:
+        habit = HABITS[name]
         wanted, of_both = habit("ddp")
         weights, seen = habit("wrap")
         for key, each in weights.items():  # after a step each rank has those of rank 0
@@ -348,8 +411,15 @@ def _each_habit(folder: str) -> dict[str, list[str]]:
 
 @pytest.mark.heavy
 def test_a_habit_of_ddp_does_what_it_does_there(tmp_path: Path) -> None:
-    for found in run_on_ranks(_each_habit, 2, str(tmp_path), timeout_s=120):
+    for found in run_on_ranks(_each_habit, 2, str(tmp_path), tuple(HABITS), "", timeout_s=120):
         assert found == {name: [] for name in HABITS}
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_habit_stays_where_ranks_share_the_parameters(layout: str, tmp_path: Path) -> None:
+    for found in run_on_ranks(_each_habit, 2, str(tmp_path), LAYOUTS[layout], layout):
+        assert found == {name: [] for name in LAYOUTS[layout]}
 
 
 def _of_transformers(folder: str, layout: str) -> float:
