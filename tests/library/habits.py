@@ -91,6 +91,37 @@ DDP = (
         _equal(f"{_BY_VALUE}[rank 0 alone]", cell="stays; names have no `module.` in front"),
     ),
     Habit(
+        "a dict made by hand of `state_dict()`, of a part or the optimizer; `torch.save(model)`",
+        _rejected(
+            "holds one rank's shard of it",
+            "a file of this _Net would hold one rank's shard",
+            by=(_SHARES,),
+            cell="an error names the same call",
+        ),
+        _equal(f"{_BY_VALUE}[rank 0 alone]"),
+    ),
+    Habit(
+        "`load_state_dict()` of whole weights or optimizer state, on all ranks",
+        _equal(f"{_SHARDED}[loaded]"),
+        _equal(f"{_BY_VALUE}[loaded]"),
+    ),
+    Habit(
+        "`model.apply(init)` after `wrap`, `param.copy_(...)`, `.data`, `vector_to_parameters`",
+        _equal(
+            f"{_SHARDED}[initialised later]",
+            f"{_SHARDED}[written from a vector]",
+            cell="stay; ranks write the same numbers",
+        ),
+        _equal(
+            f"{_BY_VALUE}[initialised later]", f"{_BY_VALUE}[written from a vector]", cell="stay"
+        ),
+    ),
+    Habit(
+        "squares of parameters, or their distance from others, in the loss",
+        _equal(f"{_SHARDED}[decay in the loss]", cell="stay"),
+        _equal(f"{_BY_VALUE}[decay in the loss]", cell="stay"),
+    ),
+    Habit(
         "`model.save_pretrained(folder)` on rank 0",
         _rejected(
             "shardyard.export(model, folder)",
@@ -117,8 +148,9 @@ DDP = (
         "`AveragedModel(model)`, `copy.deepcopy(model)`",
         _rejected(
             "a copy of this _Net would hold one rank's shard",
-            by=(_SHARES,),
-            cell="an error says so",
+            "this AveragedModel was made before wrap()",
+            by=(_SHARES, _LATER),
+            cell="an error names the lines of an average",
         ),
         _equal(f"{_BY_VALUE}[averages of weights]", cell="stay; the copy is a plain module"),
     ),
@@ -159,6 +191,15 @@ DDP = (
             by=(_LATER,),
         ),
         _equal(f"{_BY_VALUE}[gradients of inputs]", f"{_BY_VALUE}[functional_call]", cell="stay"),
+    ),
+    Habit(
+        "`torch.autograd.grad` by parameters; `model.encoder(x)` by itself",
+        _rejected(
+            "torch.autograd.grad by parameters of a sharded model",
+            "encoder is called by itself",
+            by=(_LATER,),
+        ),
+        _equal(f"{_BY_VALUE}[in parts]", cell="stay"),
     ),
     Habit(
         "`model.to(torch.bfloat16)`, new modules after `wrap`",

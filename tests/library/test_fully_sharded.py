@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.optim.swa_utils import AveragedModel
 
 import shardyard
 from shardyard.errors import RecipeError, RequestError, TrainingError
@@ -109,7 +110,7 @@ def _refused(folder: str) -> list[str]:
     model: Any = _Net()
     torch.manual_seed(0)
     first = _Net().state_dict()
-    optimizer = _sgd(model)
+    optimizer = _sgd(model, momentum=0.9)
     model, optimizer = shardyard.wrap(model, optimizer)
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     whole: Any = get_model_state_dict(model, options=options)
@@ -125,6 +126,13 @@ def _refused(folder: str) -> list[str]:
     for line in (
         lambda: torch.save(model.state_dict(), f"{folder}/model.pt"),
         lambda: torch.save({"model": model.state_dict()}, f"{folder}/model.pt"),
+        lambda: torch.save({n: v.cpu() for n, v in model.state_dict().items()}, f"{folder}/m.pt"),
+        lambda: torch.save(dict(model.named_parameters()), f"{folder}/model.pt"),
+        lambda: torch.save(model.layers[0].state_dict(), f"{folder}/model.pt"),
+        lambda: torch.save({"optimizer": optimizer.state_dict()}, f"{folder}/model.pt"),
+        lambda: torch.save(model, f"{folder}/model.pt"),
+        lambda: torch.save(model.module, f"{folder}/model.pt"),
+        lambda: model.layers[0].weight.detach().numpy(),
         lambda: copy.deepcopy(model),
         lambda: model.save_pretrained(folder),
         lambda: model.layers[0].weight.register_hook(print),
@@ -137,8 +145,16 @@ def _refused(folder: str) -> list[str]:
 
 @pytest.mark.heavy
 def test_what_would_use_one_ranks_share_says_what_to_write(tmp_path: Path) -> None:
-    for saved, in_dict, copied, folder, hook in run_on_ranks(_refused, 2, str(tmp_path)):
+    for said in run_on_ranks(_refused, 2, str(tmp_path)):
+        saved, in_dict, *by_hand, whole, view, numbers, copied, folder, hook = said
         assert "holds one rank's shard of each parameter" in saved
+        for text in by_hand:
+            assert "holds one rank's shard of it" in text and "full_state_dict=True" in text
+            assert "get_optimizer_state_dict" in text and "shardyard.save_checkpoint" in text
+        assert len(by_hand) == 4
+        assert "a file of this _Net would hold one rank's shard" in whole
+        assert "a file of this Linear would hold one rank's shard" in view
+        assert "param.full_tensor().numpy()" in numbers
         assert saved == in_dict and "full_state_dict=True" in saved
         assert "a copy of this _Net would hold one rank's shard" in copied
         assert "shardyard.export(model, folder)" in folder
@@ -186,12 +202,50 @@ def _add_parameter() -> None:
     optimizer.step()
 
 
+def _differentiate(**settings: Any) -> None:
+    model, _ = _wrapped()
+    torch.autograd.grad(model(torch.ones(1, 4)).sum(), list(model.parameters()), **settings)
+
+
+def _average_of_before() -> None:
+    os.environ["SHARDYARD_PARALLEL"] = "zero=3"
+    model = _Net()
+    average = AveragedModel(model)
+    shardyard.wrap(model)
+    average.update_parameters(model)
+
+
+def _change_format() -> None:
+    model, _ = _wrapped()
+    model.layers[0].weight.data = model.layers[0].weight.data.half()
+
+
+class _InParts(_Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.encoder(x))
+
+
+def _in_parts() -> Any:
+    os.environ["SHARDYARD_PARALLEL"] = "zero=3"
+    return shardyard.wrap(_InParts())
+
+
 LATER: dict[str, Callable[[], None]] = {
     "functional_call with another tensor than the parameter weight of layers.0": _call_with_halves,
     "create_graph=True: a second backward pass": _penalise,
     "Call model.to(torch.bfloat16) before wrap()": _convert,
     "layers.1 was not in this _Net when it was sharded": _add_module,
     "of shape (3,) that was not in the model when it was wrapped": _add_parameter,
+    "torch.autograd.grad by parameters of a sharded model": _differentiate,
+    "Call loss.backward() and read param.grad": lambda: _differentiate(allow_unused=True),
+    "this AveragedModel was made before wrap()": _average_of_before,
+    "Change its shape or format before wrap()": _change_format,
+    "encoder is called by itself": lambda: _in_parts().encoder(torch.ones(1, 4)),
+    "call in place of model.forward": lambda: _in_parts().forward(torch.ones(1, 4)),
 }
 
 

@@ -297,6 +297,89 @@ def _in_autocast(kind: str) -> Trained:
     return _copied(model), scaler.get_scale()
 
 
+def _initialised(kind: str) -> Trained:
+    """Initialised and written by the script after wrap(), from numbers all ranks draw alike."""
+    called, model, optimizer = _ready(kind, Net)
+    torch.manual_seed(5)
+
+    def begin(module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            nn.init.kaiming_uniform_(module.weight)
+            nn.init.normal_(module.bias, std=0.1)
+
+    model.layers.apply(begin)
+    model.a.reset_parameters()
+    model.b.weight.data = torch.randn(4, 16)
+    model.b.bias.data.fill_(0.5)
+    with torch.no_grad():
+        model.a.weight.copy_(torch.randn(16, 6))
+        model.a.bias += torch.randn(16)
+    return _steps(called, model, optimizer), None
+
+
+def _of_a_vector(kind: str) -> Trained:
+    """Parameters written from one vector."""
+    called, model, optimizer = _ready(kind, Net)
+    torch.manual_seed(5)
+    numbers = sum(param.numel() for param in model.parameters())
+    torch.nn.utils.vector_to_parameters(torch.randn(numbers) / 4, model.parameters())
+    return _steps(called, model, optimizer), None
+
+
+def _decayed(kind: str) -> Trained:
+    """The loss has the parameters' squares, and how far they are from what they were."""
+    before = [param.detach().clone() for param in _net().parameters()]
+    called, model, optimizer = _ready(kind, Net)
+    losses = []
+    for step in range(3):
+        x, y = _batch(step)
+        squares: Any = sum(param.pow(2).sum() for param in model.parameters())
+        loss = cross_entropy(called(x), y) + 0.1 * squares
+        pairs = zip(model.parameters(), before, strict=True)
+        loss += 0.1 * sum((param - was).square().sum() for param, was in pairs)
+        loss += 0.1 * sum(param.norm(1) for param in model.parameters())
+        _backward(loss)
+        losses.append(float(loss))
+        optimizer.step()
+        optimizer.zero_grad()
+    return _copied(model), losses
+
+
+def _net() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+def _loaded(kind: str) -> Trained:
+    """From what one process saved of the model and the optimizer."""
+    torch.manual_seed(3)
+    saved = Net()
+    of_saved = torch.optim.AdamW(saved.parameters(), lr=0.01)
+    _backward(saved(torch.ones(2, 6)).square().mean())
+    of_saved.step()
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    called: Any = DistributedDataParallel(model) if kind == "ddp" else model
+    if kind == "wrap":
+        shardyard.wrap(model, optimizer)
+    model.load_state_dict(saved.state_dict())
+    optimizer.load_state_dict(of_saved.state_dict())
+    return _steps(called, model, optimizer), None
+
+
+def _in_parts(kind: str) -> Trained:
+    """A part called by itself, and gradients by parameters, which no framework averages."""
+    called, model, optimizer = _ready(kind, Net)
+    with torch.no_grad():
+        hidden = model.a(_batch(0)[0])
+    out = called(_batch(0)[0]).square().mean()
+    found = torch.autograd.grad(out, list(model.parameters()), retain_graph=True)
+    _backward(out)
+    optimizer.step()
+    return _copied(model), [float(hidden.sum()), *(float(each.sum()) for each in found)]
+
+
 def _by_two_optimizers(kind: str) -> Trained:
     torch.manual_seed(0)
     model = Net()
@@ -373,6 +456,11 @@ HABITS: dict[str, Callable[[str], Trained]] = {
     "frozen later": _frozen_later,
     "added later": _grown,
     "autocast": _in_autocast,
+    "initialised later": _initialised,
+    "written from a vector": _of_a_vector,
+    "decay in the loss": _decayed,
+    "loaded": _loaded,
+    "in parts": _in_parts,
     "two optimizers": _by_two_optimizers,
     "gradients of inputs": _penalised,
     "functional_call": _with_other_tensors,
@@ -386,6 +474,7 @@ _OF_A_STEP = ("scale", "running_mean", "running_var")
 
 STAY_SHARDED = (
     "plain", "seeded by rank", "no_sync", "frozen at first", "frozen later", "autocast",
+    "initialised later", "written from a vector", "decay in the loss", "loaded",
 )  # fmt: skip
 """Habits that are the same where ranks share the parameters."""
 LAYOUTS = {"zero=2": (*STAY_SHARDED, "branches"), "zero=3": STAY_SHARDED}

@@ -8,7 +8,6 @@ import copy
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import wraps
 from typing import Any, NoReturn
 from weakref import WeakSet
 
@@ -19,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Optimizer
 
 from shardyard.errors import Problem, RecipeError, RequestError
+from shardyard.library.sharded_tensors import GATHER, refuse_pickle
 from shardyard.models.batch_norm import batch_norms_in
 from shardyard.torch_private import has_hooks, tree_leaves
 
@@ -26,10 +26,6 @@ WHOLE = "SHARDYARD_PARALLEL=dp_replicate={},dp_shard=1"
 """Setting with which each rank holds the whole model."""
 _OF_WHOLE_MATRICES = frozenset({"Muon", "Adafactor", "Rprop"})
 """Optimizers of torch and transformers that compute something else, or fail, on shards."""
-_GATHER = (
-    "torch.distributed.checkpoint.state_dict.get_model_state_dict(model, "
-    "options=StateDictOptions(full_state_dict=True, cpu_offload=True))"
-)
 
 
 def check_shardable(model: nn.Module, optimizers: Sequence[Optimizer], *, ranks: int) -> None:
@@ -116,6 +112,8 @@ class _FullySharded:
             "hold the whole model: " + _whole()
         )
 
+    __reduce_ex__ = refuse_pickle
+
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """``model.to(...)``: another device or format may be too late."""
         param = next(iter(self.parameters()))  # type: ignore[attr-defined]
@@ -145,7 +143,7 @@ class ShardedStateDict(OrderedDict[str, Any]):
     def __reduce_ex__(self, _protocol: Any) -> NoReturn:
         raise RequestError(
             "this state_dict() holds one rank's shard of each parameter: a file of it would lack "
-            f"the rest. Let all ranks call {_GATHER} and save what rank 0 gets, or use "
+            f"the rest. Let all ranks call {GATHER} and save what rank 0 gets, or use "
             "shardyard.save_checkpoint(folder, model, optimizer, step=step); for a transformers "
             "model shardyard.export(model, folder)."
         )
@@ -153,33 +151,6 @@ class ShardedStateDict(OrderedDict[str, Any]):
     def __deepcopy__(self, memo: dict[int, Any]) -> "ShardedStateDict":
         """Kept beside, to be loaded again: the best weights so far."""
         return ShardedStateDict((name, copy.deepcopy(value, memo)) for name, value in self.items())
-
-
-def reject_shares_of_numbers() -> None:
-    """Let a Python number of what ranks have not added up be an error, in this process.
-
-    ``grad.norm().item()`` of a sharded gradient is this rank's share in torch, without a word.
-    Adding it up here would wait for ever where one rank alone logs it.
-    """
-    for name in ("item", "__float__", "__int__", "__bool__"):
-        whole = getattr(DTensor, name)
-        if not hasattr(whole, "rejects_shares"):
-            setattr(DTensor, name, _whole_numbers_only(whole))
-
-
-def _whole_numbers_only(whole: Any) -> Any:
-    @wraps(whole)
-    def number(self: DTensor) -> Any:
-        if any(placement.is_partial() for placement in self.placements):
-            raise RequestError(
-                "this number would be one rank's share: the parameters are sharded, and a norm, "
-                "sum or maximum of them is not added up yet. Let all ranks call full_tensor() on "
-                "it first, as in grad.norm().full_tensor().item()."
-            )
-        return whole(self)
-
-    number.rejects_shares = True  # type: ignore[attr-defined]
-    return number
 
 
 def replace_class(model: nn.Module) -> None:
@@ -207,6 +178,31 @@ def replace_class(model: nn.Module) -> None:
     for name, param in model.named_parameters():
         param.register_hook = _refuse_hook(name)  # type: ignore[method-assign]
         param.register_post_accumulate_grad_hook = _refuse_hook(name)  # type: ignore[method-assign]
+
+
+def watch_parts(model: nn.Module) -> None:
+    """Reject a call of a part of a sharded model by itself: nothing gathers its parameters."""
+    for name, module in model.named_modules():
+        if (
+            not isinstance(module, FSDPModule)
+            and next(module.parameters(recurse=False), None) is not None
+        ):
+            module.register_forward_pre_hook(_refuse_alone(name))
+
+
+def _refuse_alone(name: str) -> Any:
+    def check(module: nn.Module, _args: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if any(isinstance(param, DTensor) for param in module.parameters(recurse=False)):
+            raise RequestError(
+                f"{name} is called by itself, and has one rank's shard of its parameters: they are "
+                "gathered where the model is called, as in model(...), which also has to be the "
+                "call in place of model.forward(...). Let its forward() call this part, or let "
+                f"each rank hold the whole model: {_whole()}"
+            )
+
+    return check
 
 
 class _AsWrapped:

@@ -25,14 +25,15 @@ from shardyard.library.exact_mean import ExactMean
 from shardyard.library.fully_sharded import (
     check_shardable,
     refuse_added_parameters,
-    reject_shares_of_numbers,
     replace_class,
+    watch_parts,
 )
 from shardyard.library.mesh import build_mesh, devices_per_node, local_device
 from shardyard.library.model import refuse_second_split
 from shardyard.library.model_parallel import check_splittable, shard_known_script
 from shardyard.library.own_script import check_own_script, shard_own_script
 from shardyard.library.replicated import replicate
+from shardyard.library.sharded_tensors import guard_sharded_tensors, place_state
 from shardyard.library.state import Sharded, attach, listed
 from shardyard.memory_limit import usable_memory_bytes
 from shardyard.parallel.apply import shard_script
@@ -196,7 +197,7 @@ def _spread(
             each.register_step_post_hook(replicas.broadcast_buffers)
         return names, ()
     _begin_alike(model, control)
-    reject_shares_of_numbers()
+    guard_sharded_tensors()
     held_twice: Sequence[str] = ()
     if plan or experts:
         shard_own_script(model, mesh, blocks=blocks, plan=plan, experts=experts)
@@ -208,6 +209,8 @@ def _spread(
         shard_script(model, mesh, blocks=blocks, precision=MixedPrecisionPolicy())
         for each in optimizers:
             each.register_step_pre_hook(refuse_added_parameters)
+            each.register_load_state_dict_pre_hook(place_state)
+        watch_parts(model)
     replace_class(model)
     return names, held_twice
 
