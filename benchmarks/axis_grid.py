@@ -28,8 +28,8 @@ from torch.distributed.tensor import DTensor
 from benchmarks.record import write_result
 from shardyard.config.layout import Layout
 from shardyard.data.loader import step_batches
+from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_steps
 from shardyard.train.hooks import Hooks
 from shardyard.train.loop import Loop
 from shardyard.train.setup import set_up

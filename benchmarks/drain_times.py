@@ -36,10 +36,10 @@ from typing import Any
 
 from benchmarks.real_run import write_corpus
 from benchmarks.record import write_result
-from shardyard.drill.marked import Marked
+from shardyard.drill.scene import Marked
+from shardyard.io.polling import wait_for
+from shardyard.rundir.jsonl import read_lines
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_lines
-from shardyard.waiting import wait_for
 
 PHASES = ("notice", "finish", "save", "end", "leave")
 BAR_S = 5.0

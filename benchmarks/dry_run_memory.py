@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.record import write_result
 from shardyard.config.layout import Layout
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.families.presets import PRESETS
 from shardyard.planner.dry_run import DryRun, dry_run
 from shardyard.planner.memory import Memory, memory

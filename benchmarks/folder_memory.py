@@ -31,15 +31,15 @@ from shardyard.checkpoint.export import export
 from shardyard.checkpoint.retention import step_name
 from shardyard.checkpoint.save import Saver
 from shardyard.checkpoint.tensor_file import write_tensors
-from shardyard.config.legality import resolve_layout
-from shardyard.config.model_source import read_shape
+from shardyard.config.model.source import read_shape
 from shardyard.config.resolved import DataFacts, Resolved
-from shardyard.config.schema import Model, Recipe
+from shardyard.config.rules.layout import resolve_layout
+from shardyard.config.schema.recipe import Model, Recipe
 from shardyard.families.file_tensors import file_tensors, whole_shape
 from shardyard.families.presets import PRESETS
 from shardyard.families.registry import family_of
 from shardyard.families.shape import ModelShape
-from shardyard.files import write_json
+from shardyard.io.files import write_json
 from shardyard.models.build import build_on_meta, fill_weights, give_storage, hf_config
 from shardyard.models.local_shard import local_shard
 from shardyard.parallel.mesh import build_mesh

@@ -25,9 +25,9 @@ from typing import Any
 
 from benchmarks.real_run import end_by_signals, running, verb, write_corpus
 from benchmarks.record import write_result
+from shardyard.io.polling import wait_for
+from shardyard.rundir.jsonl import LOSSES, read_lines, read_lines_backwards, read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import LOSSES, read_lines, read_lines_backwards, read_steps
-from shardyard.waiting import wait_for
 
 RECIPE = [
     "model.preset=llama-tiny",

@@ -29,7 +29,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from benchmarks.record import write_result
 from shardyard.config.layout import Layout
-from shardyard.config.schema import Optim
+from shardyard.config.schema.recipe import Optim
 from shardyard.parallel.data import Groups, shard_groups
 from shardyard.parallel.device import (
     CopyQueue,
@@ -41,7 +41,7 @@ from shardyard.parallel.device import (
 )
 from shardyard.parallel.mesh import Mesh, build_mesh
 from shardyard.train.optim import ShardOptimizer
-from shardyard.train.states_on_host import StatesOnHost
+from shardyard.train.optimizer_offload import StatesOnHost
 
 WAYS = ("plain", "offloaded")
 

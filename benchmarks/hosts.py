@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.config.load import dump_recipe, load_recipe
+from shardyard.io.polling import wait_for
+from shardyard.rundir.jsonl import read_lines
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_lines
-from shardyard.waiting import wait_for
 
 _INSIDE = "SHARDYARD_HOSTS_INSIDE"
 _NETWORK = "10.77.0"

@@ -39,10 +39,10 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.record import write_result
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.data.images.augment import Pixels
-from shardyard.data.images.boxes import Box
 from shardyard.data.images.cache import PictureBytes
+from shardyard.data.images.crops import Box
 from shardyard.data.images.decode import decode
 from shardyard.data.images.index import ImageIndex
 from shardyard.data.images.prepare import prepare_images

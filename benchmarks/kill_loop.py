@@ -30,7 +30,7 @@ from benchmarks.record import write_result
 from benchmarks.recovery import asked_of_torchrun
 from benchmarks.restart_phases import RECIPE
 from benchmarks.torchrun_restart import HUNG_S, Torchrun
-from shardyard.drill.loop import Due, schedule
+from shardyard.drill.kill_loop import Due, schedule
 
 APART, ABOVE = 0.03, 0.2
 """Bars: of measured and simulated, and of measured above torchrun."""

@@ -25,10 +25,10 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
 from benchmarks.record import write_result
-from shardyard.config.own_module import known_shape
+from shardyard.config.rules.own_module import known_shape
 from shardyard.models.build import hf_config
+from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_steps
 from shardyard.train.hooks import Hooks
 from shardyard.train.loop import Loop
 from shardyard.train.setup import set_up

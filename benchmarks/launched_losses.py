@@ -29,8 +29,8 @@ from typing import Any
 from benchmarks.record import about, result_file, write_result
 from shardyard.data.sources import list_files
 from shardyard.hardware.probe import probe
+from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_steps
 from tests.launchers.batch_docker import docker_batch
 from tests.launchers.kubernetes.pod_runs import rendered
 from tests.launchers.kubernetes.pods import pod_of_jobset, running_podman

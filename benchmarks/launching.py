@@ -24,12 +24,12 @@ from typing import Any
 
 from benchmarks.record import write_result
 from shardyard.config.load import dump_recipe, load_recipe
-from shardyard.files import write_json
+from shardyard.io.files import write_json
 from shardyard.launchers.base import Submission
 from shardyard.launchers.ledger import Ledger
 from shardyard.launchers.local_job import Identity, JobFile
+from shardyard.rundir.jsonl import EventWriter
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import EventWriter
 from shardyard.rundir.metric_keys import METRIC_KEYS
 
 DRY_RUN_BAR_S, LIST_BAR_S = 1.0, 2.0

@@ -25,9 +25,9 @@ import numpy.typing as npt
 
 from benchmarks.record import write_result
 from shardyard.data.loader import step_batches
-from shardyard.files import write_json
+from shardyard.io.files import write_json
+from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_steps
 from shardyard.train.hooks import Hooks
 from shardyard.train.loop import Loop
 from shardyard.train.setup import set_up

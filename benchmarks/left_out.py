@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.hosts import Host, HostedRun, enter
 from benchmarks.real_run import write_corpus
 from benchmarks.record import write_result
-from shardyard.report.run import read_run
+from shardyard.report.run_data import read_run
 from shardyard.report.walltime import account, total_phases
 from shardyard.rundir.layout import RunDir
 

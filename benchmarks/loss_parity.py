@@ -22,8 +22,8 @@ from matplotlib.figure import Figure
 
 from benchmarks.record import result_file, write_result
 from shardyard.hardware.probe import probe
+from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_steps
 
 NAME = "loss-parity"
 BAR = 0.005

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.record import write_result
 from shardyard.config.layout import Layout
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.families.presets import PRESETS
 from shardyard.families.shape import ModelShape
 from shardyard.planner.dry_run import Moment, dry_run

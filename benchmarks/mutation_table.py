@@ -31,11 +31,11 @@ _LOADER = ("tests/data/test_loader.py",)
 _VERIFY = ("tests/checkpoint/test_verify.py",)
 _COLLECTIVES = ("tests/planner/test_collectives.py",)
 _LEDGER = ("tests/launchers/test_ledger.py",)
-_LEGALITY = ("tests/config/test_legality.py",)
-_READINESS = ("tests/node/test_readiness.py",)
+_LEGALITY = ("tests/config/rules/test_layout.py",)
+_READINESS = ("tests/node/test_preflight.py",)
 _RECEIVE = ("tests/transfer/test_receive.py",)
-_SNAPSHOT = ("tests/checkpoint/test_snapshot.py",)
-_TAKEN_UP = ("tests/train/test_taken_up.py",)
+_SNAPSHOT = ("tests/checkpoint/snapshots/test_take.py",)
+_TAKEN_UP = ("tests/train/test_resume.py",)
 
 MUTATIONS = (
     # --- what earlier tests did not notice ---------------------------------------------------
@@ -53,7 +53,7 @@ MUTATIONS = (
              "task.model.train()", (*_DROPOUT, *_PLAIN, *_DUE)),
     Mutation("best is the worst", "train/state.py", "not metric.is_better(score, before)",
              "metric.is_better(score, before)", _DUE),
-    Mutation("saves one step late", "checkpoint/interval.py",
+    Mutation("saves one step late", "checkpoint/save_interval.py",
              "return newest < step - step % self.every",
              "return newest < step - 1 - (step - 1) % self.every", _DUE),
     Mutation("eval_every_epochs ignored", "train/evaluate.py",
@@ -100,7 +100,7 @@ MUTATIONS = (
     Mutation("Slurm's time rounded down", "launchers/slurm/script.py",
              "if is_of_block else math.ceil(minutes)", "if is_of_block else math.floor(minutes)",
              ("tests/launchers/test_slurm_script.py",)),
-    Mutation("HYBRID_SHARD forgets tp and cp", "config/legality.py",
+    Mutation("HYBRID_SHARD forgets tp and cp", "config/rules/layout.py",
              "devices_per_node // (parallel.cp * parallel.tp)", "devices_per_node", _LEGALITY),
     Mutation("prefetch in the wrong order", "parallel/data.py", "list(reversed(before)) or",
              "list(before) or", ("tests/parallel/test_order.py",)),
@@ -140,10 +140,10 @@ MUTATIONS = (
     # --- checkpoints, exports, what is fetched -------------------------------------------------
     Mutation("a list of files lists itself", "complete.py",
              "        if path.is_file() and path != folder / COMPLETE\n",
-             "        if path.is_file()\n", ("tests/test_complete.py",)),
+             "        if path.is_file()\n", ("tests/io/test_complete.py",)),
     Mutation("a name may lead out of its folder", "complete.py",
              'if any(part in ("", ".", "..") for part in name.split("/")):',
-             "if False:", ("tests/test_complete.py", *_RECEIVE)),
+             "if False:", ("tests/io/test_complete.py", *_RECEIVE)),
     Mutation("a wrong file is kept", "transfer/receive.py", "        if found == wanted:",
              "        if found.bytes == wanted.bytes:", _RECEIVE),
     Mutation("a half file begins anew", "transfer/receive.py", 'with part.open("a+b") as file:',
@@ -155,35 +155,35 @@ MUTATIONS = (
              "fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX", "fcntl.LOCK_SH",
              ("tests/rundir/test_state.py",)),
     # --- averages and snapshots ----------------------------------------------------------------
-    Mutation("averages follow skipped steps", "train/averages.py",
+    Mutation("averages follow skipped steps", "train/ema.py",
              "is_taken = (~skip.bool()).double()", "is_taken = torch.ones_like(skip).double()",
-             ("tests/train/test_averages.py",)),
+             ("tests/train/test_ema.py",)),
     Mutation("averages hear of no skipped step", "train/step.py",
              "follow(skip=not_finite | is_empty)", "follow(skip=torch.zeros_like(not_finite))",
              _SKIPPED),
     Mutation("a snapshot while steps are skipped", "train/loop.py",
              "if self.snapshot_step == step or self.skipped_in_row:",
              "if self.snapshot_step == step:", _SKIPPED),
-    Mutation("an older snapshot before a newer checkpoint", "train/taken_up.py",
+    Mutation("an older snapshot before a newer checkpoint", "train/resume.py",
              "if snapshot is not None and snapshot.moment.step >= durable_step:",
              "if snapshot is not None:", _TAKEN_UP),
-    Mutation("an older snapshot before the checkpoint that is sound", "train/taken_up.py",
+    Mutation("an older snapshot before the checkpoint that is sound", "train/resume.py",
              "(chosen is None or chosen.step <= snapshot.moment.step)", "True", _TAKEN_UP),
-    Mutation("the newest snapshot may be overwritten", "checkpoint/snapshot.py",
+    Mutation("the newest snapshot may be overwritten", "checkpoint/snapshots/take.py",
              "not in (self._of_save, self._newest)]", "is not self._of_save]", _SNAPSHOT),
-    Mutation("what is not finite is the newest snapshot", "checkpoint/snapshot.py",
+    Mutation("what is not finite is the newest snapshot", "checkpoint/snapshots/take.py",
              "        found = not_finite(slot.shards)\n",
              "        found = not_finite(slot.shards)\n        self._newest = slot\n", _SNAPSHOT),
-    Mutation("a lost best is remembered", "train/taken_up.py",
+    Mutation("a lost best is remembered", "train/resume.py",
              "if saved is not None and recipe.checkpoint.keep_best:", "if False:", _DUE),
     Mutation("a lost best is not saved again", "train/loop.py",
              "return is_due or (step > newest and self._is_best(step))", "return is_due", _DUE),
-    Mutation("the mark before the lengths", "checkpoint/snapshot_slot.py",
+    Mutation("the mark before the lengths", "checkpoint/snapshots/snapshot_slot.py",
              "    memory[len(_MARK) : HEAD_BYTES] = packed[len(_MARK) :]\n"
              "    memory[: len(_MARK)] = _MARK\n",
              "    memory[: len(_MARK)] = _MARK\n"
              "    memory[len(_MARK) : HEAD_BYTES] = packed[len(_MARK) :]\n", _SNAPSHOT),
-    Mutation("a new generation counts old copies", "checkpoint/snapshot_sent.py",
+    Mutation("a new generation counts old copies", "checkpoint/snapshots/snapshot_sent.py",
              "            self._fields[place] = -1\n", "            pass\n", _SNAPSHOT),
     # --- losses and gradients -----------------------------------------------------------------
     Mutation("ignored targets count", "parallel/vocab_loss.py", "counts_N = targets_N != IGNORED",
@@ -218,8 +218,8 @@ MUTATIONS = (
              '("\\n" if torn else "")', '""', _LEDGER),
     Mutation("a terminal is acted upon", "printable.py",
              "return _ACTING.sub(lambda found: ascii(found[0])[1:-1], text)", "return text",
-             ("tests/test_printable.py",)),
-    Mutation("a node of another attempt is believed", "node/readiness.py",
+             ("tests/io/test_sanitize.py",)),
+    Mutation("a node of another attempt is believed", "node/preflight.py",
              "return replace(report, asks=tuple(report.asks)) if is_whole else None",
              "return replace(report, asks=tuple(report.asks), attempt=0) if is_whole else None",
              _READINESS),

@@ -24,15 +24,15 @@ from typing import Any, Literal, NamedTuple
 
 from benchmarks.record import write_result
 from shardyard.config.layout import Layout
+from shardyard.families.images.lookup import operators_of
 from shardyard.families.images.operators import Operator
 from shardyard.families.images.registry import IMAGE_PRESETS
-from shardyard.families.images.tables import operators_of
 from shardyard.hardware.accelerator import Accelerator
 from shardyard.hardware.catalogue import accelerator_by_name
 from shardyard.hardware.cluster import Cluster, default_cluster
 from shardyard.planner.images.decoding import DECODED_PER_WORKER_S
 from shardyard.planner.images.image_step import ImageStep
-from shardyard.planner.images.image_time import ImageEstimate, estimate_images, forward_s
+from shardyard.planner.images.time import ImageEstimate, estimate_images, forward_s
 from shardyard.planner.workload import Formats, Techniques
 
 BAR = 0.10

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import write_result
+from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_steps
 from tests.launchers.kubernetes.pod_runs import (
     ELASTIC,
     OVERRIDES,

@@ -4,7 +4,7 @@
 
 `benchmarks/rank_traces.py` draws runs of 8 to 512 ranks with noise, drift, hiccups, evaluations,
 saves, stalls and, in three of four, a fault. The same blocks of steps are given to the judge
-(`shardyard/health/rank_judge.py`) and, beside it, to a fixed threshold: a rank is slow whose speed
+(`shardyard/telemetry/health/ranks.py`) and, beside it, to a fixed threshold: a rank is slow whose speed
 is below 0.7 of the fastest one's, or of its own best. The judge's numbers were chosen on the first
 half of the seeds; the other half is the one to publish.
 
@@ -33,7 +33,7 @@ import numpy as np
 
 from benchmarks.rank_traces import Fault, Floats, Trace, drawn, healthy, loud
 from benchmarks.record import write_result
-from shardyard.health.rank_judge import (
+from shardyard.telemetry.health.ranks import (
     BLOCK_STEPS,
     RankBlock,
     RankJudge,

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from shardyard.drill.marked import Marked
+from shardyard.drill.scene import Marked
 from shardyard.elastic.drain import signal_at_parent_death
 
 _MARK = "SHARDYARD_BENCHMARK"

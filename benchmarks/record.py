@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.config.compatibility import package_versions
-from shardyard.files import write_json
 from shardyard.hardware.machine import Machine
 from shardyard.hardware.probe import probe
+from shardyard.io.files import write_json
 from shardyard.rundir.manifest import git_state
 
 RESULTS = Path(__file__).parent / "results"

@@ -30,10 +30,10 @@ from typing import Any
 from benchmarks.hosts import Host, HostedRun, enter
 from benchmarks.real_run import write_corpus
 from benchmarks.record import write_result
-from shardyard.checkpoint.same_bits import compare_bits
+from shardyard.checkpoint.bitwise_compare import compare_bits
 from shardyard.drill.facts import read_left_in
+from shardyard.rundir.jsonl import read_lines
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_lines
 
 WORLDS = (2, 3, 4)
 """Of the undisturbed runs."""

@@ -41,8 +41,8 @@ from benchmarks.page_cache import cached_bytes, drop, read_bytes
 from benchmarks.real_run import end_by_signals, running, verb, write_corpus
 from benchmarks.record import write_result
 from shardyard.elastic.parked import READY_NAME
+from shardyard.rundir.jsonl import read_lines
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_lines
 
 PHASES = ("notice", "end", "rendezvous", "start", "set-up", "load", "first step")
 RECIPE = (

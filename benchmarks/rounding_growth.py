@@ -16,8 +16,8 @@ from typing import Any
 
 from benchmarks.launched_losses import run_verb
 from benchmarks.record import write_result
+from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_steps
 
 LEARNING_RATES = (3e-3, 3e-4)
 MICRO_BATCHES = (4, 2)

@@ -24,7 +24,7 @@ from benchmarks.record import write_result
 from benchmarks.slurm_hosts import slurm_on
 from shardyard.config.load import dump_recipe, load_recipe
 from shardyard.control.bench import Answers
-from shardyard.launchers.marked import NONCE_VARIABLE, parse
+from shardyard.launchers.log_markers import NONCE_VARIABLE, parse
 from shardyard.rundir.network_bench import BENCH_VARIABLE, NetworkBench
 
 SOUND_MBIT, SLOW_SHARE = 200, 0.2

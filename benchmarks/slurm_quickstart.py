@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import write_result
+from shardyard.rundir.jsonl import read_lines, read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_lines, read_steps
 from tests.launchers.slurm_cluster import SlurmCluster, slurm_cluster
 
 ROOT = Path(__file__).parents[1]

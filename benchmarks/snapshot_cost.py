@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.record import write_result
-from shardyard.checkpoint.interval import Interval
-from shardyard.checkpoint.snapshot import Snapshots
+from shardyard.checkpoint.save_interval import Interval
+from shardyard.checkpoint.snapshots.take import Snapshots
 from shardyard.checkpoint.staging import HostCopy
 from shardyard.config.snapshots import slot_labels
 from shardyard.elastic.agent_memory import AgentMemory, attach

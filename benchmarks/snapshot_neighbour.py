@@ -32,15 +32,15 @@ import torch.distributed as dist
 
 from benchmarks.record import write_result
 from benchmarks.snapshot_cost import TENSORS, _passes, _work
-from shardyard.checkpoint.interval import Interval
-from shardyard.checkpoint.snapshot import Snapshots
+from shardyard.checkpoint.save_interval import Interval
+from shardyard.checkpoint.snapshots.take import Snapshots
 from shardyard.config.daly import best_every
-from shardyard.config.schema import Cluster, Elastic, Recipe
+from shardyard.config.schema.recipe import Cluster, Elastic, Recipe
 from shardyard.config.snapshots import SENT, snapshot_labels
 from shardyard.elastic.agent_memory import AgentMemory, attach
 from shardyard.elastic.neighbour import Neighbour, Place
 from shardyard.elastic.notices import Notices
-from shardyard.elastic.rendezvous import connect_store, serve_store
+from shardyard.elastic.rendezvous.c10d import connect_store, serve_store
 from shardyard.elastic.seal import Seal
 from shardyard.network_interface import loopback_interface
 

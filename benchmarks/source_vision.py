@@ -14,7 +14,7 @@ from benchmarks.planner_images import TRAIN, Case, Format, with_tf32
 from shardyard.hardware.catalogue import instance
 from shardyard.hardware.cluster import Cluster, cluster_of, with_efa
 from shardyard.planner.collectives import BETWEEN_SHARE
-from shardyard.planner.images.image_time import ImageEstimate
+from shardyard.planner.images.time import ImageEstimate
 
 SOCKETS_BUS_BYTES_PER_S = 2.38e9
 """Best all-reduce of two p4d.24xlarge without EFA, in the same document."""

@@ -35,9 +35,9 @@ from typing import Any
 from benchmarks.record import write_result
 from shardyard.config.snapshots import slot_labels
 from shardyard.elastic.agent_memory import AgentMemory, attach
-from shardyard.elastic.rendezvous import serve_store, worker_store
+from shardyard.elastic.rendezvous.c10d import serve_store, worker_store
+from shardyard.rundir.jsonl import EventWriter, read_lines
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import EventWriter, read_lines
 from shardyard.rundir.resolved import read_resolved
 from tests.distributed.runs import make_run, prepare_corpus
 
@@ -46,7 +46,11 @@ WAYS = ("replaced", "kept")
 _HOST = "127.0.0.1"
 _STEPS_BETWEEN = 6
 _PATIENCE_S = 900.0
-_PRELOAD = ("shardyard.train.run", "shardyard.elastic.warm_up", "shardyard.elastic.compiler")
+_PRELOAD = (
+    "shardyard.train.run",
+    "shardyard.elastic.warm_up",
+    "shardyard.elastic.preload_compiler",
+)
 
 
 def main() -> int:

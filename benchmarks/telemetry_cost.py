@@ -29,10 +29,10 @@ from typing import Any
 
 from benchmarks.real_run import end_by_signals, running, verb, write_corpus
 from benchmarks.record import write_result
+from shardyard.io.polling import wait_for
+from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_steps
 from shardyard.rundir.telemetry import read_telemetry
-from shardyard.waiting import wait_for
 
 FAKE_NVML = Path(__file__).parents[1] / "tests" / "telemetry" / "fake_nvml"
 CORE_BAR, MEMORY_BAR_BYTES, STEP_BAR = 0.003, 40 * 10**6, 0.005

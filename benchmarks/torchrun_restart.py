@@ -20,9 +20,9 @@ from typing import Any
 
 from benchmarks.real_run import new_mark, running
 from benchmarks.restart_phases import STEPS_BETWEEN, RunError
-from shardyard.drill.marked import Marked
+from shardyard.drill.scene import Marked
 from shardyard.families.presets import PRESETS
-from shardyard.waiting import wait_for
+from shardyard.io.polling import wait_for
 
 RANKS = 2
 HUNG_S = 120.0

@@ -28,9 +28,9 @@ import torch.distributed as dist
 from benchmarks.gpu.hf_trainer import Windows
 from benchmarks.record import write_result
 from benchmarks.step_overhead import StepTimes, interval, rounded
-from shardyard.config.own_module import known_shape
+from shardyard.config.rules.own_module import known_shape
 from shardyard.data.shards import TokenShards
-from shardyard.files import write_json
+from shardyard.io.files import write_json
 from shardyard.models.build import hf_config
 from shardyard.rundir.layout import RunDir
 from shardyard.train.hooks import Hooks

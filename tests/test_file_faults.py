@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.cluster.description import read_description
+from shardyard.cluster.spec import read_description
 from shardyard.config.load import load_recipe
-from shardyard.config.model_source import model_folder
-from shardyard.config.schema import Model
+from shardyard.config.model.source import model_folder
+from shardyard.config.schema.recipe import Model
 from shardyard.errors import RequestError
 from shardyard.file_faults import why_broken_link
 from shardyard.hardware.cluster_file import read_cluster_file
-from shardyard.importers.configs.source import read_files
+from shardyard.importers.configs.source_file import read_files
 from shardyard.models.hf import _damaged
 
 

@@ -19,16 +19,16 @@ import pytest
 import yaml
 
 from shardyard.cli import main
-from shardyard.cluster.batch_queue import launch_settings
-from shardyard.cluster.description import Description, read_description
+from shardyard.cluster.batch.batch_queue import launch_settings
+from shardyard.cluster.fsx import Made
 from shardyard.cluster.launch_recipe import kubernetes_settings
-from shardyard.cluster.storage import Made
+from shardyard.cluster.spec import Description, read_description
 from shardyard.cluster.world import World
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.config.sight import unseen_problems
 from shardyard.control.submission import launcher_named
+from shardyard.io.yaml import read_yaml
 from shardyard.launchers.kubernetes.objects import to_yaml
-from shardyard.yaml_text import read_yaml
 from tests.test_docs import _FENCED, ROOT, files_of
 
 WAYS = sorted((ROOT / "docs/sources").glob("*.md"))

@@ -244,13 +244,13 @@ script's model that is sharded says what it cannot do (`library/fully_sharded.py
 `library/sharded_tensors.py`), and
 JSON of other users is read with limits (`files.py`), and a script's checkpoints are finished before
 SIGTERM ends it (`library/termination.py`), and its model of one's own is split by tp or ep
-(`library/own_script.py`, `library/own_experts.py`), and a process
+(`library/custom_script.py`, `library/custom_experts.py`), and a process
 group ends with its model (`parallel/host_group.py`)."""
 
 FOR_RECIPES_ALONE = {
     f"shardyard.config.{name}"
     for name in ("load", "check", "auto", "resolve", "hub", "model_source", "document", "machines")
-} | {"shardyard.hardware", "shardyard.yaml_text", "shardyard.library"}
+} | {"shardyard.hardware", "shardyard.io.yaml", "shardyard.library"}
 """How a recipe is read, checked and resolved; processes that train read what came of it. And what
 scripts call."""
 
@@ -283,7 +283,7 @@ def test_a_module_is_understood_without_reading_everything(start: str) -> None:
 NOT_FOR_SCRIPTS = {
     f"shardyard.config.{name}"
     for name in ("load", "check", "auto", "resolve", "hub", "document", "machines", "resolved")
-} | {"shardyard.hardware", "shardyard.yaml_text"}
+} | {"shardyard.hardware", "shardyard.io.yaml"}
 """How files are read, machines found and a recipe resolved: a script says what it wants."""
 
 
@@ -303,7 +303,7 @@ def test_a_process_that_trains_reads_what_was_resolved_and_not_how(start: str) -
 
 SLOW_TO_START = {
     "data/pieces.py": {"torch", "pydantic", "huggingface_hub"},
-    "data/text_sets.py": {"torch", "huggingface_hub"},
+    "data/text_datasets.py": {"torch", "huggingface_hub"},
 }
 """What preparing a small corpus would wait for longer than for its tokens; pieces.py is imported by
 each of its workers."""

@@ -10,7 +10,7 @@ from shardyard.memory_limit import (
     memory_limit,
     usable_memory_bytes,
 )
-from tests.test_cores import tree
+from tests.test_cpu_quota import tree
 
 MIB = 2**20
 

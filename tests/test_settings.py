@@ -5,19 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.config.schema import Recipe
-from shardyard.config.section import Section
-from shardyard.config.setting import settings
+from shardyard.config.schema.base import Section
+from shardyard.config.schema.recipe import Recipe
+from shardyard.config.schema.reference import settings
 
 PACKAGE = Path(__file__).parents[1] / "src" / "shardyard"
 
 # The schema declares; the check only refuses; neither makes use of a value.
 NOT_A_USE = {
-    "config/schema.py",
-    "config/check.py",
-    "config/exporter_problems.py",
-    "config/trainable.py",
-    "config/launch_problems.py",
+    "config/schema/recipe.py",
+    "config/rules/check.py",
+    "config/rules/exporter_problems.py",
+    "config/rules/trainable.py",
+    "config/rules/launch_problems.py",
 }
 
 

@@ -9,7 +9,7 @@ from benchmarks.bare_loop import BareLoop, sharded_llama
 from benchmarks.gpu.cells import LR
 from benchmarks.gpu.job import Job
 from benchmarks.gpu.pace import Pace
-from shardyard.config.own_module import known_shape
+from shardyard.config.rules.own_module import known_shape
 from shardyard.data.shards import TokenShards
 from shardyard.models.build import hf_config
 from shardyard.rundir.layout import RunDir

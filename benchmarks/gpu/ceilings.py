@@ -25,8 +25,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks.record import about, result_file
 from shardyard.families.presets import PRESETS
 from shardyard.families.shape import ModelShape
-from shardyard.files import write_json
 from shardyard.hardware.probe import probe
+from shardyard.io.files import write_json
 from shardyard.models.attention import (
     Attention,
     attention_by_length,

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from shardyard.config.legality import resolve_layout
-from shardyard.config.schema import Recipe
+from shardyard.config.rules.layout import resolve_layout
+from shardyard.config.schema.recipe import Recipe
 from shardyard.families.presets import PRESETS
 from shardyard.families.shape import ModelShape
 from shardyard.planner.memory import memory

@@ -31,13 +31,13 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.gpu.clocks import Clocks
 from benchmarks.record import about, result_file
-from shardyard.config.model_source import network_if_known
+from shardyard.config.model.source import network_if_known
 from shardyard.config.resolve import resolve
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.data.images.prepare import prepare_images
-from shardyard.files import write_json
 from shardyard.hardware.machine import Machine
 from shardyard.hardware.probe import probe
+from shardyard.io.files import write_json
 from shardyard.models.images import build_network
 from shardyard.parallel.device import (
     available_device,

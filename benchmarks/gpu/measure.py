@@ -14,14 +14,14 @@ from benchmarks.gpu.equal_losses import FIRST
 from benchmarks.gpu.job import Job
 from benchmarks.gpu.processes import run_by_turns, run_job
 from benchmarks.gpu.turns import compared
-from shardyard.config.model_source import read_shape
-from shardyard.config.own_module import known_shape
+from shardyard.config.model.source import read_shape
 from shardyard.config.resolve import resolve
 from shardyard.config.resolved import DataFacts, Resolved
+from shardyard.config.rules.own_module import known_shape
 from shardyard.errors import ShardyardError
-from shardyard.files import write_json
 from shardyard.hardware.catalogue import accelerator_named
 from shardyard.hardware.machine import Machine
+from shardyard.io.files import write_json
 from shardyard.planner.device_ceilings import DeviceCeilings
 from shardyard.planner.flops import flops_per_token
 from shardyard.planner.phases import plan

@@ -11,8 +11,8 @@ from benchmarks.gpu.pace import Pace
 from benchmarks.gpu.saving import copy_rate, saving
 from benchmarks.gpu.variants import COPIES
 from shardyard.parallel.attention_kernel import attention_kernel
+from shardyard.rundir.jsonl import EventWriter, read_lines, read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import EventWriter, read_lines, read_steps
 from shardyard.train.hooks import Hooks
 from shardyard.train.loop import Loop
 from shardyard.train.setup import set_up

@@ -80,8 +80,8 @@ def _measure_all(
     from benchmarks.gpu.measure import Session, conventions, prepare_data
     from benchmarks.record import about, result_file
     from shardyard.data.shards import read_facts
-    from shardyard.files import write_json
     from shardyard.hardware.probe import probe
+    from shardyard.io.files import write_json
 
     machine, place = _place(args, probe())
     planned = _planned(args, place)

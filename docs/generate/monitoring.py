@@ -5,9 +5,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from shardyard.monitoring import alerts, dashboards
+from shardyard.io.yaml import write_yaml
+from shardyard.launchers.monitoring import alerts, dashboards
 from shardyard.rundir.run_metrics import ALL
-from shardyard.yaml_text import write_yaml
 
 
 def table() -> str:

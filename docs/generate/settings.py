@@ -1,7 +1,7 @@
 """docs/settings.md: every setting and every preset, made from the schema."""
 
-from shardyard.config.document import write_default
-from shardyard.config.setting import sections
+from shardyard.config.schema.json_schema import write_default
+from shardyard.config.schema.reference import sections
 from shardyard.families.presets import PRESETS
 
 
@@ -10,7 +10,7 @@ def page() -> str:
     lines = [
         "# Settings",
         "",
-        "Every setting of a recipe. Made from `src/shardyard/config/schema.py` by `make docs`; "
+        "Every setting of a recipe. Made from `src/shardyard/config/schema/recipe.py` by `make docs`; "
         "`shardyard config --schema` shows the same, and the sections that installed packages add "
         "([plug-ins](plug-ins.md)).",
     ]

@@ -1,6 +1,6 @@
 """The table of docs/launch-slurm.md: options of sbatch that a recipe may add."""
 
-from shardyard.config.slurm_options import ALLOWED
+from shardyard.config.rules.slurm_options import ALLOWED
 
 
 def table() -> str:

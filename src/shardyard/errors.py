@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shardyard.printable import printable
+from shardyard.io.sanitize import printable
 
 
 class ShardyardError(Exception):

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from shardyard.errors import StorageError
-from shardyard.files import read_plain
+from shardyard.io.files import read_plain
 
 
 def read_given(path: Path, *, limit_bytes: int, within_s: float = 10.0) -> bytes:

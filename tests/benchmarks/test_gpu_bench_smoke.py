@@ -20,7 +20,7 @@ from benchmarks.gpu.run import missing_packages, table
 from benchmarks.gpu.variants import LOADS as VARIED
 from benchmarks.gpu.variants import VARIANTS, variant_cells
 from shardyard.config.resolved import DataFacts
-from shardyard.config.trainable import trainable_problems
+from shardyard.config.rules.trainable import trainable_problems
 from shardyard.hardware.machine import Machine
 
 pytestmark = pytest.mark.system

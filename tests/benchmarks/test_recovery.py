@@ -14,9 +14,9 @@ import pytest
 
 from benchmarks import kill_loop, recovery
 from benchmarks.restart_phases import PHASES
-from shardyard.drill.loop import schedule
-from shardyard.drill.marked import Marked
-from shardyard.waiting import wait_for
+from shardyard.drill.kill_loop import schedule
+from shardyard.drill.scene import Marked
+from shardyard.io.polling import wait_for
 
 
 def ours(rank: int, seconds: float, **fields: Any) -> dict[str, Any]:

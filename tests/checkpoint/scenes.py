@@ -21,12 +21,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from transformers import LlamaForCausalLM
 
-from shardyard.checkpoint.interval import Interval
 from shardyard.checkpoint.load import choose, load_tensors, read_shapes
 from shardyard.checkpoint.save import Saver
-from shardyard.checkpoint.snapshot import Snapshots
-from shardyard.checkpoint.snapshot_load import newest_snapshot
-from shardyard.checkpoint.snapshot_slot import read_slot
+from shardyard.checkpoint.save_interval import Interval
+from shardyard.checkpoint.snapshots.load import newest_snapshot
+from shardyard.checkpoint.snapshots.snapshot_slot import read_slot
+from shardyard.checkpoint.snapshots.take import Snapshots
 from shardyard.config.snapshots import slot_labels
 from shardyard.errors import LostRankError, StorageError
 from shardyard.families.presets import PRESETS

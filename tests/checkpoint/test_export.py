@@ -19,13 +19,13 @@ from shardyard.checkpoint.choice import choose_checkpoint
 from shardyard.checkpoint.export import export, main, plan_export
 from shardyard.checkpoint.retention import mark_best
 from shardyard.checkpoint.save import Saver
-from shardyard.complete import COMPLETE
-from shardyard.config.own_module import known_shape
 from shardyard.config.resolved import DataFacts, Resolved
-from shardyard.config.schema import Recipe
+from shardyard.config.rules.own_module import known_shape
+from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import CheckpointError, RequestError, StorageError
 from shardyard.families.presets import PRESETS
 from shardyard.families.shape import ModelShape
+from shardyard.io.complete import COMPLETE
 from shardyard.models.build import hf_config
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import write_resolved

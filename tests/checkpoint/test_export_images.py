@@ -13,7 +13,7 @@ from shardyard.checkpoint.buffers import buffers_of
 from shardyard.checkpoint.export_images import write_network
 from shardyard.checkpoint.save import Saver
 from shardyard.config.resolved import DataFacts, Resolved
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.families.images.network import ImageNetwork
 from shardyard.families.images.registry import KINDS
 from shardyard.models.images import build_network, load_network

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from shardyard.checkpoint.export import export, main, plan_export
 from shardyard.checkpoint.export_lora import ADAPTER_CONFIG, WEIGHTS, adapter_shapes, planned
 from shardyard.checkpoint.load import read_shapes
-from shardyard.config.own_module import known_shape
 from shardyard.config.resolved import Resolved
+from shardyard.config.rules.own_module import known_shape
 from shardyard.control.export import export_options
 from shardyard.errors import CheckpointError, RequestError
 from shardyard.families.presets import PRESETS

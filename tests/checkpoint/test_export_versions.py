@@ -20,9 +20,9 @@ from transformers import (
     AutoModelForPreTraining,
 )
 
-from shardyard.checkpoint.beside_weights import BesideWeights
 from shardyard.checkpoint.buffers import buffers_of
 from shardyard.checkpoint.export import export
+from shardyard.checkpoint.export_files import BesideWeights
 from shardyard.checkpoint.export_images import write_network
 from shardyard.checkpoint.generic import write_generic
 from shardyard.checkpoint.retention import step_name

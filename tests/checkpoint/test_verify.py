@@ -15,8 +15,8 @@ from shardyard.checkpoint.verify import (
     write_flushed,
     write_manifest,
 )
-from shardyard.complete import FileDigest
 from shardyard.errors import CheckpointError
+from shardyard.io.complete import FileDigest
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.config.sight import Sight
 from shardyard.errors import ShardyardError
 from shardyard.launchers.base import (
@@ -20,7 +20,7 @@ from shardyard.launchers.base import (
     mounted,
 )
 from shardyard.launchers.ledger import EntryForm, Ledger
-from shardyard.launchers.marked import NONCE_DETAIL, Kind, mark
+from shardyard.launchers.log_markers import NONCE_DETAIL, Kind, mark
 
 CAPABILITIES = Capabilities(
     resizes=("fake",), requeues=False, needs_image=False, shares_folder=True, secrets=("env",)

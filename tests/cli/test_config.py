@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.cli import main
-from shardyard.config.setting import settings
+from shardyard.config.schema.reference import settings
 from shardyard.families.presets import PRESETS
 
 

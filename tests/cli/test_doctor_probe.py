@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.cli import main
-from shardyard.config.check import load_checked_recipe
+from shardyard.config.rules.check import load_checked_recipe
 from shardyard.doctor.finding import Finding
 from shardyard.errors import CapacityError
 from shardyard.node.side_job import SideWork, function_of

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from shardyard.complete import COMPLETE, read_complete, write_complete
 from shardyard.errors import RequestError
+from shardyard.io.complete import COMPLETE, read_complete, write_complete
 from shardyard.launchers.base import JobState
 from shardyard.node.side_job import SideWork
 from shardyard.rundir.layout import RunDir

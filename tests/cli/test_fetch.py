@@ -11,11 +11,11 @@ import pytest
 from shardyard.checkpoint import listing
 from shardyard.checkpoint.retention import mark_best, mark_latest
 from shardyard.checkpoint.verify import FORMAT, Manifest, write_flushed, write_manifest
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.node.side_fetch import has_reader, stay
 from shardyard.node.side_job import SideWork
+from shardyard.rundir.jsonl import read_lines
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_lines
 from tests.cli.fake_launcher import FakeLauncher
 from tests.cli.far_launcher import FarLauncher
 from tests.cli.launched_runs import launch, runs_dir, shardyard

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.complete import COMPLETE
+from shardyard.io.complete import COMPLETE
 from shardyard.node.side_fetch import serve
 from shardyard.node.side_job import SideWork
 from shardyard.rundir.layout import RunDir

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.cli import main
-from shardyard.config.check import load_checked_recipe
+from shardyard.config.rules.check import load_checked_recipe
 from tests.terminal import terminal
 
 ANSWERS = (

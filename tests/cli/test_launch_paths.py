@@ -10,7 +10,7 @@ from shardyard.cli import main
 from shardyard.config.load import load_recipe
 from tests.cli.fake_launcher import FakeLauncher, fake_that_can
 from tests.cli.launched_runs import launch
-from tests.config.test_model_source import LLAMA
+from tests.config.model.test_source import LLAMA
 
 Captured = pytest.CaptureFixture[str]
 ON_VOLUMES = (

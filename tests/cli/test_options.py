@@ -7,7 +7,7 @@ import click
 import pytest
 
 from shardyard.cli import _VERBS, main
-from shardyard.local_path import LocalPath
+from shardyard.io.path_option import LocalPath
 from shardyard.node.program import command as node
 
 COMMANDS = {

@@ -13,10 +13,10 @@ from shardyard.cli.plan_advice import show_advice, show_ranks, spans
 from shardyard.cli.progress import phases_progress
 from shardyard.config.layout import Layout
 from shardyard.control.plan import predict
+from shardyard.io.terminal import talk_shown
 from shardyard.planner import dry_run as dry
 from shardyard.planner.advice import Measured
 from shardyard.planner.ranks import Ranks
-from shardyard.terminal import talk_shown
 
 ASKED = (
     "plan", "model.preset=llama2-7b", "cluster.nodes=2", "cluster.instance=p5.48xlarge",

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from shardyard.cli import main
-from shardyard.cluster.day_prices import Asked
+from shardyard.cluster.live_prices import Asked
 from shardyard.hardware.prices import Rate
 
 WORDS = (

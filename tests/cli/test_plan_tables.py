@@ -9,11 +9,11 @@ import pytest
 
 from shardyard.cli import main
 from shardyard.cli.plan_tables import show_dry_run
-from shardyard.config.schema import Parallel
+from shardyard.config.schema.recipe import Parallel
 from shardyard.planner.dry_run import DryRun, Moment
+from shardyard.planner.format import settings_of
 from shardyard.planner.layouts import Candidate, search
 from shardyard.planner.plan import Plan, plan_recipe
-from shardyard.planner.words import settings_of
 from tests.planner.recipes import resolved_recipe, shape_of
 from tests.planner.workloads import layout, p5, workload
 

@@ -8,8 +8,8 @@ import pytest
 from shardyard.cli import main
 from shardyard.config.resolved import Resolved
 from shardyard.control.prepare import prepare_data
-from shardyard.control.programs import run_program
 from shardyard.control.request import Request
+from shardyard.control.subprocesses import run_program
 from shardyard.errors import AccessError, RequestError, ShardyardError
 from shardyard.hardware.machine import Machine
 from tests.data.images.made import class_folders

@@ -9,15 +9,15 @@ import torch
 
 from shardyard.cli import main
 from shardyard.config.load import load_recipe
-from shardyard.config.model_source import read_shape
+from shardyard.config.model.source import read_shape
 from shardyard.config.resolved import DataFacts, Resolved
-from shardyard.config.schema import Recipe
-from shardyard.config.task_names import task_row
+from shardyard.config.schema.recipe import Recipe
+from shardyard.config.task_lookup import task_row
 from shardyard.config.tasks import imported
 from shardyard.data.prepare import prepare
 from shardyard.data.samples import Stream
 from shardyard.errors import RequestError
-from shardyard.rundir.lines import read_evaluations, read_steps
+from shardyard.rundir.jsonl import read_evaluations, read_steps
 from tests.data.test_pairs import document
 
 pytest.importorskip("h5py", reason="h5py is an extra")

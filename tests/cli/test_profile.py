@@ -9,9 +9,9 @@ from shardyard.cli import main
 from shardyard.control import profile as operation
 from shardyard.launchers.base import JobState
 from shardyard.node.ask_profile import main as ask_on_a_node
+from shardyard.rundir.jsonl import EventWriter
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease
-from shardyard.rundir.lines import EventWriter
 from shardyard.rundir.profiles import leave_request, new_request, take_request
 from tests.cli.fake_launcher import FakeLauncher
 from tests.cli.far_launcher import FarLauncher

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.cli import main
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.control.prune import delete, find_sets
 from shardyard.data.in_use import InUse
 from shardyard.launchers.ledger import Ledger

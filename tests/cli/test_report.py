@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from shardyard.cli import main
-from tests.exporters.runs import begin, new_run
 from tests.report.synthetic import write_whole_run
+from tests.trackers.runs import begin, new_run
 
 
 @pytest.mark.heavy

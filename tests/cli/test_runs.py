@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.cli import main
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import CapacityError
 from shardyard.launchers.base import FoundJob, JobState, JobStatus, Submission
 from shardyard.launchers.ledger import Ledger

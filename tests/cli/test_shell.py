@@ -10,7 +10,7 @@ import pytest
 
 from shardyard import __version__
 from shardyard.cli import main
-from shardyard.terminal import run
+from shardyard.io.terminal import run
 
 MODULE = [sys.executable, "-m", "shardyard"]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shardyard import terminal
 from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED, ShardyardError
+from shardyard.io import terminal
 from shardyard.launchers.base import JobState, JobStatus, LogLine
 from tests.cli.fake_launcher import FakeLauncher
 from tests.cli.launched_runs import launch, runs_dir, shardyard
@@ -67,7 +67,7 @@ def test_a_terminal_that_is_closed_ends_nothing(tmp_path: Path) -> None:
     told = tmp_path / "told"
     source = (
         "import click, os, sys, time\n"
-        "from shardyard.terminal import run, say, tell\n"
+        "from shardyard.io.terminal import run, say, tell\n"
         "def work():\n"
         "    say('begun')\n"
         "    while os.isatty(1): time.sleep(0.05)\n"
@@ -87,7 +87,7 @@ def test_a_terminal_that_is_closed_ends_nothing(tmp_path: Path) -> None:
 
 _HELD = """
 import click, os, signal, sys, time
-from shardyard.terminal import run, say
+from shardyard.io.terminal import run, say
 def work():
     try:
         say("begun")
@@ -135,7 +135,7 @@ def test_no_verb_prints_by_another_way() -> None:
     """Marked lines and a node's first words are for a log, which is read through this way."""
     package = Path(terminal.__file__).parent
     others = {
-        "node/mark_lines.py", "node/from_environment.py", "node/side_job.py", "node/bench.py",
+        "node/log_markers.py", "node/env_entry.py", "node/side_job.py", "node/bench.py",
     }  # fmt: skip
     found = [
         f"{path.name}:{node.lineno}"

@@ -8,10 +8,10 @@ import pytest
 
 from shardyard.cli import main
 from shardyard.cli.top import fitting, node_table, rank_table
-from shardyard.control.board import read_board
+from shardyard.control.live_status import read_board
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease
-from tests.control.test_board import append, workers
+from tests.control.test_live_status import append, workers
 from tests.report.compare.some_runs import write_run
 from tests.terminal import terminal
 

@@ -10,7 +10,7 @@ from shardyard.control.job import find_launched
 from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
 from shardyard.launchers.base import JobState, LogLine
 from shardyard.launchers.ledger import Ledger
-from shardyard.launchers.marked import mark
+from shardyard.launchers.log_markers import mark
 from shardyard.rundir.layout import RunDir
 from tests.cli.fake_launcher import FakeLauncher, fake_that_can
 from tests.cli.launched_runs import launch, runs_dir, shardyard, status

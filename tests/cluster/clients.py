@@ -18,7 +18,7 @@ import moto.core  # noqa: F401 - before any session: it stands between clients a
 from botocore import xform_name
 from moto import mock_aws
 
-from shardyard.aws import aws_client
+from shardyard.io.aws import aws_client
 
 Answer = Callable[[dict[str, Any]], dict[str, Any] | None]
 """Of a call's parameters; an error is ``{"Error": {"Code": ...}}``, and None is moto's own."""

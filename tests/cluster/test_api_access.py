@@ -10,8 +10,8 @@ import yaml
 from click.testing import CliRunner
 
 from shardyard.cli.cluster import command
-from shardyard.cluster.description import Description, read_description
 from shardyard.cluster.eksctl import render_cluster
+from shardyard.cluster.spec import Description, read_description
 from shardyard.cluster.terraform import render_terraform
 from shardyard.errors import RecipeError
 

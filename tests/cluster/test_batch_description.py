@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.cluster.description import MOST_USER_DATA_BYTES, read_description
-from shardyard.cluster.price import standing_costs
+from shardyard.cluster.prices import standing_costs
+from shardyard.cluster.spec import MOST_USER_DATA_BYTES, read_description
 from shardyard.errors import RecipeError
 
 PLACE = (

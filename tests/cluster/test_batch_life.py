@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.cluster.batch_queue import ALIVE
-from shardyard.cluster.description import read_description
+from shardyard.cluster.batch.batch_queue import ALIVE
 from shardyard.cluster.launch_recipe import write_settings
 from shardyard.cluster.make import make, node_report, scale
 from shardyard.cluster.remove import Removed, remove
-from shardyard.cluster.steps import parts_of
+from shardyard.cluster.resources import parts_of
+from shardyard.cluster.spec import read_description
 from shardyard.cluster.world import World, new_world, world_named
-from shardyard.config.check import check
 from shardyard.config.load import load_recipe
+from shardyard.config.rules.check import check
 from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
 from tests.cluster.batch_stand_in import Account, StandInWorld, in_account
 from tests.cluster.clients import client_of, playing_aws

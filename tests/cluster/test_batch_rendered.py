@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from shardyard.cluster.batch import render_environment, user_data
-from shardyard.cluster.description import MOST_USER_DATA_BYTES, Description, read_description
+from shardyard.cluster.batch.stack import render_environment, user_data
+from shardyard.cluster.fsx import Made, render_stack
 from shardyard.cluster.network import Place, render_network
-from shardyard.cluster.steps import parts_of
-from shardyard.cluster.storage import Made, render_stack
+from shardyard.cluster.resources import parts_of
+from shardyard.cluster.spec import MOST_USER_DATA_BYTES, Description, read_description
 from shardyard.hardware.catalogue import instance, instance_names
 from tests.cluster.test_rendered import lint
 

@@ -12,7 +12,7 @@ from shardyard.cli import main
 from shardyard.cluster import remove as removal
 from shardyard.cluster.make import make
 from shardyard.cluster.remove import Seen, remove
-from shardyard.cluster.steps import Part
+from shardyard.cluster.resources import Part
 from shardyard.cluster.sweep import Swept
 from shardyard.cluster.world import World
 from tests.cluster.clients import TOLD, client_of, playing_aws

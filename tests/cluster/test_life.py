@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from shardyard.cluster.description import read_description
 from shardyard.cluster.make import make, scale
 from shardyard.cluster.remove import Removed, refuse_wrong_name, remove
-from shardyard.cluster.steps import parts_of
+from shardyard.cluster.resources import parts_of
+from shardyard.cluster.spec import read_description
 from shardyard.cluster.world import World, new_world, world_named
 from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
 from tests.cluster.clients import client_of, playing_aws

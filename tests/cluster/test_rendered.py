@@ -10,17 +10,17 @@ import yaml
 from jsonschema import Draft7Validator
 
 from shardyard.cli import main
-from shardyard.cluster.adopted import AdoptedCluster
-from shardyard.cluster.description import Description, Vpc, read_description
 from shardyard.cluster.eksctl import render_cluster, render_nodes
-from shardyard.cluster.steps import parts_of
-from shardyard.cluster.storage import (
+from shardyard.cluster.existing_spec import AdoptedCluster
+from shardyard.cluster.fsx import (
     Made,
     made_of,
     render_claim,
     render_root_job,
     render_stack,
 )
+from shardyard.cluster.resources import parts_of
+from shardyard.cluster.spec import Description, Vpc, read_description
 from shardyard.launchers.kubernetes.pod import pod_security
 from tests.launchers.kubernetes.schemas import check_builtin
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from shardyard.cli import main
-from shardyard.cluster.description import Description, read_description
 from shardyard.cluster.eksctl import render_cluster, render_nodes
-from shardyard.cluster.storage import render_stack
+from shardyard.cluster.fsx import render_stack
+from shardyard.cluster.spec import Description, read_description
 from shardyard.cluster.terraform import OWNER, PROVIDER, render_terraform
 from tests.cluster.test_rendered import CASES, PLACE, RESERVATION, VPC
 

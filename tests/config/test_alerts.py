@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from shardyard.config.alerts import alert_problems
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 
 ADDRESS = "https://hooks.example/T0/secret"
 

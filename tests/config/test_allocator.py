@@ -1,7 +1,7 @@
 """Memory of CUDA devices grows in segments."""
 
 from shardyard.config.allocator import let_memory_grow
-from shardyard.config.schema import Cluster, Recipe
+from shardyard.config.schema.recipe import Cluster, Recipe
 
 
 def test_memory_of_cuda_grows_in_segments_unless_somebody_said_otherwise() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from shardyard.config.batch import Batch, batch_if_known, steps_on
-from shardyard.config.schema import Optim
+from shardyard.config.schema.recipe import Optim
 from shardyard.errors import RecipeError
 from tests.config.test_resolve import preview, resolved
 

@@ -15,7 +15,7 @@ from shardyard.config.compatibility import (
     check_packages,
     engines_for,
 )
-from shardyard.config.schema import Observe, Parallel, Precision, Recipe
+from shardyard.config.schema.recipe import Observe, Parallel, Precision, Recipe
 from shardyard.errors import RequestError
 
 ROOT = Path(__file__).parents[2]

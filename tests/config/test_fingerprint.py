@@ -11,10 +11,10 @@ from shardyard.config.fingerprint import (
     compare,
     may_change,
 )
-from shardyard.config.own_module import known_shape
 from shardyard.config.resolved import DataFacts, Resolved, fingerprint
-from shardyard.config.schema import Recipe
-from shardyard.config.setting import settings
+from shardyard.config.rules.own_module import known_shape
+from shardyard.config.schema.recipe import Recipe
+from shardyard.config.schema.reference import settings
 from shardyard.families.presets import PRESETS
 
 ALL = list(settings())

@@ -9,8 +9,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from shardyard.config.inspection import inspect_folder, tokenizer_notes
-from shardyard.config.model_source import read_shape
-from shardyard.config.schema import Model, Recipe
+from shardyard.config.model.source import read_shape
+from shardyard.config.schema.recipe import Model, Recipe
 from shardyard.control.request import Request
 from shardyard.errors import RecipeError, RequestError
 from tests.config.test_weight_files import POINTER

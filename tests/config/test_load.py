@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.config.launch_section import Volume
 from shardyard.config.load import dump_recipe, is_override, load_recipe
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.launch import Volume
+from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import RecipeError, RequestError
 
 

@@ -1,104 +1,88 @@
-"""A recipe names its machines by an EC2 type or a file; the check says what is wrong with it."""
-
-from pathlib import Path
+"""`cluster.capacity`: reservations and capacity blocks, and what a block's end is for a run."""
 
 import pytest
 
-from shardyard.config.auto import Facts
-from shardyard.config.check import check
 from shardyard.config.load import load_recipe
-from shardyard.config.machines import chosen_cluster
-from shardyard.config.resolve import resolve_known
-from shardyard.config.schema import Recipe
+from shardyard.config.machines import TERMINATED_BEFORE_S, Capacity, block_left_s, capacity_of
+from shardyard.config.rules.check import check
+from shardyard.config.schema.recipe import Cluster
 from shardyard.errors import RecipeError, RequestError
 
-OURS = "{accelerator: Gaudi2, devices_per_node: 8, network_gbps: 2400}"
+P5 = ("model.preset=llama-tiny", "cluster.instance=p5.48xlarge")
+BLOCK = "cluster.capacity=block:cr-0123456789abcdef0"
+ENDS = "cluster.block_ends=2027-01-31T11:30:00Z"
+END_S = 1801395000.0
 
 
-@pytest.fixture
-def ours(tmp_path: Path) -> Path:
-    path = tmp_path / "ours.yaml"
-    path.write_text(OURS)
-    return path
+def cluster(*overrides: str) -> Cluster:
+    recipe = load_recipe([], [*P5, *overrides])
+    check(recipe)
+    return recipe.cluster
 
 
-def recipe(*overrides: str) -> Recipe:
-    return load_recipe([], ["model.preset=llama-tiny", *overrides])
-
-
-def test_no_name_is_this_machine() -> None:
-    assert chosen_cluster(recipe().cluster) is None
-
-
-def test_a_file_says_device_and_number(ours: Path) -> None:
-    asked = recipe(f"cluster.file={ours}", "cluster.nodes=2")
-    cluster = chosen_cluster(asked.cluster)
-    assert cluster is not None
-    assert (cluster.devices, cluster.between.bytes_per_s) == (16, 37.5e9)
-    known = resolve_known(asked, Facts()).recipe.cluster
-    assert (known.device, known.devices) == ("hpu", 8)
-
-
-def test_fewer_devices_than_a_node_has_leave_the_others_idle() -> None:
-    cluster = chosen_cluster(recipe("cluster.instance=p5.48xlarge", "cluster.devices=4").cluster)
-    assert cluster is not None
-    assert cluster.devices == 4
-    assert cluster.between.bytes_per_s == 50e9
-
-
-def test_more_devices_than_a_node_has_are_refused() -> None:
-    asked = recipe("cluster.instance=p5.48xlarge", "cluster.devices=16")
-    with pytest.raises(RequestError, match=r"devices=16 but a node of p5\.48xlarge has 8 x H100"):
-        chosen_cluster(asked.cluster)
-    with pytest.raises(RecipeError, match=r"cluster\.devices=16 but .* Use at most 8, or more clu"):
-        check(asked)
-
-
-def test_cpu_processes_are_a_choice_whatever_the_instance() -> None:
-    check(recipe("cluster.instance=p5.48xlarge", "cluster.device=cpu", "cluster.devices=16"))
-
-
-def test_instance_and_file_contradict_each_other(ours: Path) -> None:
-    with pytest.raises(RecipeError, match=r"cluster\.file=.*and cluster\.instance=p5\.48xlarge ea"):
-        check(recipe(f"cluster.file={ours}", "cluster.instance=p5.48xlarge"))
-
-
-def test_a_wrong_file_is_a_problem_of_the_recipe(ours: Path, tmp_path: Path) -> None:
-    ours.write_text("{accelerator: Gaudi2, devices_per_node: 0}")
+def refusal(*overrides: str) -> str:
     with pytest.raises(RecipeError) as refused:
-        check(recipe(f"cluster.file={ours}", "cluster.nodes=2"))
-    assert f"cluster.file={ours}: devices_per_node=0 cannot be." in str(refused.value)
-    assert f"cluster.file={ours}: network_gbps: is missing" in str(refused.value)
-    with pytest.raises(
-        RecipeError, match=r"cluster\.file: cluster file .*none\.yaml cannot be read"
-    ):
-        check(recipe(f"cluster.file={tmp_path}/none.yaml"))
+        check(load_recipe([], overrides))
+    return str(refused.value)
 
 
-def test_the_price_is_that_of_how_the_machines_are_rented() -> None:
-    def usd(*more: str) -> float | None:
-        cluster = chosen_cluster(
-            recipe("cluster.instance=p5en.48xlarge", "cluster.nodes=2", *more).cluster
-        )
-        assert cluster is not None
-        return cluster.usd_per_hour
+@pytest.mark.parametrize(
+    ("overrides", "capacity"),
+    [
+        ((), None),
+        (("cluster.capacity=on-demand",), Capacity(kind="on-demand")),
+        (("cluster.capacity=spot",), Capacity(kind="spot")),
+        (
+            ("cluster.capacity=reservation:cr-0123456789abcdef0",),
+            Capacity(kind="reservation", id="cr-0123456789abcdef0"),
+        ),
+        (
+            (BLOCK, ENDS),
+            Capacity(
+                kind="block",
+                id="cr-0123456789abcdef0",
+                usable_until=END_S - TERMINATED_BEFORE_S,
+            ),
+        ),
+    ],
+)
+def test_a_capacity_reservation_or_block_can_be_said_in_the_recipe(
+    overrides: tuple[str, ...], capacity: Capacity | None
+) -> None:
+    assert capacity_of(cluster(*overrides)) == capacity
 
-    block = ("cluster.capacity=block:cr-0123456789abcdef0",)
-    assert usd() == pytest.approx(2 * 63.296)
-    assert usd(*block) == pytest.approx(2 * 41.61)
-    assert usd(*block, "cluster.usd_per_node_hour=30") == 60
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ((*P5, BLOCK), "--capacity-reservation-ids cr-0123456789abcdef0 --query"),
+        ((*P5, ENDS), "cluster.capacity names no block that ends then"),
+        ((*P5, BLOCK, "cluster.block_ends=soon"), "is no moment with its time zone"),
+        ((*P5, BLOCK, "cluster.block_ends='2027-01-31T11:30:00'"), "is no moment with its time"),
+        ((P5[0], "cluster.capacity=spot"), "cluster.instance names no EC2 type"),
+    ],
+)
+def test_what_a_capacity_lacks_is_told_with_how_it_is_found(
+    overrides: tuple[str, ...], words: str
+) -> None:
+    assert words in refusal(*overrides)
 
 
-def test_what_a_node_of_ones_own_costs_can_be_said(ours: Path) -> None:
-    cluster = chosen_cluster(
-        recipe(f"cluster.file={ours}", "cluster.usd_per_node_hour=12.5", "cluster.nodes=2").cluster
-    )
-    assert cluster is not None
-    assert (cluster.usd_per_hour, cluster.price_source) == (25, "cluster.usd_per_node_hour")
+@pytest.mark.parametrize("wrong", ["reserved", "block", "block:cr-", "reservation:p5", "Spot"])
+def test_another_word_for_capacity_is_refused(wrong: str) -> None:
+    with pytest.raises(RecipeError, match=r"cluster\.capacity.*block:cr-"):
+        load_recipe([], [*P5, f"cluster.capacity={wrong}"])
 
 
-def test_a_price_of_machines_that_nobody_names_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"usd_per_node_hour=5, and neither .*Name them, or"):
-        check(recipe("cluster.usd_per_node_hour=5"))
-    with pytest.raises(RecipeError, match=r"cluster\.usd_per_node_hour=-1"):
-        recipe("cluster.instance=p5.48xlarge", "cluster.usd_per_node_hour=-1")
+def test_a_block_is_usable_until_ec2_begins_to_end_its_instances() -> None:
+    asked = cluster(BLOCK, ENDS)
+    assert block_left_s(asked, least_s=180, now=END_S - 7200) == 7200 - 1800
+    assert block_left_s(cluster(), least_s=180, now=END_S) is None
+
+
+@pytest.mark.parametrize(
+    ("left_s", "state"), [(1800 + 170, "is usable for 2 min 50 s more"), (1800, "is over")]
+)
+def test_a_block_that_leaves_no_time_to_save_is_refused(left_s: float, state: str) -> None:
+    with pytest.raises(RequestError, match=f"{state}.*Name another block, or extend"):
+        block_left_s(cluster(BLOCK, ENDS), least_s=180, now=END_S - left_s)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from shardyard.config.check import load_checked_recipe
 from shardyard.config.load import load_recipe
 from shardyard.config.mixture import SLOTS, slots_of
 from shardyard.config.resolved import DataFacts, PartFacts, Resolved
+from shardyard.config.rules.check import load_checked_recipe
 from shardyard.control.mixture import mixture_lines, mixture_warnings
 from shardyard.errors import RecipeError
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from shardyard.config.check import load_checked_recipe
 from shardyard.config.load import dump_recipe, load_recipe
 from shardyard.config.phases import of_phases
 from shardyard.config.resolve import resolve
 from shardyard.config.resolved import PartFacts, Resolved
-from shardyard.config.schema import Recipe
+from shardyard.config.rules.check import load_checked_recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import RecipeError
 from tests.config.test_resolve import CPU, DATA, TINY, resolved
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.config.check import load_checked_recipe
 from shardyard.config.published_pictures import train_pictures
+from shardyard.config.rules.check import load_checked_recipe
 
 IMAGES = ("model.preset=resnet18", "task.name=image_classification", "optim.lr=0.1")
 

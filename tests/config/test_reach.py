@@ -10,7 +10,7 @@ import pytest
 
 from shardyard.cli import main
 from shardyard.config.reach import why_not_reached
-from shardyard.config.text_problems import PATHS
+from shardyard.config.rules.text_problems import PATHS
 from shardyard.control import attempt, prepare
 from shardyard.hardware.machine import Machine
 from tests.cli.fake_launcher import FakeLauncher

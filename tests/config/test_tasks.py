@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from shardyard.config.data_formats import DATA_FORMATS
-from shardyard.config.task_names import task_code, task_prepare
+from shardyard.config.task_lookup import task_code, task_prepare
 from shardyard.config.tasks import TASKS, Metric, tasks_of
 
 PACKAGE = Path(__file__).parents[2] / "src" / "shardyard"
-NAMING = {"config/tasks.py", "config/schema.py"}
+NAMING = {"config/tasks.py", "config/schema/recipe.py"}
 """The registry, and the setting."""
 
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from shardyard.config.check import load_checked_recipe
-from shardyard.config.data_section import Data
-from shardyard.config.launch_section import Launch, Volume
 from shardyard.config.load import load_recipe
-from shardyard.config.schema import Model, Optim, Recipe, Run
+from shardyard.config.rules.check import load_checked_recipe
+from shardyard.config.schema.data import Data
+from shardyard.config.schema.launch import Launch, Volume
+from shardyard.config.schema.recipe import Model, Optim, Recipe, Run
 from shardyard.config.validate import recipe_of
 from shardyard.errors import Problem, RecipeError, RequestError
-from shardyard.yaml_text import write_yaml
+from shardyard.io.yaml import write_yaml
 
 Tree = dict[str, Any]
 

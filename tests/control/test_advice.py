@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.control.past_runs import PastRuns
 from shardyard.control.plan import Prediction, predict
 from shardyard.planner.advice import Advice, Change

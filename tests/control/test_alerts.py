@@ -11,8 +11,8 @@ from shardyard.config.alerts import Alert
 from shardyard.control import alerts
 from shardyard.control.alerts import alerting, post, refuse_wrong_addresses
 from shardyard.errors import RequestError
+from shardyard.rundir.jsonl import EventWriter
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import EventWriter
 from tests.control.receiver import Receiver, receiver
 from tests.image.registries import free_port
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.cluster.description import Description
+from shardyard.cluster.spec import Description
 from shardyard.control.described_cluster import against_description, against_side_jobs
 from shardyard.launchers.base import SideJob
 from tests.launchers.kubernetes.requests import request_for

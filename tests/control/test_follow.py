@@ -19,8 +19,8 @@ from shardyard.control.follow import (
     number_text,
     said,
 )
+from shardyard.rundir.jsonl import EventWriter, LineWriter
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import EventWriter, LineWriter
 from shardyard.rundir.metric_keys import METRIC_KEYS
 from tests.elastic.agents import Agents
 

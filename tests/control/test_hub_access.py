@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.config.check import load_checked_recipe
+from shardyard.config.rules.check import load_checked_recipe
 from shardyard.control.hub_access import access_problems
 from shardyard.control.submission import launcher_named
 from tests.cli.fake_launcher import FakeLauncher, fake_that_can

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.cli import main
-from shardyard.config.check import load_checked_recipe
+from shardyard.config.rules.check import load_checked_recipe
 from shardyard.control.init import QUESTIONS, Draft, with_data, with_length, with_model, with_place
 from shardyard.control.init_text import TO_FILL_IN, commands_of, text_of, write
 from shardyard.errors import CapacityError, RequestError, StorageError

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.cli.train_here import _show
-from shardyard.config.schema import Elastic, Recipe
+from shardyard.cli.run_attempt import _show
+from shardyard.config.schema.recipe import Elastic, Recipe
 from shardyard.control import last_report
 from shardyard.control.last_report import write_last_report
 from shardyard.control.train import Trained
+from shardyard.rundir.jsonl import EventWriter
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import EventWriter
 from tests.report.synthetic import write_whole_run
 
 RECIPE = Recipe(elastic=Elastic(drain_timeout_s=60.0))

@@ -10,7 +10,7 @@ import pytest
 from shardyard.cli import main
 from shardyard.config.load import load_recipe
 from shardyard.config.resolved import DataFacts
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.control.prepared import data_line, find_prepared
 from shardyard.launchers.ledger import Ledger
 from shardyard.node.homes import with_homes

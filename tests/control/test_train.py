@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.control.attempt import Attempt
 from shardyard.control.request import Request
 from shardyard.control.train import begin, first_attempt, next_attempt

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 
 _BETWEEN = """
 import json, os, subprocess, sys

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from shardyard.config.fingerprint import digest
 from shardyard.config.resolved import DataFacts
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.data.prepare import prepare
 from shardyard.data.shards import TokenShards, read_facts
 from shardyard.errors import RequestError

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from shardyard.data.byte_ranges import SourceFile, Span
 from shardyard.data.formats import FORMATS
 from shardyard.data.readers import documents
 from shardyard.data.readers.rows import TextOf
 from shardyard.data.sources import list_files
-from shardyard.data.spans import SourceFile, Span
 from shardyard.errors import SourceError
 
 EXTRACTED = """<doc id="1" url="https://x" title="A">

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from shardyard.data.byte_ranges import Section, SourceFile, Span
 from shardyard.data.formats import FORMATS, format_of
 from shardyard.data.readers import json_file
 from shardyard.data.readers.rows import TextOf
-from shardyard.data.spans import Section, SourceFile, Span
 from shardyard.errors import SourceError
 
 ROWS = '{"text": "one", "n": 1}\n{"n": 2, "text": "two"}\n'

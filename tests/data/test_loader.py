@@ -15,7 +15,7 @@ from shardyard.data.samples import Stream
 from shardyard.data.shards import MANIFEST, TokenShards
 from shardyard.data.windows import TextWindows
 from shardyard.errors import DataError, RequestError
-from shardyard.files import write_json
+from shardyard.io.files import write_json
 
 SEQ_LEN = 8
 

@@ -13,15 +13,15 @@ import torch
 
 from shardyard.config.mixture import SLOTS
 from shardyard.config.resolved import DataFacts, Resolved
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.data.encoders import LEARNT
 from shardyard.data.loader import Loader
 from shardyard.data.micro_batch import IGNORED
 from shardyard.data.mixture import Joined, MixedStream, Part, deal
-from shardyard.data.mixture_folder import MIXTURE, mixture_at
+from shardyard.data.mixture_manifest import MIXTURE, mixture_at
 from shardyard.data.samples import Sample, Stream
 from shardyard.data.shards import TokenShards, verify
-from shardyard.data.text_sets import prepare_text
+from shardyard.data.text_datasets import prepare_text
 from shardyard.data.tokenizer import TextEncoder
 from shardyard.errors import DataError, RequestError
 from shardyard.tasks.base import Data

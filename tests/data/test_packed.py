@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.data.formats import SECTION_BYTES
 from shardyard.data.prepare import prepare
 from shardyard.data.readers import json_lines

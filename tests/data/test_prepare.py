@@ -23,13 +23,13 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from shardyard.config.data_section import Data
 from shardyard.config.fingerprint import digest
 from shardyard.config.resolved import DataFacts
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.data import Data
+from shardyard.config.schema.recipe import Recipe
+from shardyard.data.byte_ranges import SourceFile
 from shardyard.data.prepare import prepare, request_of
 from shardyard.data.shards import TokenShards, read_facts, verify
-from shardyard.data.spans import SourceFile
 from shardyard.errors import DataError, RequestError, StorageError
 
 NUM_LINES = 5000

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.data.prepare import prepare
 from shardyard.data.shards import TokenShards, read_facts, token_dtype, verify
 from shardyard.errors import DataError

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from shardyard.data.byte_ranges import Section
 from shardyard.data.formats import SECTION_BYTES
 from shardyard.data.readers.rows import TextOf
 from shardyard.data.sources import (
@@ -16,7 +17,6 @@ from shardyard.data.sources import (
     refuse_unreadable,
     split_into_pieces,
 )
-from shardyard.data.spans import Section
 from shardyard.errors import RequestError, SourceError
 
 

@@ -10,10 +10,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from shardyard.config.resolved import DataFacts
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.control.splits import split_lines
 from shardyard.data.shards import TokenShards
-from shardyard.data.text_sets import prepare_text
+from shardyard.data.text_datasets import prepare_text
 from shardyard.errors import RequestError, SourceError
 
 

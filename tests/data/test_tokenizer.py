@@ -12,8 +12,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
-from shardyard.config.data_section import Data
 from shardyard.config.load import load_recipe
+from shardyard.config.schema.data import Data
 from shardyard.data import tokenizer as module
 from shardyard.data.tokenizer import (
     END_OF_TEXT,

@@ -12,7 +12,7 @@ from shardyard.data.samples import Stream
 from shardyard.data.shards import MANIFEST, TokenShards
 from shardyard.data.whole import TooLong, WholeDocuments, fit
 from shardyard.errors import RequestError
-from shardyard.files import write_json
+from shardyard.io.files import write_json
 
 SEQ_LEN = 8
 

@@ -8,12 +8,12 @@ from xml.sax.saxutils import escape
 
 import pytest
 
+from shardyard.data.byte_ranges import SourceFile, Span
 from shardyard.data.formats import SECTION_BYTES, format_of
 from shardyard.data.readers import wikipedia
 from shardyard.data.readers.rows import TextOf
 from shardyard.data.readers.wiki_markup import plain_text
 from shardyard.data.sources import list_files, read_sections, split_into_pieces
-from shardyard.data.spans import SourceFile, Span
 from shardyard.errors import SourceError
 
 HEAD = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" version="0.11">

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from transformers import BertTokenizer, BertTokenizerFast
 
-from shardyard.config.check import check
-from shardyard.config.data_section import TokenizerKindName
 from shardyard.config.load import load_recipe
+from shardyard.config.rules.check import check
+from shardyard.config.schema.data import TokenizerKindName
 from shardyard.config.tokenizer_kinds import TOKENIZER_KINDS
 from shardyard.data.prepare import prepare
 from shardyard.data.tokenizer import (

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.data.prepare import prepare
 from shardyard.errors import ShardyardError
 from tests.data.data_program import run_data_program

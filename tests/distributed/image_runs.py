@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from shardyard.config.model_source import network_if_known
+from shardyard.config.model.source import network_if_known
 from shardyard.config.resolve import resolve
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.data.images.prepare import prepare_images
 from shardyard.rundir.layout import RunDir
 from tests.distributed.runs import MACHINE, write_run

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardyard.config.legality import resolve_layout
-from shardyard.config.model_source import shape_if_known
+from shardyard.config.model.source import shape_if_known
 from shardyard.config.resolve import resolve
 from shardyard.config.resolved import DataFacts, Resolved
-from shardyard.config.schema import Recipe
+from shardyard.config.rules.layout import resolve_layout
+from shardyard.config.schema.recipe import Recipe
 from shardyard.data.prepare import prepare
-from shardyard.files import write_json
 from shardyard.hardware.machine import Machine
+from shardyard.io.files import write_json
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import write_resolved
 from shardyard.train.hooks import Hooks

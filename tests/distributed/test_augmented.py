@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from shardyard.rundir.jsonl import read_evaluations, read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_evaluations, read_steps
 from shardyard.train.hooks import Hooks
 from shardyard.train.run import train
 from tests.distributed.image_runs import make_image_run, write_network, write_pictures

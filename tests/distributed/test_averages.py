@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from shardyard.checkpoint.export import export
 from shardyard.checkpoint.load import load_tensors, read_shapes
+from shardyard.rundir.jsonl import read_evaluations, read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_evaluations, read_steps
 from shardyard.rundir.resolved import read_resolved
-from shardyard.train.averages import Averages
+from shardyard.train.ema import Averages
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import Corpus, make_run, train_here
 

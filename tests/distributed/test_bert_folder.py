@@ -11,11 +11,11 @@ from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM
 
 from shardyard.checkpoint.choice import choose_checkpoint
 from shardyard.checkpoint.export import export
-from shardyard.config.model_source import read_shape
-from shardyard.config.own_module import known_shape
+from shardyard.config.model.source import read_shape
 from shardyard.config.resolve import resolve
 from shardyard.config.resolved import Resolved
-from shardyard.config.schema import Recipe
+from shardyard.config.rules.own_module import known_shape
+from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import RecipeError
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import read_resolved

@@ -8,12 +8,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardyard.checkpoint.same_bits import compare_bits
+from shardyard.checkpoint.bitwise_compare import compare_bits
 from shardyard.elastic.faults import read_faults
 from shardyard.rundir.drilled import FAULTS_VARIABLE
+from shardyard.rundir.jsonl import EventWriter, read_lines
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import EventWriter, read_lines
-from shardyard.train.bits import Bits, odd_ones
+from shardyard.train.determinism_check import Bits, odd_ones
 from shardyard.train.hooks import Hooks
 from shardyard.train.run import train
 from tests.distributed.ranks import run_on_ranks

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from shardyard.config import attention
+from shardyard.rundir.jsonl import EventWriter, read_evaluations, read_lines, read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import EventWriter, read_evaluations, read_lines, read_steps
 from shardyard.tasks import token_losses
 from shardyard.train.hooks import Hooks
 from shardyard.train.run import train

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from shardyard.parallel.context import context_attention, context_share
 from shardyard.parallel.recompute import selective_contexts
+from shardyard.rundir.jsonl import read_evaluations, read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_evaluations, read_steps
 from shardyard.train.hooks import Hooks
 from shardyard.train.setup import set_up
 from tests.distributed.ranks import run_on_ranks

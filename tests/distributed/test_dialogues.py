@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from shardyard.checkpoint.choice import choose_checkpoint
 from shardyard.checkpoint.export import export
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.data.prepare import prepare
+from shardyard.rundir.jsonl import read_evaluations, read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_evaluations, read_steps
 from shardyard.rundir.resolved import read_resolved
 from tests.data.chat.folders import files_of, write
 from tests.data.chat.stock import STOCK

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from shardyard.checkpoint.choice import choose_checkpoint
 from shardyard.checkpoint.export import export
+from shardyard.rundir.jsonl import EventWriter, read_evaluations, read_lines
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import EventWriter, read_evaluations, read_lines
 from shardyard.rundir.resolved import read_resolved
 from shardyard.train.hooks import Hooks
 from shardyard.train.run import train

@@ -11,12 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardyard.checkpoint.same_bits import compare_bits, main
+from shardyard.checkpoint.bitwise_compare import compare_bits, main
 from shardyard.errors import TrainingError
 from shardyard.parallel.exact_gradients import HEADROOM
 from shardyard.parallel.gradients import local_part
+from shardyard.rundir.jsonl import read_evaluations
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_evaluations
 from shardyard.train.hooks import Hooks
 from shardyard.train.loop import DRAINED, FINISHED
 from shardyard.train.run import train

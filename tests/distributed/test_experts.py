@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from shardyard.checkpoint.choice import choose_checkpoint
 from shardyard.checkpoint.export import export
+from shardyard.rundir.jsonl import read_evaluations, read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_evaluations, read_steps
 from shardyard.rundir.resolved import read_resolved
 from shardyard.train.hooks import Hooks
 from shardyard.train.setup import set_up

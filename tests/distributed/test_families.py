@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_steps
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import Corpus, make_run, train_here
 from tests.families.random_models import small_shape, theirs

@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM
 
 from shardyard.checkpoint.choice import choose_checkpoint
 from shardyard.checkpoint.export import export
-from shardyard.config.model_source import read_shape
-from shardyard.config.schema import Model
+from shardyard.config.model.source import read_shape
+from shardyard.config.schema.recipe import Model
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import read_resolved
 from tests.distributed.ranks import run_on_ranks

@@ -11,11 +11,11 @@ from transformers import LlamaForCausalLM
 
 from shardyard.checkpoint.load import read_values
 from shardyard.checkpoint.verify import read_manifest
-from shardyard.config.own_module import known_shape
+from shardyard.config.rules.own_module import known_shape
 from shardyard.errors import TrainingError
 from shardyard.models.build import hf_config
+from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_steps
 from shardyard.train import loss_scaling
 from shardyard.train.hooks import Faults, Hooks
 from shardyard.train.loop import FINISHED, Loop

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_steps
 from shardyard.train.hooks import Hooks
 from shardyard.train.setup import set_up
 from tests.distributed.ranks import run_on_ranks

@@ -10,8 +10,8 @@ from shardyard.families.lora import is_adapter
 from shardyard.parallel.gradients import local_part
 from shardyard.planner.memory import memory
 from shardyard.planner.workload import workload_of
+from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_steps
 from shardyard.rundir.resolved import read_resolved
 from shardyard.train.hooks import Hooks
 from shardyard.train.loop import Loop

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from shardyard.config.resolved import DataFacts
-from shardyard.config.schema import Recipe
-from shardyard.data.text_sets import prepare_text
+from shardyard.config.schema.recipe import Recipe
+from shardyard.data.text_datasets import prepare_text
+from shardyard.rundir.jsonl import read_evaluations, read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_evaluations, read_steps
 from shardyard.train.hooks import Hooks
 from shardyard.train.loop import DRAINED, FINISHED
 from shardyard.train.run import train

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from shardyard.rundir.jsonl import read_lines, read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_lines, read_steps
 from shardyard.train.hooks import Hooks
 from shardyard.train.run import train
 from tests.distributed.ranks import run_on_ranks

@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
-from shardyard.config.own_module import known_shape
-from shardyard.config.schema import Optim
+from shardyard.config.rules.own_module import known_shape
+from shardyard.config.schema.recipe import Optim
 from shardyard.models.build import hf_config
+from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_steps
 from shardyard.train.hooks import Hooks
 from shardyard.train.loop import Loop
 from shardyard.train.setup import set_up

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from shardyard.parallel import apply
+from shardyard.rundir.jsonl import read_evaluations, read_lines, read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_evaluations, read_lines, read_steps
 from shardyard.train.hooks import Hooks
 from shardyard.train.loop import FINISHED
 from shardyard.train.setup import set_up
@@ -267,7 +267,7 @@ def test_a_pipeline_goes_on_bit_for_bit(corpus: Corpus, tmp_path: Path) -> None:
 def _train_with_events(run_dir: RunDir) -> str:
     import torch.distributed as dist
 
-    from shardyard.rundir.lines import EventWriter
+    from shardyard.rundir.jsonl import EventWriter
     from shardyard.train.run import train
 
     events = EventWriter(run_dir.events, attempt=0, generation=0) if dist.get_rank() == 0 else None

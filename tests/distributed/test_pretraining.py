@@ -12,11 +12,11 @@ from transformers import AutoModelForPreTraining, BertForMaskedLM, BertForPreTra
 
 from shardyard.checkpoint.choice import choose_checkpoint
 from shardyard.checkpoint.export import export
-from shardyard.config.own_module import known_shape
+from shardyard.config.rules.own_module import known_shape
 from shardyard.data.micro_batch import MicroBatch
 from shardyard.models.build import hf_config
+from shardyard.rundir.jsonl import read_evaluations, read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_evaluations, read_steps
 from shardyard.rundir.resolved import read_resolved
 from shardyard.tasks.bert_pretraining import BertPretraining
 from shardyard.train.hooks import Hooks

@@ -16,8 +16,8 @@ import pytest
 import torch.distributed as dist
 
 from shardyard.data.loader import Loader
+from shardyard.rundir.jsonl import EventWriter, read_lines, read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import EventWriter, read_lines, read_steps
 from shardyard.rundir.profiles import (
     StepProfile,
     leave_request,

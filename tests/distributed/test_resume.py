@@ -21,8 +21,8 @@ from shardyard.control.resume import is_finished
 from shardyard.data.micro_batch import MicroBatch
 from shardyard.errors import CheckpointError, RecipeError, RequestError, TrainingError
 from shardyard.observe.samples import SAMPLES_MARK
+from shardyard.rundir.jsonl import EventWriter, read_evaluations, read_lines, read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import EventWriter, read_evaluations, read_lines, read_steps
 from shardyard.rundir.resolved import read_resolved
 from shardyard.tasks.token_losses import LanguageModel
 from shardyard.train.hooks import Hooks

@@ -9,8 +9,8 @@ import pytest
 import torch.distributed as dist
 
 from shardyard.control.follow import describe_event
+from shardyard.rundir.jsonl import EventWriter, read_lines, read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import EventWriter, read_lines, read_steps
 from shardyard.train.hooks import Hooks
 from shardyard.train.intervals import FIRST_EVERY
 from shardyard.train.run import train

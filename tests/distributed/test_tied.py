@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from shardyard.checkpoint.load import read_shapes
+from shardyard.rundir.jsonl import read_evaluations, read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_evaluations, read_steps
 from shardyard.train.hooks import Hooks
 from shardyard.train.setup import set_up
 from tests.distributed.ranks import run_on_ranks

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardyard import doctor
-from shardyard.cores import ProcessorLimit
+from shardyard.cpu_quota import ProcessorLimit
 from shardyard.doctor.finding import Finding
 from shardyard.doctor.machine import (
     check_address,

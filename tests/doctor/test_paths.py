@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.config.check import load_checked_recipe
+from shardyard.config.rules.check import load_checked_recipe
 from shardyard.doctor.finding import Finding
 from shardyard.doctor.paths import check_paths
 from tests.hub import saved_llama

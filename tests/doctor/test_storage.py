@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.config.schema import Checkpoint
+from shardyard.config.schema.recipe import Checkpoint
 from shardyard.doctor.finding import Finding
 from shardyard.doctor.storage import (
     CheckpointRoom,

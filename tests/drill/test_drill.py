@@ -9,14 +9,14 @@ import pytest
 from shardyard.cli import main
 from shardyard.cli.completion import faults
 from shardyard.drill.faults import FAULTS
-from shardyard.drill.judge import judge
 from shardyard.drill.page import render_drill
 from shardyard.drill.recipe import Drilled
 from shardyard.drill.run import Case, Chosen, Drill, chosen
 from shardyard.drill.strikes import turn_bytes
+from shardyard.drill.verdict import judge
 from shardyard.elastic.faults import ONCE, read_faults
 from shardyard.rundir.drilled import FAULTS_VARIABLE
-from tests.drill.test_judge import KILLED, TWIN
+from tests.drill.test_verdict import KILLED, TWIN
 
 RECIPE = ("model.preset=llama-tiny", "cluster.device=cpu", "cluster.devices=2")
 ONE_NODE = Drilled(words=("a.yaml",), steps=200, save_every=33, nodes=1, devices=2, is_exact=False)

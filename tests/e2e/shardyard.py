@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from shardyard.report.run import read_run
+from shardyard.report.run_data import read_run
 from shardyard.report.walltime import account, total_phases
+from shardyard.rundir.jsonl import read_lines
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import is_held
-from shardyard.rundir.lines import read_lines
 from tests.elastic.agents import wait_until
 
 PATIENCE_S = 600.0

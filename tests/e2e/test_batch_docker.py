@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from shardyard.errors import EXIT_DRAINED
-from shardyard.launchers.aws_batch.objects import LOG_GROUP, job_name
+from shardyard.launchers.aws_batch.requests import LOG_GROUP, job_name
+from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_steps
 from tests.e2e.shardyard import Answer, Place
 from tests.launchers.batch_docker import DockerBatch, docker_batch
 from tests.launchers.batch_requests import EXECUTION_ROLE

@@ -16,9 +16,9 @@ import pytest
 
 from shardyard.errors import EXIT_DRAINED
 from shardyard.launchers.aws_batch.launcher import BatchLauncher
-from shardyard.launchers.aws_batch.place import own_address
-from shardyard.launchers.marked import rebuild
-from shardyard.rundir.lines import read_lines, read_steps
+from shardyard.launchers.aws_batch.node_rank import own_address
+from shardyard.launchers.log_markers import rebuild
+from shardyard.rundir.jsonl import read_lines, read_steps
 from tests.e2e.shardyard import PATIENCE_S, Answer, Place, end_what_is_left, wait_for_step
 from tests.launchers.local_runs import TWO_NODES, LocalRuns
 
@@ -132,7 +132,7 @@ def test_a_drained_attempt_ends_with_143_and_the_next_goes_on_exactly(
 
 def test_a_container_without_a_recipe_says_so(place: Place) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "shardyard.node.from_environment", "--place", "aws-batch"],
+        [sys.executable, "-m", "shardyard.node.env_entry", "--place", "aws-batch"],
         env={name: value for name, value in os.environ.items() if name != "SHARDYARD_RECIPE"},
         cwd=place.folder,
         capture_output=True,

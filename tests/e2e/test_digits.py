@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.rundir.lines import read_lines, read_steps
+from shardyard.rundir.jsonl import read_lines, read_steps
 from tests.e2e.shardyard import Place
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits.yaml"

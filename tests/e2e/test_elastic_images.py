@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.rundir.lines import read_steps
+from shardyard.rundir.jsonl import read_steps
 from tests.e2e.shardyard import Place, events, wait_for, wait_for_step
 from tests.launchers.local_runs import LocalRuns
 

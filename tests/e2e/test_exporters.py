@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.rundir.lines import read_lines
+from shardyard.rundir.jsonl import read_lines
 from tests.e2e.shardyard import Answer, Place, events, wait_for, wait_for_step
-from tests.exporters.front import front_of
-from tests.exporters.runs import KEY, TOKEN
-from tests.exporters.wandb_file import rows_in
+from tests.trackers.front import front_of
+from tests.trackers.runs import KEY, TOKEN
+from tests.trackers.wandb_file import rows_in
 
 RECIPE = """\
 secrets: {{WANDB_API_KEY: env, MLFLOW_TRACKING_TOKEN: env}}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.rundir.lines import read_steps
+from shardyard.rundir.jsonl import read_steps
 from tests.e2e.shardyard import (
     Answer,
     Place,

@@ -11,8 +11,8 @@ import pytest
 
 from shardyard.launchers.base import JobState
 from shardyard.launchers.ledger import Ledger
-from shardyard.launchers.marked import rebuild
-from shardyard.rundir.lines import read_lines, read_steps
+from shardyard.launchers.log_markers import rebuild
+from shardyard.rundir.jsonl import read_lines, read_steps
 from tests.e2e.shardyard import (
     Answer,
     Place,

@@ -21,14 +21,14 @@ from typing import Any
 import pytest
 
 from shardyard.config.metrics_place import MetricsPlace
-from shardyard.monitoring import alerts, dashboards
-from shardyard.monitoring.metrics import DEVICE_LABELS, DEVICES, XID
+from shardyard.io.yaml import write_yaml
+from shardyard.launchers.monitoring import alerts, dashboards
+from shardyard.launchers.monitoring.metrics import DEVICE_LABELS, DEVICES, XID
 from shardyard.observe.exporter import RunReader, exporting, found_by
+from shardyard.rundir.jsonl import EventWriter, LineWriter, read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import EventWriter, LineWriter, read_steps
 from shardyard.rundir.metric_keys import METRIC_KEYS
 from shardyard.rundir.telemetry import DEVICE_FIELDS
-from shardyard.yaml_text import write_yaml
 from tests.debian_packages import need
 from tests.e2e.shardyard import Answer, Place, events, wait_for, wait_for_step
 from tests.image.registries import free_port

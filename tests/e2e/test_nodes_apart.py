@@ -18,10 +18,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from shardyard.complete import read_complete
-from shardyard.config.hub import digest_of
+from shardyard.config.model.hub import digest_of
+from shardyard.io.complete import read_complete
+from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_steps
 from shardyard.rundir.resolved import read_resolved
 from tests.e2e.shardyard import PATIENCE_S, Place, processes_left
 from tests.hub import Hub, running_hub, saved_llama
@@ -178,7 +178,7 @@ def test_where_nothing_is_shared_but_the_run_every_node_fetches_and_prepares_the
 def test_a_node_whose_file_was_altered_is_named_before_the_training_begins(nodes: Nodes) -> None:
     nodes.apart = ("runs/models",)
     script = (
-        "import sys; from pathlib import Path; from shardyard.config.hub import Wanted, fetch\n"
+        "import sys; from pathlib import Path; from shardyard.config.model.hub import Wanted, fetch\n"
         "wanted = Wanted(kind='model.hub', name='acme/llama', revision=None, level='weights')\n"
         "print(fetch(wanted, Path(sys.argv[1]), say=lambda _: None))"
     )

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from shardyard.rundir.jsonl import read_lines, read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_lines, read_steps
 from tests.e2e.shardyard import Answer, Place, events, wait_for
 
 PHASES = """\

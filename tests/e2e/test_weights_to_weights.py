@@ -22,9 +22,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from shardyard.complete import COMPLETE, damage_of, read_complete
+from shardyard.io.complete import COMPLETE, damage_of, read_complete
+from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_steps
 from shardyard.rundir.resolved import read_resolved
 from tests.e2e.shardyard import Answer, Place, make_place
 from tests.hub import TOKEN, Hub, running_hub, saved_llama

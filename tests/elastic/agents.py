@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.config.resolved import DataFacts, Resolved
-from shardyard.config.schema import Cluster, Elastic, Recipe
+from shardyard.config.schema.recipe import Cluster, Elastic, Recipe
 from shardyard.families.presets import PRESETS
+from shardyard.rundir.jsonl import read_lines
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_lines
 from shardyard.rundir.resolved import write_resolved
 
 _PROGRAM = Path(__file__).parent / "bodies.py"

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from shardyard.config.meeting_place import EtcdPlace
-from shardyard.waiting import wait_for
+from shardyard.io.polling import wait_for
 
 
 class EtcdServer:

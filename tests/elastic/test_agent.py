@@ -17,9 +17,9 @@ from shardyard.elastic.__main__ import may_wait
 from shardyard.elastic.agent import Answer
 from shardyard.errors import LostNodeError
 from shardyard.network_interface import loopback_interface
+from shardyard.rundir.jsonl import EventWriter
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease, is_held
-from shardyard.rundir.lines import EventWriter
 from tests.elastic.agents import Agents, answer, parent_of, session_pids, wait_until
 from tests.mounts import mounted, needs_root
 

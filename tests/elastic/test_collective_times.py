@@ -9,10 +9,10 @@ import time
 import pytest
 
 from shardyard.elastic.collective_times import leave
-from shardyard.elastic.rendezvous import connect_store, serve_store
+from shardyard.elastic.rendezvous.c10d import connect_store, serve_store
 from shardyard.rundir.network_bench import NetworkBench
 from tests.elastic.agents import wait_until
-from tests.elastic.test_rendezvous import listening_at
+from tests.elastic.rendezvous.test_c10d import listening_at
 
 
 def test_who_serves_the_store_waits_for_the_others_and_not_without_a_bound() -> None:

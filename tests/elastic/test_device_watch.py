@@ -9,9 +9,9 @@ import pytest
 from shardyard.elastic import device_watch
 from shardyard.elastic.device_watch import DeviceWatch
 from shardyard.elastic.notices import Node, Notices
-from shardyard.health.device_judge import Finding
+from shardyard.rundir.jsonl import EventWriter
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import EventWriter
+from shardyard.telemetry.health.device_judge import Finding
 
 
 class Store:

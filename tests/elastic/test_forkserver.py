@@ -6,7 +6,7 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
-from shardyard.config.schema import Model, Recipe, Task
+from shardyard.config.schema.recipe import Model, Recipe, Task
 from shardyard.elastic.forkserver import preload_of, sweep
 
 
@@ -36,7 +36,7 @@ def test_the_server_imports_what_workers_of_the_recipe_need() -> None:
     plain = preload_of(Recipe())
     assert plain[-1] == "shardyard.tasks.causal_lm"
     compiled = preload_of(Recipe(model=Model(compile=True), task=Task(name="masked_lm")))
-    assert compiled[-2:] == ("shardyard.tasks.masked_lm", "shardyard.elastic.compiler")
+    assert compiled[-2:] == ("shardyard.tasks.masked_lm", "shardyard.elastic.preload_compiler")
     brought = preload_of(Recipe(task=Task(name="of-a-package")))
     assert brought == plain[:-1]
     for module in {*plain, *compiled}:

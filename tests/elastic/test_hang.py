@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.config.schema import Elastic
+from shardyard.config.schema.recipe import Elastic
 from shardyard.elastic.hang import Doing, Look, culprits, waits_in
 from shardyard.elastic.hang_watch import Budgets, HangWatch
 from shardyard.elastic.notes import RankNotes

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.elastic.crash_loop import Restarts
 from shardyard.elastic.hang import Doing, Hang
 from shardyard.elastic.leave_out import (
     LOSSES,
@@ -16,10 +15,11 @@ from shardyard.elastic.leave_out import (
     wait_for_end,
     was_left_out,
 )
-from shardyard.elastic.losses import Loss, LostNode
 from shardyard.elastic.notices import Node
+from shardyard.elastic.restart_budget import Restarts
+from shardyard.elastic.worker_failures import Loss, LostNode
+from shardyard.rundir.jsonl import EventWriter
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import EventWriter
 
 NODES = [Node("a", 0), Node("b", 1), Node("c", 2)]
 BUG = Loss(

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # built in C++
 
-from shardyard.checkpoint import snapshot_wire as wire
-from shardyard.checkpoint.snapshot_fetch import read_offers
-from shardyard.checkpoint.snapshot_sent import Sent
-from shardyard.checkpoint.snapshot_slot import Moment, read_head
-from shardyard.config.schema import Cluster, Elastic, Recipe
+from shardyard.checkpoint.snapshots import snapshot_wire as wire
+from shardyard.checkpoint.snapshots.snapshot_fetch import read_offers
+from shardyard.checkpoint.snapshots.snapshot_sent import Sent
+from shardyard.checkpoint.snapshots.snapshot_slot import Moment, read_head
+from shardyard.config.schema.recipe import Cluster, Elastic, Recipe
 from shardyard.config.snapshots import ELSEWHERE, SENT, slot_labels, snapshot_labels
 from shardyard.elastic.agent_memory import AgentMemory
 from shardyard.elastic.neighbour import Neighbour, Place

@@ -14,7 +14,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # built in C++
     distributed_c10d,
 )
 
-from shardyard.elastic.rendezvous import Meeting, Rendezvous, build_rendezvous, serve_store
+from shardyard.elastic.rendezvous.c10d import Meeting, Rendezvous, build_rendezvous, serve_store
 from shardyard.elastic.seal import ForeignValueError, Seal, SealedStore
 from shardyard.elastic.sealed_objects import seal_objects
 from shardyard.elastic.store_backend import StoreBackend

@@ -16,7 +16,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from shardyard.elastic.meeting_wait import MeetingWait
-from shardyard.elastic.rendezvous import Meeting, Rendezvous
+from shardyard.elastic.rendezvous.c10d import Meeting, Rendezvous
 from shardyard.elastic.seal import Seal
 from shardyard.elastic.signs_of_life import OwnClock
 from shardyard.torch_private import LONG_AGO

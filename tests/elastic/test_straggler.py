@@ -6,7 +6,7 @@ import pytest
 
 from shardyard.elastic.notes import NotedStep
 from shardyard.elastic.straggler import Straggler, StragglerWatch, block_of
-from shardyard.health.rank_judge import RankBlock, Slowness
+from shardyard.telemetry.health.ranks import RankBlock, Slowness
 
 
 class Board:

@@ -4,12 +4,12 @@ from typing import Any, get_args
 
 import pytest
 
-from shardyard.config.schema import LeaveOutFor
-from shardyard.elastic.crash_loop import Restarts
+from shardyard.config.schema.recipe import LeaveOutFor
 from shardyard.elastic.leave_out import Verdicts
 from shardyard.elastic.notices import Node
+from shardyard.elastic.restart_budget import Restarts
 from shardyard.elastic.verdict_rules import SLOW_RANK, VerdictRules
-from shardyard.health import device_judge
+from shardyard.telemetry.health import device_judge
 
 NODES = [Node(f"n{rank}", rank) for rank in range(3)]
 XID = {"node": "n1", "node_rank": 1, "device": 4, "problem": "xid", "cause": "XID 79: fell off"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.elastic.rendezvous import serve_store, worker_store
+from shardyard.elastic.rendezvous.c10d import serve_store, worker_store
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import read_resolved
 from tests.distributed.ranks import run_forked

@@ -14,10 +14,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 from shardyard.checkpoint.export import export
 from shardyard.checkpoint.retention import step_name
 from shardyard.checkpoint.save import Saver
-from shardyard.config.model_source import read_shape
-from shardyard.config.own_module import known_shape
+from shardyard.config.model.source import read_shape
 from shardyard.config.resolved import DataFacts, Resolved
-from shardyard.config.schema import Model, Recipe
+from shardyard.config.rules.own_module import known_shape
+from shardyard.config.schema.recipe import Model, Recipe
 from shardyard.families.config_json import shape_of_config
 from shardyard.families.registry import FAMILIES
 from shardyard.families.shape import ModelShape

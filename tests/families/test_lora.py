@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from shardyard.config.schema import Lora, Model
+from shardyard.config.schema.recipe import Lora, Model
 from shardyard.families.lora import (
     is_adapter,
     peft_targets,
@@ -18,7 +18,7 @@ from shardyard.families.shape import ModelShape
 from shardyard.models.build import build_on_meta, freeze_base
 from shardyard.models.lora import add_adapters
 from shardyard.planner.flops import flops_per_token
-from shardyard.planner.trained import trained_of
+from shardyard.planner.trainable_parameters import trained_of
 from tests.families.random_models import small_shape
 
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

@@ -17,7 +17,7 @@ from shardyard.families.file_tensors import file_tensors, whole_shape
 from shardyard.families.presets import PRESETS
 from shardyard.families.registry import FAMILIES, family_of
 from shardyard.models.build import build_on_meta, hf_config
-from shardyard.models.parts import blocks_of
+from shardyard.models.submodules import blocks_of
 from tests.families.random_models import small_shape
 
 

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from shardyard.cli.image import build
 from shardyard.config.compatibility import ENGINES
 from shardyard.errors import RequestError, ShardyardError
+from shardyard.image.container_cli import Tool, find_tool, without_tag
 from shardyard.image.dockerfile import (
     STACKS,
     USER_ID,
@@ -27,7 +28,6 @@ from shardyard.image.dockerfile import (
     write_context,
 )
 from shardyard.image.ecr import ecr_registry
-from shardyard.image.tool import Tool, find_tool, without_tag
 from tests.debian_packages import need
 
 ROOT = Path(__file__).parents[2]

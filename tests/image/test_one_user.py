@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.cluster.description import read_description
-from shardyard.cluster.storage import render_root_job, render_stack
+from shardyard.cluster.fsx import render_root_job, render_stack
+from shardyard.cluster.spec import read_description
 from shardyard.cluster.terraform import render_terraform
 from shardyard.launchers.kubernetes.objects import render_objects
 from shardyard.launchers.kubernetes.placement import pod_spec

@@ -25,7 +25,7 @@ from moto.server import main
 REGION = "us-east-1"
 ACCOUNT = "123456789012"
 STOP_TIMEOUT_S = 150
-"""What `cluster/batch.py` writes for a drain of two minutes."""
+"""What `cluster/batch/stack.py` writes for a drain of two minutes."""
 
 _run_container = ContainerCollection.run
 _describe_job = Job.describe

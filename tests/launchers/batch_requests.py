@@ -1,7 +1,7 @@
 """Requests to launch on AWS Batch, for tests."""
 
 from shardyard.config.load import dump_recipe, load_recipe
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.hardware.catalogue import instance
 from shardyard.hardware.cluster import cluster_of
 from shardyard.launchers.base import LaunchRequest

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shardyard.cluster.batch import render_environment
-from shardyard.cluster.description import STOP_MARGIN_S, Description, read_description
+from shardyard.cluster.batch.stack import render_environment
 from shardyard.cluster.network import place_named
-from shardyard.config.schema import Recipe
-from shardyard.launchers.aws_batch.objects import LOG_GROUP
+from shardyard.cluster.spec import STOP_MARGIN_S, Description, read_description
+from shardyard.config.schema.recipe import Recipe
+from shardyard.launchers.aws_batch.requests import LOG_GROUP
 from tests.launchers.docker_engine import DockerEngine
 
 REGION = "us-east-1"

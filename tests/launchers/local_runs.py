@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.config.anchor import anchor_paths
-from shardyard.config.check import load_checked_recipe
 from shardyard.config.load import dump_recipe
+from shardyard.config.rules.check import load_checked_recipe
 from shardyard.launchers.base import JobStatus, LaunchRequest, Submission
 from shardyard.launchers.ledger import Ledger
 from shardyard.launchers.local import LocalLauncher

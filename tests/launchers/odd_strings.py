@@ -10,7 +10,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 
 CANARY = "CANARY"
 """Stands for the path of a file that must never be made."""

@@ -9,7 +9,7 @@ import pytest
 
 from shardyard.errors import RequestError
 from shardyard.launchers.aws_batch.launcher import BatchLauncher
-from shardyard.launchers.aws_batch.objects import job_name
+from shardyard.launchers.aws_batch.requests import job_name
 from shardyard.launchers.base import JobState, Rendered, SideJob, Submission
 from shardyard.launchers.ledger import Ledger
 from tests.launchers.batch_requests import batch_request

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from shardyard.aws import aws_client
 from shardyard.cli import main
 from shardyard.doctor.finding import Finding
+from shardyard.io.aws import aws_client
 from shardyard.launchers.aws_batch.checks import QUOTAS, batch_checks
-from shardyard.launchers.aws_batch.objects import LOG_GROUP
+from shardyard.launchers.aws_batch.requests import LOG_GROUP
 from tests.image.registries import answering
 from tests.launchers.batch_requests import EXECUTION_ROLE, ROLE, batch_request
 from tests.launchers.batch_server import REGION, BatchServer

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.aws import UncertainError
+from shardyard.io.aws import UncertainError
 from shardyard.launchers.aws_batch.launcher import BatchLauncher
 from shardyard.launchers.ledger import Ledger
 from tests.launchers.batch_endpoint import HANG_UP, JOB_ID, Endpoint, batch_endpoint

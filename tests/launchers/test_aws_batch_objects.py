@@ -11,7 +11,7 @@ import pytest
 from shardyard.errors import LostNodeError, RequestError
 from shardyard.hardware.catalogue import instance, instance_names
 from shardyard.launchers.aws_batch.launcher import BatchLauncher
-from shardyard.launchers.aws_batch.objects import (
+from shardyard.launchers.aws_batch.requests import (
     MAX_DEFINITION_BYTES,
     RECIPE_VARIABLE,
     RETRY_RULES,
@@ -180,7 +180,7 @@ def test_the_recipe_travels_whole_and_the_command_is_a_list() -> None:
     definition = job_definition(request)
     assert environment(definition)[RECIPE_VARIABLE] == request.recipe_text
     assert container(definition)["command"] == [
-        "python", "-P", "-m", "shardyard.node.from_environment",
+        "python", "-P", "-m", "shardyard.node.env_entry",
         "--place", "aws-batch", "--run-dir", "/runs/a-b-1",
     ]  # fmt: skip
 

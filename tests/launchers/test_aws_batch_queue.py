@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from shardyard.errors import CapacityError, RequestError
-from shardyard.launchers.aws_batch.objects import job_definition, job_submission
 from shardyard.launchers.aws_batch.queue import check_queue
+from shardyard.launchers.aws_batch.requests import job_definition, job_submission
 from shardyard.launchers.base import SideJob
 from tests.launchers.batch_requests import batch_request
 

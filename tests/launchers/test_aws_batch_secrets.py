@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.cli import main
-from shardyard.launchers.aws_batch.objects import job_name
+from shardyard.launchers.aws_batch.requests import job_name
 from tests.launchers.batch_requests import EXECUTION_ROLE, SETTINGS
 from tests.launchers.batch_server import BatchServer
 from tests.launchers.planted import Planted, planted_secrets

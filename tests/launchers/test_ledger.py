@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from shardyard.errors import StorageError
+from shardyard.io.locks import take_lock
 from shardyard.launchers.base import LAUNCHERS, Submission
 from shardyard.launchers.ledger import SUBMITTED, Entry, Ledger
-from shardyard.locks import take_lock
 
 
 def intend(ledger: Ledger, name: str) -> Entry:

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.config.launch_section import Launch
 from shardyard.config.load import dump_recipe
-from shardyard.config.schema import Cluster, Elastic, Recipe
+from shardyard.config.schema.launch import Launch
+from shardyard.config.schema.recipe import Cluster, Elastic, Recipe
 from shardyard.errors import RequestError, ShardyardError, StorageError
-from shardyard.files import write_json
+from shardyard.io.files import write_json
 from shardyard.launchers.base import JobState, LaunchRequest, Removal, Submission
 from shardyard.launchers.ledger import Ledger
 from shardyard.launchers.local import LocalLauncher, start_supervisor
 from shardyard.launchers.local_job import Identity, JobFile
+from shardyard.rundir.jsonl import EventWriter
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease
-from shardyard.rundir.lines import EventWriter
 
 LOCAL = LocalLauncher()
 

@@ -16,10 +16,10 @@ import pytest
 import yaml
 
 from shardyard.cli import main
-from shardyard.config.check import load_checked_recipe
+from shardyard.config.rules.check import load_checked_recipe
 from shardyard.errors import RecipeError, RequestError
+from shardyard.io.yaml import read_yaml
 from shardyard.launchers.base import LAUNCHERS
-from shardyard.yaml_text import read_yaml
 from tests.launchers.odd_strings import (
     KEY,
     STRINGS,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.config.check import check
 from shardyard.config.load import load_recipe
+from shardyard.config.rules.check import check
 from shardyard.errors import RecipeError, ShardyardError
 from shardyard.launchers.base import JobState, Submission
 from shardyard.launchers.ledger import Ledger

@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from shardyard.control.sent_code import describe_code
+from shardyard.control.code_bundle import describe_code
 from shardyard.errors import RequestError
 from shardyard.launchers.bundle import Bundle, bundle, read_archive, write_bundle
 from shardyard.launchers.private_files import is_called_private, tokens_in

@@ -15,7 +15,7 @@ from shardyard.launchers.kubernetes.names import LONGEST
 from shardyard.launchers.ledger import SIDE_DETAIL, Ledger
 from shardyard.launchers.local import LocalLauncher
 from shardyard.launchers.local_job import JobFile
-from shardyard.launchers.marked import mark, parse, rebuild
+from shardyard.launchers.log_markers import mark, parse, rebuild
 from shardyard.launchers.slurm.launcher import SlurmLauncher
 from tests.launchers.batch_requests import batch_request
 from tests.launchers.kubernetes.requests import request_for

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from shardyard.config.anchor import anchor_paths
-from shardyard.config.check import load_checked_recipe
 from shardyard.config.load import dump_recipe
+from shardyard.config.rules.check import load_checked_recipe
 from shardyard.launchers.base import JobState, LaunchRequest, Submission
 from shardyard.launchers.ledger import Ledger
 from shardyard.launchers.slurm.launcher import SlurmLauncher
+from shardyard.rundir.jsonl import read_lines
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_lines
 from tests.e2e.shardyard import Place, events, make_place, wait_for, wait_for_step
 from tests.launchers.slurm_cluster import SlurmCluster, slurm_cluster
 

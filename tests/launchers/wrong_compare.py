@@ -2,7 +2,7 @@
 
 from tests.launchers.wrong_situations import Desk, Situations
 from tests.report.compare.some_runs import write_run
-from tests.study.some_studies import write_published
+from tests.report.study.some_studies import write_published
 
 SITUATIONS = Situations("compare")
 row = SITUATIONS.row

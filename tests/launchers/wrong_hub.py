@@ -38,7 +38,7 @@ class HubDesk(Desk):
 
     def fetched(self) -> Path:
         """The folder of the model, fetched before the situation comes about."""
-        from shardyard.config.hub import Wanted, fetch
+        from shardyard.config.model.hub import Wanted, fetch
 
         wanted = Wanted(kind="model.hub", name=NAME, revision=None, level="weights")
         return fetch(wanted, self.store, say=lambda _: None)

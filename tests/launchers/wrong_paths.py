@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.config.sight import Sight
 from shardyard.launchers.base import LogLine, Submission, mounted
 from shardyard.node.side_job import SideWork, function_of
 from shardyard.rundir.layout import RunDir
 from tests.cli.fake_launcher import AnsweringLauncher
-from tests.config.test_model_source import LLAMA
+from tests.config.model.test_source import LLAMA
 from tests.hub import STRANGER
 from tests.launchers.wrong_hub import NAME, HubDesk
 from tests.launchers.wrong_situations import Situations

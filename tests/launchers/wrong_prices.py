@@ -2,7 +2,7 @@
 
 import json
 
-from shardyard.cluster.description import read_description
+from shardyard.cluster.spec import read_description
 from shardyard.cluster.world import new_world
 from tests.launchers.wrong_anywhere import AnyDesk
 from tests.launchers.wrong_situations import Situations

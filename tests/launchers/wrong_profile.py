@@ -1,8 +1,8 @@
 """Wrong situations of `shardyard profile`, and of a recipe that asks for a profile."""
 
+from shardyard.rundir.jsonl import EventWriter
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease
-from shardyard.rundir.lines import EventWriter
 from tests.launchers.wrong_situations import Desk, Situations
 
 SITUATIONS = Situations("profile")

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 import shardyard
 from shardyard.checkpoint.save import Saver
-from shardyard.config.schema import Optim
+from shardyard.config.schema.recipe import Optim
 from shardyard.errors import CheckpointError, NotFiniteError, RequestError, ShardyardError
 from shardyard.train.optim import ShardOptimizer
 from tests.distributed.ranks import run_on_ranks

@@ -16,7 +16,7 @@ import shardyard
 from shardyard.errors import RequestError
 from shardyard.families.presets import PRESETS
 from shardyard.families.registry import family_of
-from shardyard.library.known import request
+from shardyard.library.supported import request
 from shardyard.parallel import apply
 from tests.distributed.ranks import run_on_ranks
 from tests.library import runs, test_own

@@ -6,9 +6,9 @@ import sys
 import pytest
 
 import shardyard
-from shardyard.config.setting import settings
-from shardyard.library.known import _SECTIONS
+from shardyard.config.schema.reference import settings
 from shardyard.library.model import Options
+from shardyard.library.supported import _SECTIONS
 
 
 @pytest.mark.heavy

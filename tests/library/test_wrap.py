@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 import shardyard
-from shardyard.config.schema import Parallel, Recipe
+from shardyard.config.schema.recipe import Parallel, Recipe
 from shardyard.errors import RequestError
 from tests.distributed.ranks import run_on_ranks
 from tests.library import runs

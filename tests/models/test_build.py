@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from shardyard.config.model_source import read_shape
-from shardyard.config.schema import Model
+from shardyard.config.model.source import read_shape
+from shardyard.config.schema.recipe import Model
 from shardyard.errors import DataError
 from shardyard.families.presets import PRESETS
 from shardyard.families.registry import family_of

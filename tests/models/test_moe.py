@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
-from shardyard.config.model_source import read_shape
-from shardyard.config.schema import Model
+from shardyard.config.model.source import read_shape
+from shardyard.config.schema.recipe import Model
 from shardyard.families.presets import PRESETS
 from shardyard.families.registry import family_of
 from shardyard.families.shape import ModelShape

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from shardyard.config.load import load_recipe
-from shardyard.launchers.marked import parse
-from shardyard.launchers.place import Place
+from shardyard.launchers.log_markers import parse
+from shardyard.launchers.node_rank import Place
 from shardyard.node.bench import _Told, bench_here
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.network import read_network

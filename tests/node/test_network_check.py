@@ -16,8 +16,8 @@ from shardyard.node.network_check import (
     network_checked,
     network_in,
 )
+from shardyard.rundir.jsonl import read_lines
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_lines
 from shardyard.rundir.network import read_network
 from shardyard.rundir.resolved import write_resolved
 from tests.config.test_resolve import resolved

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from shardyard.config.resolved import DataFacts, Resolved
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import RequestError
 from shardyard.families.presets import PRESETS
-from shardyard.launchers.place import Place
-from shardyard.node.limits import Limits, Terms
+from shardyard.launchers.node_rank import Place
+from shardyard.node.budget import Limits, Terms
 from shardyard.node.program import refuse_shared_accelerators, told_exit_code, with_nodes
 from shardyard.rundir.layout import RunDir
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from shardyard.errors import AccessError
+from shardyard.io.terminal import run as run_program
 from shardyard.launchers.base import SIDE_KINDS, SideJob
-from shardyard.launchers.marked import NONCE_VARIABLE, parse
+from shardyard.launchers.log_markers import NONCE_VARIABLE, parse
 from shardyard.node.side_job import (
     FUNCTIONS,
     LONGEST_ANSWER_BYTES,
@@ -19,7 +20,6 @@ from shardyard.node.side_job import (
     command,
     function_of,
 )
-from shardyard.terminal import run as run_program
 
 Captured = pytest.CaptureFixture[str]
 PROBE = SideJob(kind="probe", arguments={"paths": ["/a"]})

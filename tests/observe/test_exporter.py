@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from shardyard.config.metrics_place import ADDRESS_VARIABLE, MetricsPlace, metrics_place
-from shardyard.config.schema import Observe
+from shardyard.config.schema.recipe import Observe
 from shardyard.errors import RequestError
 from shardyard.observe.exporter import RunReader, exporting
+from shardyard.rundir.jsonl import EventWriter, LineWriter
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import EventWriter, LineWriter
 from shardyard.rundir.metric_keys import METRIC_KEYS
 from shardyard.rundir.run_metrics import ALL, STEPS
 

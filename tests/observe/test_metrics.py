@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.errors import RequestError
-from shardyard.files import write_json
+from shardyard.io.files import write_json
 from shardyard.observe.metrics import FlopBudget, MetricLines, StepTimes, read_flop_budget
 from shardyard.rundir.metric_keys import METRIC_KEYS
 

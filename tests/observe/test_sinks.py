@@ -7,8 +7,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from shardyard.observe.sinks import open_sinks
+from shardyard.rundir.jsonl import read_evaluations, read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_evaluations, read_steps
 from shardyard.rundir.metric_keys import METRIC_KEYS
 
 STEP = {**dict.fromkeys(METRIC_KEYS), "step": 1, "loss": 2.5}

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from shardyard.observe.ranges import APART, DATA, EXCHANGE, LATER, OPTIMIZER, STEPS
-from shardyard.observe.step_terms import TERMS, terms_of
+from shardyard.observe.profiler_ranges import APART, DATA, EXCHANGE, LATER, OPTIMIZER, STEPS
+from shardyard.observe.step_breakdown import TERMS, terms_of
 from shardyard.observe.trace import NoStepsError, parse_trace
 
 Event = dict[str, Any]

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from shardyard.config.attention import attends_by_length, best_attention, needs_mask
-from shardyard.config.model_problems import misfits
-from shardyard.config.schema import Recipe
+from shardyard.config.rules.model_problems import misfits
+from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import RequestError
 from shardyard.families.presets import PRESETS
 from shardyard.families.shape import ModelShape

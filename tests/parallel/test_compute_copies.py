@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from shardyard.config.layout import Layout
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.parallel.compute_copies import (
     ComputeCopies,
     can_hold_copies,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shardyard.config.exact_problems import MOST_MICRO_BATCHES
+from shardyard.config.rules.reproducible import MOST_MICRO_BATCHES
 from shardyard.parallel.data import summable
 from shardyard.parallel.exact_gradients import (
     BITS,

@@ -11,7 +11,7 @@ from shardyard.errors import RequestError
 from shardyard.families.presets import PRESETS
 from shardyard.families.registry import family_of
 from shardyard.models.build import build_on_meta
-from shardyard.models.parts import blocks_of
+from shardyard.models.submodules import blocks_of
 from shardyard.parallel.product import Product, product_of
 
 pytest.importorskip("torchao", reason="pip install 'shardyard[fp8]'")

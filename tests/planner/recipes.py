@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.families.presets import PRESETS
 from shardyard.families.shape import ModelShape
 

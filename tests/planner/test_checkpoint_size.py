@@ -2,7 +2,7 @@
 
 import pytest
 
-from shardyard.config.check import load_checked_recipe
+from shardyard.config.rules.check import load_checked_recipe
 from shardyard.control.request import Request
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shardyard.config.layout import Layout
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import RecipeError, RequestError, ShardyardError
 from shardyard.families.shape import ModelShape
 from shardyard.planner.dry_run import DryRun, Told, dry_run

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from shardyard.config.auto import Facts
+from shardyard.config.cluster_choice import chosen_cluster
 from shardyard.config.layout import Layout
-from shardyard.config.legality import problems
 from shardyard.config.load import load_recipe
-from shardyard.config.machines import chosen_cluster
-from shardyard.config.model_problems import misfits
 from shardyard.config.resolve import resolve_known
-from shardyard.config.schema import Parallel
+from shardyard.config.rules.layout import problems
+from shardyard.config.rules.model_problems import misfits
+from shardyard.config.schema.recipe import Parallel
 from shardyard.errors import RequestError
 from shardyard.families.presets import PRESETS
 from shardyard.families.shape import ModelShape

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import RecipeError, RequestError
 from shardyard.hardware.catalogue import instance
 from shardyard.hardware.cluster import cluster_of
@@ -16,7 +16,7 @@ from shardyard.planner.calibration import Calibration
 from shardyard.planner.estimate import estimate
 from shardyard.planner.plan import Plan, plan_recipe
 from shardyard.planner.throughput import price_of
-from shardyard.report.plan_page import plan_page
+from shardyard.report.plan.plan_page import plan_page
 from tests.planner.recipes import resolved_recipe, shape_of
 from tests.planner.workloads import EAGER, OURS, p5, workload
 

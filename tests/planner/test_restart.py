@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.planner.failure_rates import estimate_mtbf
 from shardyard.planner.restart import (
     MemoryTier,

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from shardyard import plug_ins
-from shardyard.config import plug_in_settings
+from shardyard import plugins
+from shardyard.config.schema import plugin_sections
 
 
 class Packages:
@@ -42,6 +42,6 @@ class Packages:
 
 def forget() -> None:
     """Have packages looked for again."""
-    plug_ins._claims.cache_clear()
-    plug_in_settings.kind_at.cache_clear()
-    plug_in_settings.described_at.cache_clear()
+    plugins._claims.cache_clear()
+    plugin_sections.kind_at.cache_clear()
+    plugin_sections.described_at.cache_clear()

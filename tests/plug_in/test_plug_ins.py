@@ -6,21 +6,22 @@ from pathlib import Path
 import click
 import pytest
 
-from shardyard import plug_ins, terminal
+from shardyard import plugins
 from shardyard.cli import main
-from shardyard.config.check import load_checked_recipe
 from shardyard.config.load import dump_recipe, load_recipe
-from shardyard.config.plug_in_settings import recipe_with_defaults
 from shardyard.config.plug_ins_used import plug_ins_of
 from shardyard.config.resolved import settings_in, unflatten
-from shardyard.config.schema import Recipe
-from shardyard.config.task_names import task_row
+from shardyard.config.rules.check import load_checked_recipe
+from shardyard.config.schema.plugin_sections import recipe_with_defaults
+from shardyard.config.schema.recipe import Recipe
+from shardyard.config.task_lookup import task_row
 from shardyard.control.doctor import plug_in_findings
 from shardyard.data.formats import format_named, format_of
 from shardyard.data.stores.base import store_of
 from shardyard.errors import RecipeError, RequestError, StorageError
 from shardyard.families.presets import PRESETS
 from shardyard.families.registry import family_of
+from shardyard.io import terminal
 from shardyard.launchers.base import LAUNCHERS, launcher_class
 from shardyard.launchers.ledger import Ledger
 from tests.plug_in.packages import Packages, forget
@@ -40,7 +41,7 @@ def test_names_of_ours_ask_no_package_and_wrong_values_neither() -> None:
     load_checked_recipe([], [MODEL, "task.name=causal_lm", "launch.slurm.partition=a"])
     refused("optim.lr=-1", "task.prompt_=x", "launch.imge=x")
     launcher_class("slurm")
-    assert plug_ins._claims.cache_info().currsize == 0
+    assert plugins._claims.cache_info().currsize == 0
 
 
 def test_a_package_is_imported_when_its_name_is_used_and_not_before(packages: Packages) -> None:
@@ -168,7 +169,7 @@ def test_an_error_in_the_code_of_a_package_is_named_as_its_own(
 ) -> None:
     source = "def ROW():\n    raise ZeroDivisionError('division by zero')\n"
     packages.add("pack-late", {"tasks": {"late": "of_late:ROW"}}, of_late=source)
-    late = plug_ins.part(plug_ins.brought("tasks", "late"), "of_late:ROW")
+    late = plugins.part(plugins.brought("tasks", "late"), "of_late:ROW")
     foreign, own = click.Command("a", callback=late), click.Command("b", callback=lambda: 1 / 0)
     assert terminal.run(foreign, []) == 1
     said = capsys.readouterr().err

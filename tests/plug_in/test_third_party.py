@@ -20,9 +20,9 @@ from shardyard.control.attempt import Attempt, write_down
 from shardyard.errors import RequestError
 from shardyard.families.presets import PRESETS
 from shardyard.launchers.base import take_launched_by
-from shardyard.node.readiness import Readiness, _compare_plug_ins, made_ready, wait_for_nodes
-from shardyard.node.session import Session
-from shardyard.plug_ins import PlugIn
+from shardyard.node.handshake import Session
+from shardyard.node.preflight import Readiness, _compare_plug_ins, made_ready, wait_for_nodes
+from shardyard.plugins import PlugIn
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import read_resolved, write_resolved
 from tests.distributed.runs import MACHINE

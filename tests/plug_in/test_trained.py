@@ -12,9 +12,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from shardyard.config.own_module import known_shape
+from shardyard.config.rules.own_module import known_shape
 from shardyard.models.build import hf_config
-from shardyard.rundir.lines import read_evaluations, read_steps
+from shardyard.rundir.jsonl import read_evaluations, read_steps
 from shardyard.train.hooks import Hooks
 from shardyard.train.loop import Loop
 from shardyard.train.setup import set_up

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.config.resolved import DataFacts, Resolved
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.families.presets import PRESETS
-from shardyard.files import write_json
 from shardyard.hardware.machine import Machine
+from shardyard.io.files import write_json
 from shardyard.planner.phases import plan
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import write_resolved

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from shardyard.report.cost import Cost
-from shardyard.report.markdown import render_markdown
 from shardyard.report.render import render
-from shardyard.report.run import read_run
+from shardyard.report.run_data import read_run
 from shardyard.report.summary import summarize
+from shardyard.report.write import render_markdown
 from shardyard.rundir.layout import RunDir
 from tests.report.synthetic import BEGAN_T, RunWriter, resolved_run, write_whole_run
 

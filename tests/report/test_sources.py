@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from shardyard.config.resolved import DataFacts, PartFacts
-from shardyard.report.run import RunRecord
+from shardyard.report.run_data import RunRecord
 from shardyard.report.sources import sources_section
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from shardyard.errors import RequestError
-from shardyard.files import write_json
+from shardyard.io.files import write_json
 from shardyard.report.against_plan import memory_by_rank
 from shardyard.report.headline import tiles
-from shardyard.report.run import read_run
+from shardyard.report.run_data import read_run
 from shardyard.report.summary import Summary, summarize
+from shardyard.rundir.jsonl import EventWriter
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease
-from shardyard.rundir.lines import EventWriter
 from tests.report.synthetic import RunWriter, resolved_run, write_whole_run
 
 

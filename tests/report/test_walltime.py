@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.report.run import read_run
+from shardyard.report.run_data import read_run
 from shardyard.report.walltime import PHASES, account, effective_share, total_phases
 from shardyard.rundir.layout import RunDir
 from tests.report.synthetic import (

@@ -10,8 +10,8 @@ import pytest
 
 import shardyard
 from shardyard.rundir.counted_lines import counted
+from shardyard.rundir.jsonl import newest_evaluation, newest_steps, read_evaluations, read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import newest_evaluation, newest_steps, read_evaluations, read_steps
 from shardyard.rundir.state import read_state
 
 Line = dict[str, Any]
@@ -164,10 +164,10 @@ def test_lines_alone_say_what_was_lost_once_a_later_start_has_one() -> None:
 
 
 READS_ALL = {
-    "rundir/lines.py", "report/run.py", "serve/curves.py",  # by counted_lines
-    "observe/exporter.py", "elastic/crash_loop.py",  # whether anything is new
-    "launchers/marked.py", "transfer/merge.py",  # copies
-    "drill/loop.py", "drill/scene.py",  # the first by counted_lines; the second waits for a step
+    "rundir/jsonl.py", "report/run_data.py", "report/serve/curves.py",  # by counted_lines
+    "observe/exporter.py", "elastic/restart_budget.py",  # whether anything is new
+    "launchers/log_markers.py", "transfer/merge_jsonl.py",  # copies
+    "drill/kill_loop.py", "drill/case_state.py",  # the first by counted_lines; the second waits for a step
 }  # fmt: skip
 """Files that look at lines of metrics.jsonl whether they count or not."""
 

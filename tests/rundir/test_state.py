@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from shardyard.rundir.jsonl import read_lines_backwards
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease, is_held
-from shardyard.rundir.lines import read_lines_backwards
 from shardyard.rundir.state import LeftOutNode, read_state, state_of
 
 STARTED = {"kind": "attempt_started"}

@@ -14,8 +14,8 @@ from shardyard.tasks.hidden_tokens import HiddenTokens
 from shardyard.tasks.token_losses import LanguageModel
 from shardyard.train.evaluate import evaluate
 from shardyard.train.hooks import Hooks
+from shardyard.train.loss_reduction import sum_over_ranks
 from shardyard.train.setup import set_up
-from shardyard.train.totals import sum_over_ranks
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import Corpus, make_run
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from shardyard.data.images.mixing import Mixing
+from shardyard.data.images.mixup import Mixing
 from shardyard.data.micro_batch import MicroBatch
 from shardyard.tasks.images import _losses
 

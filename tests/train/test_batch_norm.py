@@ -14,8 +14,8 @@ import shardyard
 from shardyard.errors import RecipeError, RequestError, ShardyardError
 from shardyard.models.batch_norm import BatchNorms
 from shardyard.parallel.own_module import module_problems
+from shardyard.rundir.jsonl import read_evaluations, read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_evaluations, read_steps
 from shardyard.train.hooks import Hooks
 from shardyard.train.loop import FINISHED, Loop
 from shardyard.train.setup import set_up

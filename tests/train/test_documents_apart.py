@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from shardyard.config.generic_model import KEEP_DOCUMENTS_APART, MODULE
+from shardyard.config.rules.generic_model import KEEP_DOCUMENTS_APART, MODULE
 from shardyard.errors import RequestError
-from shardyard.rundir.lines import read_steps
+from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.resolved import read_resolved
 from shardyard.tasks.causal_lm import CausalLM
 from shardyard.train.generic_model import loss_of_documents, refuse_mixed_documents

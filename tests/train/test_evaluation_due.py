@@ -2,7 +2,7 @@
 
 import pytest
 
-from shardyard.config.schema import Task
+from shardyard.config.schema.recipe import Task
 from shardyard.train.evaluate import evaluation_due
 
 

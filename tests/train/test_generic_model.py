@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from shardyard.checkpoint.export import export
-from shardyard.config.generic_model import MODULE
-from shardyard.config.schema import Model, Recipe
+from shardyard.config.rules.generic_model import MODULE
+from shardyard.config.schema.recipe import Model, Recipe
 from shardyard.errors import RecipeError, RequestError
 from shardyard.models import folder_report
+from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_steps
 from shardyard.rundir.resolved import read_resolved
 from shardyard.train.generic_model import blocks_of_causal_lm, open_causal_lm
 from tests.distributed.ranks import run_on_ranks

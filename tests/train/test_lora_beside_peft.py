@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import BertForMaskedLM, LlamaForCausalLM, PreTrainedModel
 
-from shardyard.config.own_module import known_shape
+from shardyard.config.rules.own_module import known_shape
 from shardyard.families.lora import is_adapter, peft_targets
 from shardyard.models.build import hf_config
+from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_steps
 from shardyard.train.hooks import Hooks
 from shardyard.train.loop import Loop
 from shardyard.train.setup import set_up

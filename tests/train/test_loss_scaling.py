@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from shardyard.config.schema import Recipe
-from shardyard.models.loss_scale import LossScale
+from shardyard.config.schema.recipe import Recipe
+from shardyard.models.grad_scale import LossScale
 from shardyard.train import loss_scaling
 from shardyard.train.loss_scaling import FIRST, GROWTH_INTERVAL, LossScaling
 

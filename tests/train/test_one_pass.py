@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from shardyard.config.optimizers import OPTIMIZERS, OnePass
-from shardyard.config.schema import Optim
+from shardyard.config.schema.recipe import Optim
 from shardyard.train.optimizers import State
 from shardyard.train.optimizers.fused import AdamW as Fused
 from shardyard.train.optimizers.one_pass import AdamW, update_plainly

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from shardyard.config.optimizers import OPTIMIZERS, OptimizerName, readers_of
-from shardyard.config.schema import Optim
+from shardyard.config.schema.recipe import Optim
 from shardyard.parallel.whole_norms import WholeNorms
 from shardyard.train.optim import ShardOptimizer, lr_at
 from tests.train.lamb import Lamb

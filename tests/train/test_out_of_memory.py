@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from shardyard.errors import OutOfMemoryError
-from shardyard.files import write_json
+from shardyard.io.files import write_json
 from shardyard.planner.phases import plan
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import read_resolved

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from transformers import LlamaForCausalLM
 
-from shardyard.config.own_module import known_shape
+from shardyard.config.rules.own_module import known_shape
 from shardyard.models.build import hf_config
+from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_steps
 from shardyard.train.evaluate import evaluate
 from shardyard.train.hooks import Hooks
 from shardyard.train.loop import Loop

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from shardyard.checkpoint.load import load_tensors
-from shardyard.checkpoint.snapshot_slot import read_slot
+from shardyard.checkpoint.snapshots.snapshot_slot import read_slot
 from shardyard.checkpoint.verify import read_manifest
 from shardyard.config.snapshots import slot_labels
 from shardyard.errors import TrainingError
+from shardyard.rundir.jsonl import EventWriter, read_lines
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import EventWriter, read_lines
 from shardyard.train.hooks import Faults, Hooks
 from shardyard.train.loop import DRAINED, FINISHED
 from shardyard.train.run import train

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from shardyard.config.tasks import TASKS
+from shardyard.rundir.jsonl import read_evaluations, read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_evaluations, read_steps
 from shardyard.train import loop, run
 from shardyard.train.evaluate import Evaluation
 from shardyard.train.hooks import Hooks

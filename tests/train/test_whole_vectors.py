@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardyard.config.schema import Optim
+from shardyard.config.schema.recipe import Optim
 from shardyard.train.optim import ShardOptimizer
 from shardyard.train.optimizers.whole_vectors import VECTOR, WholeVectors
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.complete import FileDigest
 from shardyard.errors import DataError, LostError
+from shardyard.io.complete import FileDigest
 from shardyard.launchers.kubernetes.api import Api
 from shardyard.transfer.pod import PodSource
 from shardyard.transfer.receive import receive

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.complete import COMPLETE, Complete, FileDigest
 from shardyard.errors import DataError, LostError, StorageError
+from shardyard.io.complete import COMPLETE, Complete, FileDigest
 from shardyard.transfer.receive import (
     FolderSource,
     missing_here,

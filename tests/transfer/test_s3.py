@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from shardyard.aws import s3_client
-from shardyard.complete import COMPLETE, Complete, write_complete
 from shardyard.errors import AccessError, DataError, LostError, RequestError
+from shardyard.io.aws import s3_client
+from shardyard.io.complete import COMPLETE, Complete, write_complete
 from shardyard.transfer.receive import receive_whole
 from shardyard.transfer.s3 import Place, S3Source, parse_place, upload
 from tests.launchers.batch_server import BatchServer

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shardyard.bench.table import Measured
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import instance
 from shardyard.rundir.network import Network, Transport

@@ -21,15 +21,15 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from shardyard.checkpoint.averages import judged_name
-from shardyard.checkpoint.beside_weights import (
+from shardyard.checkpoint.buffers import buffer_name, is_buffer
+from shardyard.checkpoint.choice import choose_checkpoint
+from shardyard.checkpoint.ema import judged_name
+from shardyard.checkpoint.export_files import (
     BesideWeights,
     copy_files,
     find_beside_weights,
     write_beside_weights,
 )
-from shardyard.checkpoint.buffers import buffer_name, is_buffer
-from shardyard.checkpoint.choice import choose_checkpoint
 from shardyard.checkpoint.export_images import beside_network, write_network
 from shardyard.checkpoint.export_lora import (
     Merged,
@@ -44,15 +44,8 @@ from shardyard.checkpoint.load import Chosen, SavedTensors, load_tensors, read_s
 from shardyard.checkpoint.retention import step_name
 from shardyard.checkpoint.tensor_file import write_tensors
 from shardyard.checkpoint.verify import MANIFEST, read_manifest
-from shardyard.complete import (
-    Complete,
-    damage_of,
-    digest_file,
-    read_complete,
-    write_complete,
-)
-from shardyard.config.generic_model import is_generic
 from shardyard.config.resolved import Resolved
+from shardyard.config.rules.generic_model import is_generic
 from shardyard.errors import (
     CheckpointError,
     DataError,
@@ -63,7 +56,14 @@ from shardyard.errors import (
 from shardyard.families.file_tensors import Piece, file_tensors, whole_shape
 from shardyard.families.registry import family_of
 from shardyard.families.shape import ModelShape
-from shardyard.files import publish_folder
+from shardyard.io.complete import (
+    Complete,
+    damage_of,
+    digest_file,
+    read_complete,
+    write_complete,
+)
+from shardyard.io.files import publish_folder
 from shardyard.models.build import build_on_meta
 from shardyard.rundir.exported import sentence
 from shardyard.rundir.layout import RunDir

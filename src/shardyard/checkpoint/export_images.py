@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardyard.checkpoint.averages import judged_name
-from shardyard.checkpoint.beside_weights import CONFIG, BesideWeights
 from shardyard.checkpoint.buffers import buffers_of
+from shardyard.checkpoint.ema import judged_name
+from shardyard.checkpoint.export_files import CONFIG, BesideWeights
 from shardyard.checkpoint.load import load_tensors, read_shapes
 from shardyard.config.image_classes import class_names
 from shardyard.config.resolved import Resolved

@@ -15,8 +15,8 @@ from torch import Size, Tensor, nn
 from torch.utils import swap_tensors
 
 from shardyard.checkpoint.load import SavedTensors
-from shardyard.config.base_weights import base_digest
-from shardyard.config.model_source import model_folder
+from shardyard.config.model.base_weights import base_digest
+from shardyard.config.model.source import model_folder
 from shardyard.config.resolved import Resolved
 from shardyard.errors import CheckpointError, RequestError
 from shardyard.families.file_tensors import Piece

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from shardyard.checkpoint.averages import judged_name
-from shardyard.checkpoint.beside_weights import (
+from shardyard.checkpoint.buffers import buffers_of
+from shardyard.checkpoint.ema import judged_name
+from shardyard.checkpoint.export_files import (
     CONFIG,
     BesideWeights,
     changed_config,
     copy_files,
 )
-from shardyard.checkpoint.buffers import buffers_of
 from shardyard.checkpoint.load import load_tensors, read_shapes
 from shardyard.errors import RequestError
 

@@ -16,8 +16,8 @@ from typing import Any
 from shardyard.checkpoint.choice import choose_checkpoint
 from shardyard.checkpoint.retention import complete_steps, read_pointer, step_name
 from shardyard.checkpoint.verify import MANIFEST, read_manifest, verify_manifest
-from shardyard.complete import FileDigest, digest_file
 from shardyard.errors import CheckpointError, RequestError, ShardyardError
+from shardyard.io.complete import FileDigest, digest_file
 from shardyard.rundir.fetched import is_fetched
 from shardyard.rundir.layout import RunDir
 

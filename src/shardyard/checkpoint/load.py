@@ -48,7 +48,7 @@ from shardyard.checkpoint.verify import (
     verify_manifest,
 )
 from shardyard.errors import CheckpointError, JsonFileError, LostRankError, StorageError
-from shardyard.files import read_json_object
+from shardyard.io.files import read_json_object
 from shardyard.models.local_shard import place_of
 
 UPGRADES: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: lambda values: values}

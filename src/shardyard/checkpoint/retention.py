@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardyard.errors import StorageError
-from shardyard.files import flush_folder, read_plain, write_text
+from shardyard.io.files import flush_folder, read_plain, write_text
 from shardyard.rundir.layout import REPLACED, RunDir, step_of_name
 
 SET_ASIDE = ".damaged"

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from shardyard import safetensors_header
+from shardyard.io import safetensors_header
 
 DTYPES = {
     torch.bool: "BOOL",

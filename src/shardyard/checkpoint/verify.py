@@ -16,9 +16,9 @@ from typing import Any
 from safetensors import SafetensorError
 
 from shardyard.checkpoint.finite import not_finite_in_file
-from shardyard.complete import FileDigest, why_differs
 from shardyard.errors import CheckpointError, JsonFileError
-from shardyard.files import read_json_object
+from shardyard.io.complete import FileDigest, why_differs
+from shardyard.io.files import read_json_object
 from shardyard.rundir.layout import step_of_name
 
 MANIFEST = "manifest.json"

@@ -55,9 +55,9 @@ from shardyard.checkpoint.verify import (
     write_flushed,
     write_manifest,
 )
-from shardyard.complete import FileDigest
 from shardyard.errors import StorageError
-from shardyard.files import flush_folder
+from shardyard.io.complete import FileDigest
+from shardyard.io.files import flush_folder
 from shardyard.models.local_shard import place_of
 from shardyard.units import format_bytes
 

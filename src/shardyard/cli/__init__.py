@@ -15,7 +15,7 @@ import click
 
 from shardyard import __version__
 from shardyard.foreign_variables import refuse_several_starts
-from shardyard.terminal import run, tell
+from shardyard.io.terminal import run, tell
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem

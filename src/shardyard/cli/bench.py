@@ -8,8 +8,8 @@ import click
 
 from shardyard.cli.options import json_option, launchers_in, recipe_argument
 from shardyard.errors import RequestError
+from shardyard.io.terminal import say, tell
 from shardyard.rundir.network_bench import COLLECTIVES
-from shardyard.terminal import say, tell
 
 if TYPE_CHECKING:
     from shardyard.control.bench import Asked
@@ -95,7 +95,7 @@ def network(
     """
     # not above: `--help` waits for no schema
     from shardyard.bench.table import collective_named
-    from shardyard.cli.asking import confirm, print_request
+    from shardyard.cli.confirm import confirm, print_request
     from shardyard.control.bench import Asked, bench_proposal, describe_bench, follow_bench
     from shardyard.control.launch import submitted
     from shardyard.control.submission import describe, launcher_named
@@ -150,7 +150,7 @@ def _side_by_side(
     as_json: bool,
 ) -> int:
     from shardyard.bench.transports import variants_in
-    from shardyard.cli.asking import confirm, print_requests
+    from shardyard.cli.confirm import confirm, print_requests
     from shardyard.control.bench_transports import measure_each, proposals_of, words_of
     from shardyard.control.submission import describe
 

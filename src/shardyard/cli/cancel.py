@@ -14,7 +14,7 @@ from shardyard.cli.options import (
     trust_option,
 )
 from shardyard.control.job import Job, Which, describe_job, find_steered
-from shardyard.terminal import tell
+from shardyard.io.terminal import tell
 
 
 @click.command()

@@ -14,31 +14,31 @@ from typing import Any
 
 import click
 
-from shardyard.cli.asking import confirm
+from shardyard.cli.confirm import confirm
 from shardyard.cli.options import json_option
 from shardyard.cli.tables import print_table
-from shardyard.cluster.adopt import Need, begun_before, survey
-from shardyard.cluster.adopted import AdoptedCluster
 from shardyard.cluster.api_access import access_warning
-from shardyard.cluster.batch_queue import jobs_of
-from shardyard.cluster.bill import Bill, Stage, bill_of, nodes_asked, predicted_bill
-from shardyard.cluster.day_prices import ask_prices, question, rate_for
-from shardyard.cluster.description import Description, read_description
+from shardyard.cluster.batch.batch_queue import jobs_of
+from shardyard.cluster.cost_report import Bill, Stage, bill_of, nodes_asked, predicted_bill
+from shardyard.cluster.existing import Need, begun_before, survey
+from shardyard.cluster.existing_spec import AdoptedCluster
+from shardyard.cluster.fsx import as_json as as_json_text
 from shardyard.cluster.launch_recipe import write_settings
+from shardyard.cluster.live_prices import ask_prices, question, rate_for
 from shardyard.cluster.make import make, node_report, nodes_part, scale, scaling, warn_of_pods
 from shardyard.cluster.preview import Preview, preview_removal
-from shardyard.cluster.price import Cost, standing_costs
+from shardyard.cluster.prices import Cost, standing_costs
 from shardyard.cluster.reach import refuse_other_account
 from shardyard.cluster.remove import Removed, part_state, refuse_wrong_name, remove
-from shardyard.cluster.steps import parts_of, plane_of
-from shardyard.cluster.storage import as_json as as_json_text
+from shardyard.cluster.resources import parts_of, plane_of
+from shardyard.cluster.spec import Description, read_description
 from shardyard.cluster.terraform import render_terraform
 from shardyard.cluster.world import World, new_world, world_named
 from shardyard.errors import RequestError
 from shardyard.hardware.prices import Rate
-from shardyard.local_path import LocalPath
-from shardyard.talk import warn
-from shardyard.terminal import say, tell, tell_exactly
+from shardyard.io.path_option import LocalPath
+from shardyard.io.terminal import say, tell, tell_exactly
+from shardyard.log import warn
 
 _dir_option = click.option(
     "--dir",

@@ -10,7 +10,8 @@ from shardyard.cli.completion import by, runs
 from shardyard.cli.options import json_option, runs_dir_option
 from shardyard.cli.tables import print_table
 from shardyard.errors import RequestError
-from shardyard.local_path import LocalPath
+from shardyard.io.path_option import LocalPath
+from shardyard.io.terminal import say, tell
 from shardyard.report.compare.comparison import Comparison
 from shardyard.report.compare.targets import parse_target
 from shardyard.report.compare.words import (
@@ -23,12 +24,11 @@ from shardyard.report.compare.words import (
     targets_table,
 )
 from shardyard.report.compare.write import write_comparison
+from shardyard.report.study.beside import is_study, read_study
+from shardyard.report.study.beside_page import write_beside
+from shardyard.report.study.beside_words import how_words, sizes_table
+from shardyard.report.study.beside_words import settings_table as study_settings_table
 from shardyard.rundir.layout import find_run
-from shardyard.study.beside import is_study, read_study
-from shardyard.study.beside_page import write_beside
-from shardyard.study.beside_words import how_words, sizes_table
-from shardyard.study.beside_words import settings_table as study_settings_table
-from shardyard.terminal import say, tell
 
 PAGE = "compare.html"
 """Beside the folder of the first run."""

@@ -26,8 +26,8 @@ from click.shell_completion import (
 )
 
 from shardyard.errors import RequestError, ShardyardError
+from shardyard.io.terminal import tell_exactly
 from shardyard.rundir.layout import RUNS_DIR, RunDir, is_run
-from shardyard.terminal import tell_exactly
 
 VARIABLE = "_SHARDYARD_COMPLETE"
 """Environment variable with what is asked: bash_source, bash_complete; zsh and fish likewise."""
@@ -118,7 +118,7 @@ def overrides(word: str, options: Mapping[str, Any]) -> Iterator[Item]:
 def launchers(word: str, options: Mapping[str, Any]) -> Iterator[Item]:
     """Names of launchers, ours and those of packages."""
     from shardyard.launchers.base import LAUNCHERS
-    from shardyard.plug_ins import installed
+    from shardyard.plugins import installed
 
     return _words(word, [*LAUNCHERS, *installed("launchers")])
 
@@ -176,11 +176,11 @@ def by(completer: Completer) -> Callable[..., list[Item]]:
 
 def _settings(word: str) -> Iterator[tuple[str, str]]:
     """Every setting with its sentence, those that packages add included where they are meant."""
-    from shardyard.config.plug_in_settings import SECTIONS, described_at
-    from shardyard.config.section import section_key
-    from shardyard.config.setting import settings
+    from shardyard.config.schema.base import section_key
+    from shardyard.config.schema.plugin_sections import SECTIONS, described_at
+    from shardyard.config.schema.reference import settings
     from shardyard.config.tasks import TASKS
-    from shardyard.plug_ins import installed
+    from shardyard.plugins import installed
 
     for name, setting in settings().items():
         yield name, setting.sentence
@@ -195,7 +195,7 @@ def _settings(word: str) -> Iterator[tuple[str, str]]:
 
 
 def _about_section(name: str) -> str:
-    from shardyard.config.setting import sections
+    from shardyard.config.schema.reference import sections
 
     return next((_first_words(found.sentence) for found in sections() if found.name == name), "")
 
@@ -232,7 +232,7 @@ def _names(setting: str) -> Iterable[str]:
             return PRESETS
         case "task.name":
             from shardyard.config.tasks import TASKS
-            from shardyard.plug_ins import installed
+            from shardyard.plugins import installed
 
             return [*TASKS, *installed("tasks")]
         case "cluster.instance":
@@ -250,7 +250,7 @@ def _names(setting: str) -> Iterable[str]:
 
 def _choices(setting: str) -> Iterable[str]:
     """Of the schema."""
-    from shardyard.config.setting import settings
+    from shardyard.config.schema.reference import settings
 
     found = settings().get(setting)
     if found is None:

@@ -7,7 +7,7 @@ import click
 
 from shardyard.cli.options import any_recipe_argument, json_option
 from shardyard.cli.tables import print_table
-from shardyard.terminal import tell
+from shardyard.io.terminal import tell
 
 
 @click.command()
@@ -34,7 +34,7 @@ def command(recipe: tuple[str, ...], *, schema: bool, presets: bool, as_json: bo
 
 
 def _show_recipe(arguments: tuple[str, ...], *, as_json: bool) -> None:
-    from shardyard.config.document import write_default
+    from shardyard.config.schema.json_schema import write_default
     from shardyard.control.request import Request
     from shardyard.control.resolve import settings_of
     from shardyard.units import format_count
@@ -67,10 +67,10 @@ def _show_recipe(arguments: tuple[str, ...], *, as_json: bool) -> None:
 
 
 def _show_schema(*, as_json: bool) -> None:
-    from shardyard.config.document import setting_json, settings_json, write_default
-    from shardyard.config.plug_in_settings import described
-    from shardyard.config.setting import sections
-    from shardyard.terminal import say
+    from shardyard.config.schema.json_schema import setting_json, settings_json, write_default
+    from shardyard.config.schema.plugin_sections import described
+    from shardyard.config.schema.reference import sections
+    from shardyard.io.terminal import say
 
     added = []
     for plug_in, found in described():

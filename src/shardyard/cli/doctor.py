@@ -7,8 +7,8 @@ from functools import partial
 
 import click
 
-from shardyard.cli.asking import confirm, side_terms
 from shardyard.cli.completion import by, launchers
+from shardyard.cli.confirm import confirm, side_terms
 from shardyard.cli.options import any_recipe_argument, json_option, launchers_in, trust_option
 from shardyard.cli.tables import print_table
 from shardyard.control.doctor import (
@@ -21,8 +21,8 @@ from shardyard.control.install import Target, install, missing_on, target_of, un
 from shardyard.control.request import Request
 from shardyard.control.submission import launcher_named
 from shardyard.doctor.finding import Finding, count
+from shardyard.io.terminal import tell, tell_exactly
 from shardyard.launchers.base import LAUNCHERS, Launcher, Part, Watchers
-from shardyard.terminal import tell, tell_exactly
 
 NEEDED = "needed"
 _WATCHERS: dict[str, Watchers] = {"monitoring": "monitoring", "cloudwatch": "cloudwatch"}

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from shardyard.cli.asking import side_terms
+from shardyard.cli.confirm import side_terms
 from shardyard.cli.options import (
     json_option,
     launchers_in,
@@ -19,11 +19,11 @@ from shardyard.cli.options import (
 )
 from shardyard.cli.progress import bytes_progress
 from shardyard.control.export import export_run
-from shardyard.control.run_home import home_of
-from shardyard.local_path import LocalPath
+from shardyard.control.run_location import home_of
+from shardyard.io.path_option import LocalPath
+from shardyard.io.terminal import tell
 from shardyard.rundir.exported import sentence
 from shardyard.rundir.layout import find_run
-from shardyard.terminal import tell
 from shardyard.transfer.s3 import (
     is_s3,
     parse_place,

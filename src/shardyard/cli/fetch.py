@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from shardyard.cli.asking import side_terms
+from shardyard.cli.confirm import side_terms
 from shardyard.cli.options import (
     json_option,
     launchers_in,
@@ -16,10 +16,10 @@ from shardyard.cli.options import (
 from shardyard.cli.progress import bytes_progress
 from shardyard.control.bring import Brought
 from shardyard.control.fetch import bring_run
-from shardyard.control.run_home import home_of
-from shardyard.local_path import LocalPath
+from shardyard.control.run_location import home_of
+from shardyard.io.path_option import LocalPath
+from shardyard.io.terminal import tell
 from shardyard.rundir.layout import RunDir, find_run
-from shardyard.terminal import tell
 from shardyard.units import format_bytes
 
 _ALL = "all"

@@ -7,8 +7,8 @@ import click
 from shardyard.cli.options import json_option
 from shardyard.errors import RequestError
 from shardyard.image.build import build_of, push_of
-from shardyard.image.tool import TOOLS
-from shardyard.terminal import tell
+from shardyard.image.container_cli import TOOLS
+from shardyard.io.terminal import tell
 
 _base_option = click.option(
     "--base",

@@ -9,8 +9,8 @@ import click
 
 from shardyard.cli.completion import by, configurations
 from shardyard.cli.options import json_option
-from shardyard.local_path import LocalPath
-from shardyard.terminal import tell, tell_exactly
+from shardyard.io.path_option import LocalPath
+from shardyard.io.terminal import tell, tell_exactly
 
 if TYPE_CHECKING:
     from shardyard.importers.configs.importing import Imported
@@ -68,7 +68,7 @@ def command(
     torch.distributed.checkpoint, DeepSpeed or Megatron.
     """
     from shardyard.config.load import is_override
-    from shardyard.importers.checkpoints.importing import is_checkpoint
+    from shardyard.importers.checkpoints.convert import is_checkpoint
 
     words = [each for each in files if is_override(each)]
     kind = LocalPath(path_type=Path)
@@ -106,7 +106,7 @@ def _import_checkpoint(
     as_json: bool,
 ) -> None:
     from shardyard.cli.progress import bytes_progress
-    from shardyard.importers.checkpoints.importing import plan_import, run_import
+    from shardyard.importers.checkpoints.convert import plan_import, run_import
 
     if like is None:
         raise click.UsageError(

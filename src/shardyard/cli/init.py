@@ -13,9 +13,9 @@ from shardyard.cli.options import json_option
 from shardyard.control.init import QUESTIONS, Draft, Question
 from shardyard.control.init_text import commands_of, exists_already, look_at, text_of, write
 from shardyard.errors import RequestError
-from shardyard.local_path import LocalPath
-from shardyard.printable import printable
-from shardyard.terminal import say, tell, tell_exactly
+from shardyard.io.path_option import LocalPath
+from shardyard.io.sanitize import printable
+from shardyard.io.terminal import say, tell, tell_exactly
 
 _OFFERED: dict[str, Completer] = {
     "model": values_of("model.preset"),

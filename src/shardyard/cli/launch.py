@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from shardyard.cli.asking import confirm, print_request
 from shardyard.cli.completion import by, launchers
+from shardyard.cli.confirm import confirm, print_request
 from shardyard.cli.options import (
     as_override,
     json_option,
@@ -26,8 +26,8 @@ from shardyard.control.submission import (
     refusals,
 )
 from shardyard.errors import RequestError
+from shardyard.io.terminal import say, tell
 from shardyard.launchers.base import LAUNCHERS
-from shardyard.terminal import say, tell
 
 
 @dataclass(frozen=True, kw_only=True)

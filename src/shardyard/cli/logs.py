@@ -14,10 +14,10 @@ from shardyard.cli.options import (
 )
 from shardyard.control.job import Job, Which, find_launched
 from shardyard.errors import RequestError
+from shardyard.io.sanitize import log_line
+from shardyard.io.terminal import tell, tell_exactly
 from shardyard.launchers.base import LogLine
-from shardyard.launchers.marked import parse, rebuild
-from shardyard.printable import log_line
-from shardyard.terminal import tell, tell_exactly
+from shardyard.launchers.log_markers import parse, rebuild
 
 
 @click.command()

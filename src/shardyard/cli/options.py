@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardyard.cli.completion import by, overrides, recipe, runs
-from shardyard.local_path import LocalPath
+from shardyard.io.path_option import LocalPath
 
 if TYPE_CHECKING:
     from shardyard.control.submission import Launchers  # `--help` waits for no schema

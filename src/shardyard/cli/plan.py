@@ -24,10 +24,10 @@ from shardyard.cli.plan_tables import (
 from shardyard.control.plan import Prediction, predict
 from shardyard.errors import RequestError
 from shardyard.hardware.accelerator import Accelerator
-from shardyard.local_path import LocalPath
+from shardyard.io.path_option import LocalPath
+from shardyard.io.terminal import say, tell
 from shardyard.planner.dry_run import Told
 from shardyard.planner.kernels import missing
-from shardyard.terminal import say, tell
 from shardyard.units import parse_seconds
 
 

@@ -6,15 +6,12 @@ from collections.abc import Sequence
 from textwrap import fill
 
 from shardyard.cli.tables import print_table
-from shardyard.cluster.day_prices import Asked
-from shardyard.config.schema import Parallel
+from shardyard.cluster.live_prices import Asked
+from shardyard.config.schema.recipe import Parallel
+from shardyard.io.terminal import tell
 from shardyard.planner.dry_run import DryRun
 from shardyard.planner.failures import FailureOutlook
-from shardyard.planner.layouts import Candidate, Search, strength
-from shardyard.planner.memory import RULE_BYTES_PER_PARAMETER
-from shardyard.planner.offers import Offer, Offers
-from shardyard.planner.plan import Plan, layout_name
-from shardyard.planner.words import (
+from shardyard.planner.format import (
     Row,
     candidate_name,
     fitting_words,
@@ -24,7 +21,10 @@ from shardyard.planner.words import (
     spare_words,
     unmeasured_words,
 )
-from shardyard.terminal import tell
+from shardyard.planner.layouts import Candidate, Search, strength
+from shardyard.planner.memory import RULE_BYTES_PER_PARAMETER
+from shardyard.planner.offers import Offer, Offers
+from shardyard.planner.plan import Plan, layout_name
 from shardyard.units import format_bytes, format_count, format_flops, format_seconds, format_usd
 
 NOTABLE_GAIN = 0.01

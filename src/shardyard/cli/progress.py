@@ -25,8 +25,8 @@ from shardyard.config.tasks import unit_of
 from shardyard.control.bring import said_progress
 from shardyard.control.follow import View, describe_scores, describe_step, said
 from shardyard.control.plan import said_phase
+from shardyard.io.sanitize import printable
 from shardyard.planner.dry_run import Told as ToldPhase
-from shardyard.printable import printable
 from shardyard.transfer.receive import Told
 
 _BAR_WIDTH = 24

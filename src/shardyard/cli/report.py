@@ -6,10 +6,10 @@ from pathlib import Path
 import click
 
 from shardyard.cli.options import json_option, run_argument, runs_dir_option
-from shardyard.control.send import send_run
-from shardyard.report.write import write_report
+from shardyard.control.resend import send_run
+from shardyard.io.terminal import say, tell
+from shardyard.report.files import write_report
 from shardyard.rundir.layout import find_run
-from shardyard.terminal import say, tell
 
 
 @click.command()

@@ -19,7 +19,7 @@ from shardyard.cli.options import (
     runs_dir_option,
     trust_option,
 )
-from shardyard.cli.train_here import run_attempt
+from shardyard.cli.run_attempt import run_attempt
 from shardyard.config.resolved import BackTo
 from shardyard.control.go_back import go_back
 from shardyard.control.launch import proposal_again
@@ -28,11 +28,11 @@ from shardyard.control.resume import (
 )
 from shardyard.control.submission import Launchers
 from shardyard.control.train import next_attempt
+from shardyard.io.terminal import tell
 from shardyard.launchers.ledger import Ledger
-from shardyard.launchers.trust import refuse_untrusted
+from shardyard.launchers.ledger_owner import refuse_untrusted
+from shardyard.log import say
 from shardyard.rundir.layout import RunDir, find_run
-from shardyard.talk import say
-from shardyard.terminal import tell
 
 
 @click.command()

@@ -20,10 +20,10 @@ from shardyard.cli.tables import print_table
 from shardyard.control.runs import Run, runs
 from shardyard.control.strays import strays
 from shardyard.control.submission import launcher_named
+from shardyard.io.terminal import say, tell
 from shardyard.launchers.base import FoundJob
 from shardyard.launchers.ledger import SIDE_DETAIL
 from shardyard.rundir.state import RunState
-from shardyard.terminal import say, tell
 from shardyard.units import format_age
 
 

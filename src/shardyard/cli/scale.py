@@ -20,7 +20,7 @@ from shardyard.cli.options import (
 from shardyard.cli.watch import watch
 from shardyard.control.job import Job, describe_job, find_steered
 from shardyard.control.scale import Scaled, scale
-from shardyard.terminal import tell
+from shardyard.io.terminal import tell
 
 
 @click.command()

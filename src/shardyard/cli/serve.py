@@ -7,10 +7,10 @@ from pathlib import Path
 import click
 
 from shardyard.errors import RequestError
-from shardyard.local_path import LocalPath
+from shardyard.io.path_option import LocalPath
+from shardyard.io.terminal import say, tell
+from shardyard.report.serve.server import LOOPBACK, Server
 from shardyard.rundir.layout import RUNS_DIR
-from shardyard.serve.server import LOOPBACK, Server
-from shardyard.terminal import say, tell
 
 
 @click.command()

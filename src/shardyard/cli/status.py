@@ -17,13 +17,13 @@ from shardyard.cli.tables import print_table
 from shardyard.control.follow import describe_stall
 from shardyard.control.job import Job, Which, describe_job, fetch_progress, find_launched
 from shardyard.errors import ShardyardError, StorageError
+from shardyard.io.terminal import tell
 from shardyard.launchers.base import JobState, JobStatus
 from shardyard.launchers.ledger import SIDE_DETAIL
+from shardyard.log import warn
+from shardyard.rundir.cost import Spending, read_spending
 from shardyard.rundir.network import Network, read_network
-from shardyard.rundir.spending import Spending, read_spending
 from shardyard.rundir.state import RunState, read_state, unreadable
-from shardyard.talk import warn
-from shardyard.terminal import tell
 from shardyard.units import format_usd
 
 

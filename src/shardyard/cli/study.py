@@ -15,14 +15,14 @@ from shardyard.cli.options import (
     runs_dir_option,
 )
 from shardyard.errors import RequestError
-from shardyard.files import read_json_object
-from shardyard.local_path import LocalPath
-from shardyard.terminal import say, tell
+from shardyard.io.files import read_json_object
+from shardyard.io.path_option import LocalPath
+from shardyard.io.terminal import say, tell
 
 if TYPE_CHECKING:
     from shardyard.control.study import Asked
     from shardyard.control.study_runs import Runs
-    from shardyard.study.rows import Series
+    from shardyard.report.study.rows import Series
 
 
 class _Sizes(click.ParamType[tuple[int, ...]]):
@@ -154,7 +154,7 @@ def _refuse_mixture(
 
 
 def _published(tables: tuple[Path, ...], runs_dir: Path, *, as_json: bool) -> int:
-    from shardyard.study.published import read_table
+    from shardyard.report.study.published import read_table
 
     series = [read_table(path) for path in tables]
     names = [each.name for each in series]
@@ -170,7 +170,7 @@ def _predicted(
     recipe: tuple[str, ...], asked: "Asked", tables: tuple[Path, ...], *, as_json: bool
 ) -> int:
     from shardyard.control.study_phases import studies_of
-    from shardyard.study.published import read_table
+    from shardyard.report.study.published import read_table
 
     studies = studies_of(recipe, asked, None)
     series = studies.predicted(read_table(tables[0]) if tables else None)
@@ -191,7 +191,7 @@ def _run(
     dry_run: bool,
     as_json: bool,
 ) -> int:
-    from shardyard.cli.asking import confirm, print_requests
+    from shardyard.cli.confirm import confirm, print_requests
     from shardyard.control.study_phases import studies_of
     from shardyard.control.study_runs import describe, proposals, run_sizes, stand_of
     from shardyard.control.submission import launcher_named
@@ -224,7 +224,7 @@ def _run(
 def _write(
     folder: Path, name: str, series: "list[Series]", notes: list[str], *, as_json: bool
 ) -> int:
-    from shardyard.study.write import write_study
+    from shardyard.report.study.write import write_study
 
     write_study(folder, name, series, notes)
     _answer(folder, as_json=as_json)
@@ -233,7 +233,7 @@ def _write(
 
 def _answer(*folders: Path, as_json: bool) -> None:
     """The table of each folder and where its page is."""
-    from shardyard.study.write import JSON, MARKDOWN, PAGE
+    from shardyard.report.study.write import JSON, MARKDOWN, PAGE
 
     if as_json:
         contents = [

@@ -3,8 +3,8 @@
 import sys
 from collections.abc import Sequence
 
-from shardyard.printable import printable
-from shardyard.terminal import tell
+from shardyard.io.sanitize import printable
+from shardyard.io.terminal import tell
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from shardyard.cli.asking import confirm
+from shardyard.cli.confirm import confirm
 from shardyard.cli.options import (
     json_option,
     launchers_in,
@@ -19,9 +19,9 @@ from shardyard.cli.options import (
     trust_option,
 )
 from shardyard.control.teardown import Remains, remains_of, tear_down
+from shardyard.io.terminal import say, tell
 from shardyard.launchers.ledger import Ledger
 from shardyard.rundir.layout import RunDir, find_run
-from shardyard.terminal import say, tell
 
 
 @click.command()

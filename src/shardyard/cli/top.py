@@ -11,16 +11,16 @@ import click
 
 from shardyard.cli.options import json_option, launchers_in, run_argument, runs_dir_option
 from shardyard.cli.tables import print_table
-from shardyard.control.board import Board, NodeRow, RankRow, read_board
 from shardyard.control.job import Job, fetch_progress, launched_of, warn_unfinished
+from shardyard.control.live_status import Board, NodeRow, RankRow, read_board
 from shardyard.errors import EXIT_INTERRUPTED
+from shardyard.io.polling import until_over
+from shardyard.io.sanitize import printable
+from shardyard.io.terminal import tell
 from shardyard.launchers.base import JobState
 from shardyard.launchers.ledger import Ledger
-from shardyard.printable import printable
 from shardyard.rundir.layout import RunDir, find_run
-from shardyard.terminal import tell
 from shardyard.units import format_age, format_bytes, format_count, format_seconds, format_usd
-from shardyard.waiting import until_over
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

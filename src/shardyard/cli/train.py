@@ -5,11 +5,11 @@ import json
 import click
 
 from shardyard.cli.options import json_option, recipe_argument
-from shardyard.cli.train_here import run_attempt
+from shardyard.cli.run_attempt import run_attempt
 from shardyard.control.attempt import no_plan
 from shardyard.control.request import Request
 from shardyard.control.train import begin, first_attempt
-from shardyard.terminal import tell
+from shardyard.io.terminal import tell
 
 
 @click.command()

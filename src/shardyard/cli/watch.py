@@ -16,9 +16,9 @@ from shardyard.cli.options import (
 )
 from shardyard.control.job import Job, Which, exit_code_of, find_launched, wait_until
 from shardyard.errors import EXIT_INTERRUPTED, RequestError
+from shardyard.io.terminal import say
 from shardyard.launchers.base import JobState, JobStatus
 from shardyard.rundir.state import resume_words
-from shardyard.terminal import say
 
 
 @click.command()

@@ -6,7 +6,7 @@ EKS's own default is every address. Source: Amazon EKS User Guide, Cluster API s
 from ipaddress import IPv4Network
 from typing import Any
 
-from shardyard.cluster.description import ONLY_VPC, Description
+from shardyard.cluster.spec import ONLY_VPC, Description
 from shardyard.errors import Problem
 
 _PRIVATE = tuple(

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from shardyard.cluster.adopted import AdoptedCluster
-from shardyard.cluster.adopted_parts import AddedClaim
 from shardyard.cluster.eksctl import NAME_TAG
-from shardyard.cluster.price import ACCELERATORS
+from shardyard.cluster.existing_resources import AddedClaim
+from shardyard.cluster.existing_spec import AdoptedCluster
+from shardyard.cluster.prices import ACCELERATORS
 from shardyard.cluster.reach import kubectl_json
 from shardyard.cluster.world import World
 from shardyard.launchers.kubernetes.resources import device_resource

@@ -7,9 +7,9 @@ schema of ``eksctl.io/v1alpha5`` (v0.230).
 import json
 from typing import Any
 
-from shardyard.cluster.adopted import AdoptedCluster
 from shardyard.cluster.api_access import for_eksctl
-from shardyard.cluster.description import Description
+from shardyard.cluster.existing_spec import AdoptedCluster
+from shardyard.cluster.spec import Description
 from shardyard.launchers.kubernetes.capacity import RESERVATION
 
 API_VERSION = "eksctl.io/v1alpha5"

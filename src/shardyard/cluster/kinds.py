@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardyard.cluster.batch import environments, log_group, stack_name
-from shardyard.cluster.description import SYSTEM_USD_PER_HOUR, Description
+from shardyard.cluster.batch.stack import environments, log_group, stack_name
 from shardyard.cluster.eksctl import NAME_TAG, OWNER_TAG
-from shardyard.cluster.price import (
+from shardyard.cluster.prices import (
     CONTROL_PLANE_USD_PER_HOUR,
     NAT_USD_PER_HOUR,
     fsx_usd_per_month,
 )
+from shardyard.cluster.spec import SYSTEM_USD_PER_HOUR, Description
 from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import instance
 from shardyard.launchers.ledger import UUID

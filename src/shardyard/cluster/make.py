@@ -4,23 +4,23 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from shardyard.cluster import batch_queue
 from shardyard.cluster.act import Act, program
-from shardyard.cluster.batch_place import check_place
-from shardyard.cluster.bill import NODE_COUNT, nodes_asked
+from shardyard.cluster.batch import batch_queue
+from shardyard.cluster.batch.batch_place import check_place
 from shardyard.cluster.busy import busy_pods
-from shardyard.cluster.description import Description
+from shardyard.cluster.cost_report import NODE_COUNT, nodes_asked
 from shardyard.cluster.eksctl import GROUP
-from shardyard.cluster.price import ACCELERATORS, BATCH_ENVIRONMENT
+from shardyard.cluster.prices import ACCELERATORS, BATCH_ENVIRONMENT
 from shardyard.cluster.reach import kubectl_json, refuse_other_account
-from shardyard.cluster.steps import Part, State, parts_of
+from shardyard.cluster.resources import Part, State, parts_of
+from shardyard.cluster.spec import Description
 from shardyard.cluster.world import World
 from shardyard.errors import CapacityError, RequestError, ShardyardError
 from shardyard.hardware import nvidia
+from shardyard.io.polling import wait_for
 from shardyard.launchers.kubernetes.resources import EFA, device_resource
 from shardyard.launchers.ledger import Ledger
-from shardyard.talk import say, warn
-from shardyard.waiting import wait_for
+from shardyard.log import say, warn
 
 LAUNCHER = "cluster"
 """What the ledger says made it."""

@@ -7,8 +7,8 @@ ECR, Batch's own services and the Hub. S3 has an endpoint of its own, which cost
 from dataclasses import dataclass
 from typing import Any
 
-from shardyard.cluster.description import Description
 from shardyard.cluster.eksctl import tags_of
+from shardyard.cluster.spec import Description
 
 VPC_CIDR = "10.0.0.0/16"
 PRIVATE_CIDR = "10.0.128.0/17"

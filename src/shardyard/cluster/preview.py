@@ -3,9 +3,9 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shardyard.cluster.bill import nodes_asked
+from shardyard.cluster.cost_report import nodes_asked
 from shardyard.cluster.kinds import KINDS
-from shardyard.cluster.price import standing_costs
+from shardyard.cluster.prices import standing_costs
 from shardyard.cluster.reach import refuse_other_account
 from shardyard.cluster.remove import part_state, refuse_busy, to_be_removed
 from shardyard.cluster.world import World

@@ -8,9 +8,9 @@ from typing import Any
 
 from shardyard.cluster.world import World
 from shardyard.errors import AccessError, RequestError, ShardyardError
-from shardyard.files import parse_json
-from shardyard.talk import say
-from shardyard.yaml_text import read_yaml
+from shardyard.io.files import parse_json
+from shardyard.io.yaml import read_yaml
+from shardyard.log import say
 
 _NOT_ANSWERING = ("CREATING", "DELETING")
 

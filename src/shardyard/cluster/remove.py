@@ -8,13 +8,13 @@ from typing import Any
 from shardyard.cluster.busy import busy_pods
 from shardyard.cluster.make import LAUNCHER, LIMIT_S, POLL_S, entry_of
 from shardyard.cluster.reach import refuse_other_account
-from shardyard.cluster.steps import ForeignError, Part, State, every_part, parts_of, plane_of
+from shardyard.cluster.resources import ForeignError, Part, State, every_part, parts_of, plane_of
 from shardyard.cluster.sweep import SETTLE_S, Left, Unanswered, sweep
 from shardyard.cluster.world import World
 from shardyard.errors import CapacityError, RequestError, ShardyardError
+from shardyard.io.polling import wait_for
 from shardyard.launchers.ledger import Entry
-from shardyard.talk import say, warn
-from shardyard.waiting import wait_for
+from shardyard.log import say, warn
 
 
 @dataclass(frozen=True, kw_only=True)

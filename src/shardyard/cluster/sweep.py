@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from shardyard.cluster.adopted import AdoptedCluster
 from shardyard.cluster.eksctl import OWNER_TAG
+from shardyard.cluster.existing_spec import AdoptedCluster
 from shardyard.cluster.kinds import (
     KINDS,
     NAME_TAGS,
@@ -28,7 +28,7 @@ from shardyard.cluster.kinds import (
 )
 from shardyard.cluster.world import World
 from shardyard.errors import ShardyardError
-from shardyard.talk import say
+from shardyard.log import say
 
 SETTLE_S = 300.0
 """So long services are asked again about what is gone by their own word."""

@@ -9,9 +9,9 @@ state and removes what it made; our ledger knows nothing of it.
 from typing import Any
 
 from shardyard.cluster.api_access import for_terraform
-from shardyard.cluster.description import Description
 from shardyard.cluster.eksctl import GROUP, SYSTEM_GROUP, render_cluster, render_nodes, tags_of
-from shardyard.cluster.storage import Made, as_json, claim_objects
+from shardyard.cluster.fsx import Made, as_json, claim_objects
+from shardyard.cluster.spec import Description
 from shardyard.cluster.terraform_storage import storage_of
 from shardyard.errors import RequestError
 from shardyard.hardware import nvidia

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from shardyard.cluster.description import Description
-from shardyard.cluster.storage import DATA, EFS_ROOT, LUSTRE_PORTS, NFS_PORTS
+from shardyard.cluster.fsx import DATA, EFS_ROOT, LUSTRE_PORTS, NFS_PORTS
+from shardyard.cluster.spec import Description
 from shardyard.image.dockerfile import USER_ID
 
 _GROUP = "${aws_security_group.storage.id}"

@@ -11,13 +11,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from shardyard.aws import UncertainError, aws_client, aws_errors, aws_session, error_code
-from shardyard.cluster.adopted import AdoptedCluster
-from shardyard.cluster.description import Description
+from shardyard.cluster.existing_spec import AdoptedCluster
+from shardyard.cluster.spec import Description
 from shardyard.errors import AccessError, CapacityError, JsonFileError, RequestError, ShardyardError
-from shardyard.files import make_folder, read_json_object, write_json
+from shardyard.io.aws import UncertainError, aws_client, aws_errors, aws_session, error_code
+from shardyard.io.files import make_folder, read_json_object, write_json
 from shardyard.launchers.ledger import Ledger
-from shardyard.talk import say
+from shardyard.log import say
 
 LIMIT_S = 3600.0
 """Of one program; a control plane takes a quarter of an hour, a group of nodes ten minutes."""

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from shardyard.config.section import Section
+from shardyard.config.schema.base import Section
 from shardyard.errors import Problem
 
 if TYPE_CHECKING:
-    from shardyard.config.schema import Recipe
+    from shardyard.config.schema.recipe import Recipe
 
 When = Literal["failed", "stalled", "target", "cost", "device_problem"]
 

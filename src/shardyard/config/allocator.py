@@ -2,7 +2,7 @@
 
 from collections.abc import MutableMapping
 
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 
 _NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """The second is the name of torch before 2.9, which is still read."""

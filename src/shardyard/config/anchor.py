@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shardyard.config.data_section import Sources
 from shardyard.config.reach import reach_problems
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.data import Sources
+from shardyard.config.schema.recipe import Recipe
 from shardyard.config.sight import Sight
 from shardyard.config.sources import is_name, is_remote
 from shardyard.errors import RecipeError

@@ -8,7 +8,7 @@ is masked is not computed.
 
 from collections.abc import Iterable
 
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import Problem
 from shardyard.families.shape import ModelShape
 

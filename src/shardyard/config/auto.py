@@ -2,7 +2,7 @@
 
 A rule gets the recipe as resolved so far and the facts, and returns (value, reason). One that
 lacks a fact raises ``NotYetKnown``, whose text says when it will be known. ``config/resolve.py``
-runs them; the degrees of the mesh come from ``config/legality.py``.
+runs them; the degrees of the mesh come from ``config/rules/layout.py``.
 """
 
 import math
@@ -12,7 +12,9 @@ from fractions import Fraction
 from typing import Any, Literal, Protocol
 
 from shardyard.config.attention import best_attention
-from shardyard.config.auto_of_model import (
+from shardyard.config.cluster_choice import chosen_cluster
+from shardyard.config.loss_chunk import logits_of, waits_for_logits
+from shardyard.config.model_defaults import (
     compute_on,
     dropout_of,
     lr_of,
@@ -20,23 +22,21 @@ from shardyard.config.auto_of_model import (
     seq_len_of,
     step_tokens_of,
 )
-from shardyard.config.legality import SPLIT_BACKWARD
-from shardyard.config.loss_chunk import logits_of, waits_for_logits
-from shardyard.config.machines import chosen_cluster
-from shardyard.config.model_problems import is_left_uncompiled
 from shardyard.config.model_sizes import ModelSizes, Sizes
 from shardyard.config.optimizers import optimizer_of
 from shardyard.config.resolved import DataFacts, Resolved
+from shardyard.config.rules.layout import SPLIT_BACKWARD
+from shardyard.config.rules.model_problems import is_left_uncompiled
+from shardyard.config.rules.timeouts import hang_min_s, hang_slow_s, restart_timeout_s
 from shardyard.config.run_length import Length, batch_of_whole_steps, samples_of_epochs
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.config.snapshots import (
     reason_of_checkpoints,
     reason_of_neighbour,
     reason_of_snapshots,
     steps_between_snapshots,
 )
-from shardyard.config.task_names import task_row
-from shardyard.config.timeouts import hang_min_s, hang_slow_s, restart_timeout_s
+from shardyard.config.task_lookup import task_row
 from shardyard.config.tokenizer_kinds import TOKENIZER_KINDS
 from shardyard.families.images.network import ImageNetwork
 from shardyard.families.shape import ModelShape
@@ -98,7 +98,7 @@ class Facts:
     previous: Resolved | None = None
     """The attempt that a resume continues."""
     fitting: Fitting | None = None
-    """The planner's word (``planner/fitting.py``)."""
+    """The planner's word (``planner/fit.py``)."""
 
 
 _MODES: tuple[Recompute, ...] = ("none", "selective", 4, 3, 2, "full")

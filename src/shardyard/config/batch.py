@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import assert_never
 
-from shardyard.config.schema import Optim
+from shardyard.config.schema.recipe import Optim
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 
-from shardyard.config.exporter_problems import services_of
-from shardyard.config.schema import Recipe
+from shardyard.config.rules.exporter_problems import services_of
+from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import RequestError
 
 

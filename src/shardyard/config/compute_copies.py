@@ -4,7 +4,7 @@ The training half does it (``parallel/compute_copies.py``), the planner predicts
 """
 
 from shardyard.config.layout import Layout
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 
 TRIED_ON = ("cpu",)
 """Kinds of devices on which it has run. On others it waits for its measurement

@@ -41,7 +41,7 @@ DATA_FORMATS: dict[str, DataFormat] = {
     "bert_h5": DataFormat(encoder=RECORDS, only="bert_h5", holds_ids=True),
     "chat": DataFormat(
         encoder="shardyard.data.chat:Dialogue",
-        whole_row="shardyard.data.dialogues:dialogue_text",
+        whole_row="shardyard.data.conversations:dialogue_text",
         settings=("chat_template", "loss_on", "loss_share", "max_rejected"),
         options=("loss_on",),
         ignores=("text_key", "bos"),

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 
 MIXTURE_NAME = "mixture"
 

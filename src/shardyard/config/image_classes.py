@@ -9,7 +9,7 @@ from shardyard.families.images.class_names import (
     head_order,
     outputs_in,
 )
-from shardyard.files import read_json_object
+from shardyard.io.files import read_json_object
 
 
 def class_names(resolved: Resolved) -> list[str] | None:

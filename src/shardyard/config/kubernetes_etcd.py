@@ -1,6 +1,6 @@
 """The etcd of launch.kubernetes.etcd: whose service it is, and which Secret has its certificate."""
 
-from shardyard.config.launch_section import Kubernetes
+from shardyard.config.schema.launch import Kubernetes
 
 
 def service_name(settings: Kubernetes) -> str | None:

@@ -1,4 +1,4 @@
-"""A layout: how many ranks each axis has. Which are legal: ``config/legality.py``."""
+"""A layout: how many ranks each axis has. Which are legal: ``config/rules/layout.py``."""
 
 from dataclasses import dataclass
 

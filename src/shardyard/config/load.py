@@ -1,7 +1,7 @@
 """A recipe from files, dicts or objects, and overrides; all that does not fit is refused at once.
 
 Precedence: defaults < sources from left to right < ``section.key=value`` overrides. What a setting
-may be is said by ``config/validate.py``; ``config/check.py`` looks at what they mean together.
+may be is said by ``config/validate.py``; ``config/rules/check.py`` looks at what they mean together.
 """
 
 import difflib
@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from shardyard.config.launch_section import OF_QUEUES
-from shardyard.config.schema import Recipe
-from shardyard.config.setting import Setting, settings
+from shardyard.config.schema.launch import OF_QUEUES
+from shardyard.config.schema.recipe import Recipe
+from shardyard.config.schema.reference import Setting, settings
 from shardyard.config.validate import (
     kind_of,
     known_settings,
@@ -24,7 +24,7 @@ from shardyard.config.validate import (
 from shardyard.errors import Problem, RecipeError, RequestError, StorageError
 from shardyard.file_faults import link_to_nothing
 from shardyard.given_file import read_given
-from shardyard.yaml_text import WrongYamlError, is_null_word, read_yaml, write_yaml
+from shardyard.io.yaml import WrongYamlError, is_null_word, read_yaml, write_yaml
 
 Source: TypeAlias = str | Path | Mapping[str, Any] | Recipe
 """A recipe, or a part of one: a YAML file, sections as a dict, or an object that was built."""
@@ -107,7 +107,7 @@ def _content(source: Source) -> dict[str, Any]:
             raise RequestError(
                 f"{source!r} is {type(source).__name__}, not a recipe. Give the path of a YAML "
                 "file, a dict of sections such as {'model': {'preset': 'llama-tiny'}}, or a "
-                "shardyard.config.schema.Recipe."
+                "shardyard.config.schema.recipe.Recipe."
             )
 
 

@@ -1,77 +1,138 @@
-"""Which cluster a recipe names: an EC2 type, a file, or none (then it is this machine)."""
+"""How instances are rented (``cluster.capacity``), and when a capacity block ends.
 
-from dataclasses import replace
-from pathlib import Path
+One reading for all: which nodes pods may take, what a launch template asks for, how long a job may
+last, when node 0 drains it.
+"""
 
-from shardyard.config import schema
-from shardyard.errors import RequestError
-from shardyard.hardware.catalogue import instance
-from shardyard.hardware.cluster import Cluster, cluster_of, with_efa
-from shardyard.hardware.cluster_file import read_cluster_file
-from shardyard.hardware.prices import rate_of
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal
+
+from shardyard.config.schema.recipe import Cluster
+from shardyard.errors import Problem, RequestError
+from shardyard.units import format_seconds
+
+TERMINATED_BEFORE_S = 30 * 60
+"""So long before its end EC2 begins to terminate the instances of a capacity block. Source: Amazon
+EC2 User Guide, Capacity Blocks for ML."""
 
 
-def chosen_cluster(settings: schema.Cluster) -> Cluster | None:
-    """The cluster of ``cluster.instance`` or ``cluster.file``; None where neither is set.
+@dataclass(frozen=True, kw_only=True)
+class Capacity:
+    """What ``cluster.capacity`` says."""
 
-    Its price is of the way in which it is rented (``cluster.capacity``), or what the recipe says.
-    Where ``cluster.devices`` asks for fewer devices than a node has, the others stand idle.
+    kind: Literal["on-demand", "spot", "reservation", "block"]
+    id: str | None = None
+    """Of the capacity reservation; a block is one, too."""
+    usable_until: float | None = None
+    """Unix seconds: when a block's instances begin to go."""
 
-    Raises:
-        RequestError: It is not known, cannot be, or has fewer devices than are asked for.
-    """
-    if settings.instance is not None:
-        machine = instance(settings.instance)
-        rate = rate_of(machine, (settings.capacity or "on-demand").partition(":")[0])
-        cluster = replace(
-            cluster_of(machine, settings.nodes),
-            usd_per_node_hour=rate.usd_per_hour,
-            price_source=rate.source,
-        )
-    elif settings.file is not None:
-        cluster = read_cluster_file(Path(settings.file), settings.nodes)
-    else:
+
+def capacity_of(cluster: Cluster) -> Capacity | None:
+    """What is asked, of settings that have passed the check; None: nothing."""
+    if cluster.capacity is None:
         return None
-    if settings.usd_per_node_hour is not None:
-        cluster = replace(
-            cluster,
-            usd_per_node_hour=settings.usd_per_node_hour,
-            price_source="cluster.usd_per_node_hour",
-        )
-    devices = settings.devices
-    if settings.device == "cpu" or devices in ("auto", cluster.devices_per_node):
-        return cluster
-    assert isinstance(devices, int)
-    if devices > cluster.devices_per_node:
-        raise RequestError(
-            f"cluster.devices={devices} but a node of {cluster.name} has "
-            f"{cluster.devices_per_node} x {cluster.accelerator.name}. Each rank needs a device of "
-            f"its own. Use at most {cluster.devices_per_node}, or more cluster.nodes."
-        )
-    return replace(cluster, devices_per_node=devices)
+    kind, _, number = cluster.capacity.partition(":")
+    match kind:
+        case "on-demand" | "spot":
+            return Capacity(kind=kind)
+        case "reservation":
+            return Capacity(kind=kind, id=number)
+        case "block":
+            ends = _moment(cluster.block_ends)
+            assert ends is not None  # the check refuses a block without its end
+            until = ends.timestamp() - TERMINATED_BEFORE_S
+            return Capacity(kind=kind, id=number, usable_until=until)
+        case _:
+            raise ValueError(cluster.capacity)
 
 
-def devices_of_node(settings: schema.Cluster) -> int | None:
-    """Ranks of a node, where the recipe says it without a look at the machine."""
-    if settings.devices != "auto":
-        return settings.devices
-    if settings.device == "cpu":
-        return 1
-    try:
-        chosen = chosen_cluster(settings)
-    except RequestError:
-        return None  # another check says what is wrong with it
-    return None if chosen is None else chosen.devices_per_node
+def block_left_s(cluster: Cluster, *, least_s: float, now: float) -> float | None:
+    """Seconds for which the instances of a capacity block are there; None: they are in none.
 
-
-def joined_cluster(recipe: schema.Recipe) -> Cluster | None:
-    """As ``chosen_cluster``, its nodes joined by what ``launch`` asks of their network.
+    Args:
+        least_s: Below which a run could not even save.
+        now: Unix seconds.
 
     Raises:
-        RequestError: As ``chosen_cluster``.
+        RequestError: Fewer are left.
     """
-    cluster, asked = chosen_cluster(recipe.cluster), recipe.launch.kubernetes.efa
-    if cluster is None or recipe.cluster.instance is None or asked == "auto":
-        return cluster
-    machine = instance(recipe.cluster.instance)
-    return cluster if asked >= machine.efa_count else with_efa(cluster, machine, asked)
+    capacity = capacity_of(cluster)
+    if capacity is None or capacity.usable_until is None:
+        return None
+    left_s = capacity.usable_until - now
+    if left_s <= least_s:
+        state = "is over" if left_s <= 0 else f"is usable for {format_seconds(left_s)} more"
+        raise RequestError(
+            f"cluster.capacity={cluster.capacity} {state}: cluster.block_ends="
+            f"{cluster.block_ends}, and EC2 begins to end its instances "
+            f"{format_seconds(TERMINATED_BEFORE_S)} before. A run needs more than "
+            f"{format_seconds(least_s)} of it, to drain. Name another block, or extend this one "
+            "and give its new end."
+        )
+    return left_s
+
+
+def capacity_problems(cluster: Cluster) -> Iterable[Problem]:
+    """What contradicts itself, or is not enough."""
+    is_block = (cluster.capacity or "").startswith("block:")
+    if cluster.capacity is not None and cluster.instance is None:
+        text = (
+            f"={cluster.capacity}, and cluster.instance names no EC2 type that would be rented so. "
+            "Name it, or leave the capacity out."
+        )
+        yield Problem("cluster.capacity", text)
+    if cluster.usd_per_node_hour is not None and cluster.instance is None and cluster.file is None:
+        text = (
+            f"={cluster.usd_per_node_hour:g}, and neither cluster.instance nor cluster.file names "
+            "machines that would cost it. Name them, or leave the price out."
+        )
+        yield Problem("cluster.usd_per_node_hour", text)
+    if is_block and cluster.block_ends is None:
+        number = str(cluster.capacity).partition(":")[2]
+        text = (
+            "is not given, and the run must have drained when the block ends. `aws ec2 "
+            f"describe-capacity-reservations --capacity-reservation-ids {number} --query "
+            "'CapacityReservations[].EndDate'` prints it."
+        )
+        yield Problem("cluster.block_ends", text)
+    if cluster.block_ends is None:
+        return
+    if not is_block:
+        text = (
+            f"={cluster.block_ends}, and cluster.capacity names no block that ends then. Write "
+            "cluster.capacity=block:cr-..., or give a time limit with launch.time_limit."
+        )
+        yield Problem("cluster.block_ends", text)
+    if _moment(cluster.block_ends) is None:
+        text = (
+            f"={cluster.block_ends} is no moment with its time zone. Write it as EC2 prints it, "
+            "such as 2027-01-31T11:30:00Z."
+        )
+        yield Problem("cluster.block_ends", text)
+
+
+def _moment(text: str | None) -> datetime | None:
+    if text is None or not re.fullmatch(r"[0-9T:.Z+ -]{16,40}", text, re.ASCII):
+        return None
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return None if found.tzinfo is None else found.astimezone(UTC)
+
+
+def refuse_renting(cluster: Cluster, *, launcher: str, instead: str) -> None:
+    """Raise where nothing is rented and the recipe says how; a block's end holds anywhere.
+
+    Raises:
+        RequestError: With what to do instead.
+    """
+    if cluster.capacity is None or cluster.capacity.startswith("block:"):
+        return
+    raise RequestError(
+        f"cluster.capacity={cluster.capacity}, and {launcher} takes the nodes that are there: "
+        f"whoever set it up has chosen how they are rented. Leave it out; {instead}."
+    )

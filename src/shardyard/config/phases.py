@@ -8,7 +8,7 @@ import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.config.validate import plain
 from shardyard.errors import Problem
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Collection, Mapping
 
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.config.sources import SCHEMES, scheme_of
 from shardyard.config.tasks import TASKS
 from shardyard.families.registry import FAMILIES
 from shardyard.families.shape import ModelShape
-from shardyard.plug_ins import Group, PlugIn, brought
+from shardyard.plugins import Group, PlugIn, brought
 
 
 def plug_ins_of(recipe: Recipe, shape: ModelShape | None) -> list[PlugIn]:

@@ -5,7 +5,7 @@ That nothing is there yet is no such problem: whoever needs a file says so in it
 
 from pathlib import Path
 
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.config.sight import Sight, fixed_part
 from shardyard.config.sources import is_name, is_remote
 from shardyard.errors import Problem

@@ -20,27 +20,27 @@ from shardyard.config.auto import (
     Rule,
     steps_of,
 )
-from shardyard.config.base_weights import base_digest
+from shardyard.config.cluster_choice import devices_of_node
 from shardyard.config.fingerprint import (
     MAY_CHANGE_FROM_AN_EARLIER_STEP,
     SECTIONS_THAT_MAY_CHANGE,
     may_change,
 )
-from shardyard.config.format_problems import without_bf16
-from shardyard.config.generic_model import is_generic
-from shardyard.config.hub import commit_of, digest_of
-from shardyard.config.image_problems import network_problems
-from shardyard.config.left_out_nodes import device_problems
-from shardyard.config.legality import resolve_layout
-from shardyard.config.machines import devices_of_node
-from shardyard.config.model_problems import misfits, vocabulary_problems
+from shardyard.config.model.base_weights import base_digest
+from shardyard.config.model.hub import commit_of, digest_of
 from shardyard.config.model_sizes import ModelSizes
 from shardyard.config.phases import in_phase, of_phases
-from shardyard.config.plug_in_settings import recipe_with_defaults
 from shardyard.config.resolved import DataFacts, Resolved, fingerprint, settings_in
+from shardyard.config.rules.generic_model import is_generic
+from shardyard.config.rules.images import network_problems
+from shardyard.config.rules.layout import resolve_layout
+from shardyard.config.rules.left_out_nodes import device_problems
+from shardyard.config.rules.model_problems import misfits, vocabulary_problems
+from shardyard.config.rules.precision import without_bf16
 from shardyard.config.run_length import length_problems
-from shardyard.config.schema import Recipe
-from shardyard.config.section import Own, Section
+from shardyard.config.schema.base import Own, Section
+from shardyard.config.schema.plugin_sections import recipe_with_defaults
+from shardyard.config.schema.recipe import Recipe
 from shardyard.config.tasks import BITS_PER_BYTE
 from shardyard.errors import Problem, RecipeError
 from shardyard.families.images.network import ImageNetwork
@@ -91,7 +91,7 @@ def resolve(
         network: What classifies images, where the recipe reads images.
         machine: The machine to train on, or one of the cluster's nodes.
         name: Name of the run where ``run.name`` is auto: the recipe's file name.
-        model_dir: The model's own files, if it has any (``config/model_source.py``).
+        model_dir: The model's own files, if it has any (``config/model/source.py``).
         model_has_tokenizer: Whether that folder holds a tokenizer.
         previous: The last attempt, on a resume: an ``auto`` that the fingerprint covers keeps the
             value it had.

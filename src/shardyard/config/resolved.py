@@ -9,10 +9,10 @@ from typing import Any
 
 from shardyard.config.batch import first_batch
 from shardyard.config.fingerprint import fingerprint_of
-from shardyard.config.launch_section import OF_QUEUES
 from shardyard.config.mixture import SLOTS
-from shardyard.config.schema import Recipe
-from shardyard.config.section import Section
+from shardyard.config.schema.base import Section
+from shardyard.config.schema.launch import OF_QUEUES
+from shardyard.config.schema.recipe import Recipe
 from shardyard.families.images.network import ImageNetwork
 from shardyard.families.shape import ModelShape
 

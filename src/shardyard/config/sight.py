@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from shardyard.config.globs import is_pattern, matches_of, split_pattern
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.config.secret_reference import parse_references
 from shardyard.config.sources import is_name, is_remote
 from shardyard.errors import Problem

@@ -1,7 +1,7 @@
 """Which runs take snapshots, and how many copies in host memory these keep, under which labels."""
 
-from shardyard.config.schema import Recipe
-from shardyard.config.section import Auto
+from shardyard.config.schema.base import Auto
+from shardyard.config.schema.recipe import Recipe
 
 STEPS_OF_A_FIXED_SIZE = 500
 """Between checkpoints of a run that keeps its number of nodes."""

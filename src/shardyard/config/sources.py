@@ -11,7 +11,7 @@ from typing import Any
 
 from shardyard.config.credentials import without_secrets
 from shardyard.errors import RequestError
-from shardyard.plug_ins import brought, loaded, part
+from shardyard.plugins import brought, loaded, part
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from shardyard.config.section import Section
+    from shardyard.config.schema.base import Section
 
 
 BITS_PER_BYTE = "bits_per_byte"
@@ -85,7 +85,7 @@ class TaskRow:
         return loss / math.log(2) * targets / nbytes
 
 
-_TEXT = "shardyard.data.text_sets:prepare_text"
+_TEXT = "shardyard.data.text_datasets:prepare_text"
 _OF_TOKENS = {"loss": Metric(), "perplexity": Metric()}
 
 TASKS: dict[str, TaskRow] = {

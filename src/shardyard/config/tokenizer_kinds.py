@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shardyard.config.data_section import TokenizerKindName
+    from shardyard.config.schema.data import TokenizerKindName
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """What a recipe may hold, whoever wrote it: names, types and bounds of the schema and of plug-ins.
 
 A tree of plain values goes in, as it was read from a file or given as a dict; a recipe comes out,
-and a problem for each setting that is wrong. What settings mean together is ``config/check.py``.
+and a problem for each setting that is wrong. What settings mean together is ``config/rules/check.py``.
 """
 
 import difflib
@@ -14,13 +14,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from shardyard.config.credentials import show
-from shardyard.config.launch_section import OF_QUEUES
-from shardyard.config.plug_in_settings import SECTIONS, described_at, kind_at, plug_in_at
-from shardyard.config.schema import Recipe
-from shardyard.config.section import NAME_WORDS, Section, section_key
-from shardyard.config.setting import Setting, sections, settings
+from shardyard.config.schema.base import NAME_WORDS, Section, section_key
+from shardyard.config.schema.launch import OF_QUEUES
+from shardyard.config.schema.plugin_sections import SECTIONS, described_at, kind_at, plug_in_at
+from shardyard.config.schema.recipe import Recipe
+from shardyard.config.schema.reference import Setting, sections, settings
 from shardyard.errors import Problem, RecipeError, RequestError
-from shardyard.plug_ins import WORDS, installed
+from shardyard.plugins import WORDS, installed
 
 _ELSEWHERE = {
     "learning_rate": "optim.lr",

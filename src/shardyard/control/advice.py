@@ -8,7 +8,7 @@ in words: ``planner/effect.py``; what runs of before measured: ``control/past_ru
 from collections.abc import Iterable
 from typing import Any
 
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.control.levers import Ask, levers, techniques
 from shardyard.control.past_runs import PastRuns
 from shardyard.control.replan import Replanned, Replanner

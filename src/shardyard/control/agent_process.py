@@ -19,12 +19,12 @@ from typing import IO, Any
 
 from shardyard.control.follow import Shown, follow, said
 from shardyard.ending_signals import is_hang_up_ignored
-from shardyard.files import parse_json
+from shardyard.io.files import parse_json
+from shardyard.io.polling import wait_for
 from shardyard.python_program import python_program
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease
 from shardyard.rundir.state import resume_words
-from shardyard.waiting import wait_for
 
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM)
 _FIRST_WORDS = "finishing the step and saving; press Ctrl-C again to stop at once"

@@ -22,10 +22,10 @@ from typing import Any
 from shardyard.config.alerts import Alert, When
 from shardyard.control.follow import Tail, describe_event
 from shardyard.errors import RequestError
+from shardyard.io.polling import meanwhile
+from shardyard.log import warn
 from shardyard.rundir.layout import RunDir
-from shardyard.talk import warn
 from shardyard.units import format_usd
-from shardyard.waiting import meanwhile
 
 _LOOK_S = 1.0
 _ANSWER_S = 10.0

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from shardyard.config.image_classes import class_notes
 from shardyard.config.load import dump_recipe
-from shardyard.config.own_module import NO_SHAPE
 from shardyard.config.plug_ins_used import plug_ins_of
 from shardyard.config.resolved import DataFacts, Resolved
-from shardyard.config.schema import Recipe
+from shardyard.config.rules.own_module import NO_SHAPE
+from shardyard.config.schema.recipe import Recipe
 from shardyard.control.mixture import mixture_lines, mixture_warnings
 from shardyard.control.model_check import refuse_other_weights
 from shardyard.control.prepare import prepare_data
@@ -17,17 +17,17 @@ from shardyard.control.run_length import length_lines
 from shardyard.control.splits import split_lines
 from shardyard.doctor.storage import check_room, lock_warning
 from shardyard.errors import RequestError
-from shardyard.files import break_links, write_json, write_text
 from shardyard.hardware.machine import Machine
 from shardyard.hardware.probe import probe
+from shardyard.io.files import break_links, write_json, write_text
+from shardyard.log import say, warn
 from shardyard.planner.phases import plan
 from shardyard.planner.plan import Plan
-from shardyard.plug_ins import PlugIn
+from shardyard.plugins import PlugIn
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease
 from shardyard.rundir.manifest import write_manifest
 from shardyard.rundir.resolved import write_resolved
-from shardyard.talk import say, warn
 
 
 @dataclass(frozen=True, kw_only=True)

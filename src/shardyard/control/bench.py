@@ -13,20 +13,20 @@ from typing import Any
 from shardyard.bench import table
 from shardyard.bench.pairs import LEAST_NODES, Pair, judge
 from shardyard.bench.table import Measured
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.control.job import Job, wait_until
-from shardyard.control.programs import error_of
 from shardyard.control.request import Request
 from shardyard.control.submission import Proposal, propose, refuse_existing
+from shardyard.control.subprocesses import error_of
 from shardyard.errors import RequestError, ShardyardError
+from shardyard.io.sanitize import log_line
 from shardyard.launchers.base import JobState, Launcher
-from shardyard.launchers.marked import parse
+from shardyard.launchers.log_markers import parse
+from shardyard.log import say
 from shardyard.planner.nccl_tests import is_of_table
-from shardyard.printable import log_line
 from shardyard.rundir.layout import RunDir, new_run_id
 from shardyard.rundir.network import Network, network_of
 from shardyard.rundir.network_bench import COLLECTIVES, ELEMENT_BYTES, Collective, NetworkBench
-from shardyard.talk import say
 from shardyard.units import format_bytes
 
 _END_BYTES = {"cpu": 16 * 2**20}

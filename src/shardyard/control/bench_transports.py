@@ -17,7 +17,7 @@ from shardyard.control.launch import submitted
 from shardyard.control.submission import Proposal
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.launchers.base import Launcher
-from shardyard.talk import say
+from shardyard.log import say
 
 Words = dict[Variant, tuple[str, ...]]
 """Of each variant the recipe's words, and what it changes."""

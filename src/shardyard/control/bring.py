@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardyard.complete import FileDigest
 from shardyard.errors import RequestError
-from shardyard.files import make_folder, write_text
+from shardyard.io.complete import FileDigest
+from shardyard.io.files import make_folder, write_text
+from shardyard.log import say, warn
 from shardyard.rundir.fetched import LINE_FILES
 from shardyard.rundir.layout import RunDir
-from shardyard.talk import say, warn
 from shardyard.transfer.listing import Listing
-from shardyard.transfer.merge import merge_lines
+from shardyard.transfer.merge_jsonl import merge_lines
 from shardyard.transfer.receive import (
     Source,
     Told,

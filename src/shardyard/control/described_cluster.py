@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from shardyard.cluster.adopted import AdoptedCluster
-from shardyard.cluster.description import LARGEST_GROUP, Description
+from shardyard.cluster.existing_spec import AdoptedCluster
+from shardyard.cluster.spec import LARGEST_GROUP, Description
 from shardyard.cluster.world import described, world_at
 from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import instance

@@ -4,17 +4,17 @@ import json
 import subprocess
 from dataclasses import asdict
 
-from shardyard.aws import s3_client
-from shardyard.complete import Complete
+from shardyard.control.aux_jobs import SideTerms, run_side_job, side_request
 from shardyard.control.bring import Brought, Progress, bring, said_progress
-from shardyard.control.nodes_files import opened
-from shardyard.control.run_home import RunHome, nodes_folder
-from shardyard.control.side_jobs import SideTerms, run_side_job, side_request
+from shardyard.control.run_location import RunHome, nodes_folder
+from shardyard.control.side_jobs import opened
 from shardyard.errors import RequestError
+from shardyard.io.aws import s3_client
+from shardyard.io.complete import Complete
 from shardyard.launchers.base import SideJob
+from shardyard.log import say
 from shardyard.python_program import python_program
 from shardyard.rundir.layout import RunDir
-from shardyard.talk import say
 from shardyard.transfer.listing import Listing, read_listing
 from shardyard.transfer.receive import FolderSource
 from shardyard.transfer.s3 import S3Source, parse_place

@@ -16,13 +16,13 @@ from typing import Any, Protocol
 
 from shardyard.config.resolved import Resolved
 from shardyard.config.tasks import BITS_PER_BYTE, unit_of
-from shardyard.exporters.service import WORDS
-from shardyard.files import open_plain, parse_json
+from shardyard.io.files import open_plain, parse_json
+from shardyard.io.polling import until_over
+from shardyard.log import say
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import read_resolved
-from shardyard.talk import say
+from shardyard.trackers.service import WORDS
 from shardyard.units import format_count, format_seconds
-from shardyard.waiting import until_over
 
 _POLL_S = 0.15
 _RECENT_STEPS = 20

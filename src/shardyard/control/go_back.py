@@ -9,7 +9,7 @@ from pathlib import Path
 
 from shardyard.config.resolved import BackTo
 from shardyard.errors import RequestError, StorageError
-from shardyard.files import flush_folder, write_text
+from shardyard.io.files import flush_folder, write_text
 from shardyard.rundir.layout import REPLACED, RunDir
 
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.config.sight import Sight, is_folder
 from shardyard.launchers.base import Launcher
 from shardyard.launchers.secrets import how_to_keep

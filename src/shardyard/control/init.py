@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shardyard.config.check import load_checked_recipe
-from shardyard.config.data_section import Data
-from shardyard.config.generic_model import LACKS, generic_type
-from shardyard.config.model_source import config_content, model_folder, read_shape
+from shardyard.config.model.source import config_content, model_folder, read_shape
 from shardyard.config.resolve import Preview
-from shardyard.config.schema import Recipe
+from shardyard.config.rules.check import load_checked_recipe
+from shardyard.config.rules.generic_model import LACKS, generic_type
+from shardyard.config.schema.data import Data
+from shardyard.config.schema.recipe import Recipe
 from shardyard.config.sight import absent_problems, is_there, unseen_problems
 from shardyard.config.sources import is_remote
 from shardyard.config.tasks import tasks_of
@@ -30,13 +30,13 @@ from shardyard.hardware.cluster import Cluster
 from shardyard.hardware.machine import Machine
 from shardyard.hardware.probe import probe
 from shardyard.launchers.base import LAUNCHERS, launcher_class
+from shardyard.planner.format import candidate_name, fitting_words, settings_of
 from shardyard.planner.kernels import missing
 from shardyard.planner.layouts import Search, nodes_that_fit, search
 from shardyard.planner.plan import Plan, plan_recipe, planned_cluster
 from shardyard.planner.reliefs import Relief
-from shardyard.planner.words import candidate_name, fitting_words, settings_of
 from shardyard.planner.workload import Workload, workload_of
-from shardyard.plug_ins import installed
+from shardyard.plugins import installed
 from shardyard.units import format_seconds, format_usd, parse_seconds
 
 BEST = 4

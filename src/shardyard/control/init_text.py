@@ -7,10 +7,10 @@ from textwrap import wrap
 from shardyard.config.load import dump_recipe
 from shardyard.control.init import Draft, Planned
 from shardyard.errors import RequestError, StorageError
+from shardyard.io.yaml import read_yaml, write_yaml
+from shardyard.planner.format import candidate_name, headline, settings_of
 from shardyard.planner.layouts import Candidate, strength
-from shardyard.planner.words import candidate_name, headline, settings_of
 from shardyard.units import format_count
-from shardyard.yaml_text import read_yaml, write_yaml
 
 _WIDTH = 100
 _ORDER = ("model", "task", "data", "run", "cluster", "parallel", "optim", "memory", "launch")

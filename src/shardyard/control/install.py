@@ -19,9 +19,9 @@ from shardyard.launchers.base import (
     Watchers,
 )
 from shardyard.launchers.ledger import Ledger
-from shardyard.launchers.trust import refuse_untrusted
+from shardyard.launchers.ledger_owner import refuse_untrusted
+from shardyard.log import say, warn
 from shardyard.rundir.layout import RunDir, new_run_id
-from shardyard.talk import say, warn
 
 
 @dataclass(frozen=True, kw_only=True)

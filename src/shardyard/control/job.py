@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from shardyard.config.load import load_recipe
 from shardyard.config.resolved import BackTo
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.control.submission import Launchers, launcher_named
 from shardyard.errors import (
     EXIT_DRAINED,
@@ -19,14 +19,14 @@ from shardyard.errors import (
     ShardyardError,
     StorageError,
 )
-from shardyard.files import MOST_JSON_BYTES, read_plain
+from shardyard.io.files import MOST_JSON_BYTES, read_plain
 from shardyard.launchers.base import JobState, JobStatus, Launcher, Submission
 from shardyard.launchers.ledger import BENCH_DETAIL, SIDE_DETAIL, Entry, Ledger
-from shardyard.launchers.marked import NONCE_DETAIL, parse, rebuild
-from shardyard.launchers.trust import refuse_untrusted
+from shardyard.launchers.ledger_owner import refuse_untrusted
+from shardyard.launchers.log_markers import NONCE_DETAIL, parse, rebuild
+from shardyard.log import say, warn
+from shardyard.rundir.jsonl import read_evaluations, read_steps
 from shardyard.rundir.layout import RunDir, find_run
-from shardyard.rundir.lines import read_evaluations, read_steps
-from shardyard.talk import say, warn
 
 if TYPE_CHECKING:
     from shardyard.control.result import Result

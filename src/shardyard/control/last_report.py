@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import ShardyardError
-from shardyard.report.run import read_run
+from shardyard.log import warn
+from shardyard.report.files import write_report
+from shardyard.report.run_data import read_run
 from shardyard.report.summary import Summary, summarize
-from shardyard.report.write import write_report
 from shardyard.rundir.layout import RunDir
-from shardyard.talk import warn
 
 _AGAIN_S = 0.05
 """An exception that comes while an object is finalized is printed and lost: so it comes again."""

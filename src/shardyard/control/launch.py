@@ -26,9 +26,9 @@ from shardyard.control.submission import (
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.launchers.base import Launcher
 from shardyard.launchers.ledger import Ledger
+from shardyard.log import say, warn
 from shardyard.rundir.layout import RunDir, new_run_id
 from shardyard.rundir.lease import Lease
-from shardyard.talk import say, warn
 
 
 @overload

@@ -13,9 +13,9 @@ What they do is asked of the planner (``control/advice.py``); nothing is predict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from shardyard.config.legality import zero_asked
 from shardyard.config.loss_chunk import LOSS_CHUNK
-from shardyard.config.schema import Recipe
+from shardyard.config.rules.layout import zero_asked
+from shardyard.config.schema.recipe import Recipe
 from shardyard.config.tasks import unit_of
 
 LORA_RANK = 16

@@ -10,12 +10,12 @@ from statistics import median
 from typing import Any
 
 from shardyard.config.resolved import settings_in
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import ShardyardError
-from shardyard.files import read_json
+from shardyard.io.files import read_json
 from shardyard.planner.advice import Measured
 from shardyard.report.against_plan import median_tokens_per_s, memory_by_rank, steady
-from shardyard.report.run import read_run
+from shardyard.report.run_data import read_run
 from shardyard.rundir.layout import RunDir
 
 MOST_RUNS = 200

@@ -5,12 +5,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from shardyard.cluster.day_prices import Asked, ask_prices, question, rate_for
+from shardyard.cluster.live_prices import Asked, ask_prices, question, rate_for
 from shardyard.config.layout import Layout
 from shardyard.config.load import Source, is_override, read_settings
 from shardyard.config.phases import of_phases
 from shardyard.config.resolve import Preview
-from shardyard.config.schema import Parallel, Recipe
+from shardyard.config.schema.recipe import Parallel, Recipe
 from shardyard.control.reliefs import reliefs_of, variants_of
 from shardyard.control.replan import Replanner, plan_of, refuse_unplannable
 from shardyard.control.request import Request, sources_of
@@ -20,11 +20,13 @@ from shardyard.hardware.cluster import Cluster
 from shardyard.hardware.machine import Machine
 from shardyard.hardware.prices import Rate
 from shardyard.hardware.probe import probe
+from shardyard.log import say, warn
 from shardyard.planner.advice import Advice
 from shardyard.planner.calibration import Calibration, combined, read_calibration
+from shardyard.planner.dispatch import Model, Work, memory_of, work_of, work_with
 from shardyard.planner.dry_run import DryRun, Told, dry_run
+from shardyard.planner.format import settings_of
 from shardyard.planner.kernels import missing
-from shardyard.planner.kinds import Model, Work, memory_of, work_of, work_with
 from shardyard.planner.layouts import Candidate, Search, nodes_that_fit, search
 from shardyard.planner.offers import Offer, Offers, offers
 from shardyard.planner.plan import (
@@ -37,9 +39,7 @@ from shardyard.planner.ranks import Ranks
 from shardyard.planner.reliefs import Relief
 from shardyard.planner.restart import Recovery
 from shardyard.planner.throughput import Price
-from shardyard.planner.words import settings_of
 from shardyard.planner.workload import Workload
-from shardyard.talk import say, warn
 
 ANY_INSTANCE = "p5.48xlarge"
 """Settles what `auto` depends on until --offers has looked at all instance types."""
@@ -125,7 +125,7 @@ class Prediction:
     def page(self) -> str:
         """One HTML page, with pictures."""
         from shardyard.report.pictures import no_pictures  # plots take 0.2 s to import
-        from shardyard.report.plan_page import plan_page
+        from shardyard.report.plan.plan_page import plan_page
 
         if why_none := no_pictures():
             warn(why_none)

@@ -4,14 +4,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from shardyard.config.data_section import Data
-from shardyard.config.model_source import has_tokenizer, table_rows
+from shardyard.config.model.source import has_tokenizer, table_rows
 from shardyard.config.resolve import keep_previous
 from shardyard.config.resolved import DataFacts, Resolved
-from shardyard.config.task_names import task_row
+from shardyard.config.schema.data import Data
+from shardyard.config.task_lookup import task_row
 from shardyard.config.tokenizer_kinds import TOKENIZER_KINDS
-from shardyard.control.programs import run_program
 from shardyard.control.request import Request
+from shardyard.control.subprocesses import run_program
 
 
 def prepare_data(

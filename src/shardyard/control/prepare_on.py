@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.config.load import dump_recipe
+from shardyard.control.aux_jobs import SideTerms, run_side_job, side_request
 from shardyard.control.prepared import prepare_folders
 from shardyard.control.request import Request
-from shardyard.control.side_jobs import SideTerms, run_side_job, side_request
 from shardyard.control.submission import for_nodes, read_there
 from shardyard.launchers.base import Launcher, SideJob
 from shardyard.launchers.ledger import SIDE_DETAIL

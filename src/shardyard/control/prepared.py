@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardyard.config.load import load_recipe
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import ShardyardError
 from shardyard.launchers.base import Launcher
 from shardyard.launchers.ledger import SIDE_DETAIL, Ledger

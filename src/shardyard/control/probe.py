@@ -3,8 +3,8 @@
 import shutil
 from pathlib import Path
 
+from shardyard.control.aux_jobs import SideTerms, find_side_job, run_side_job, side_request
 from shardyard.control.request import Request
-from shardyard.control.side_jobs import SideTerms, find_side_job, run_side_job, side_request
 from shardyard.control.submission import for_nodes, read_there
 from shardyard.doctor.finding import Finding
 from shardyard.launchers.base import Launcher, SideJob

@@ -5,20 +5,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shardyard.config.profile_problems import is_ranks, ranks_of
+from shardyard.config.rules.profile_problems import is_ranks, ranks_of
 from shardyard.control.follow import Tail
 from shardyard.control.job import fetch_progress
-from shardyard.control.run_home import RunHome, nodes_folder
+from shardyard.control.run_location import RunHome, nodes_folder
 from shardyard.errors import CapacityError, RequestError, ShardyardError
-from shardyard.files import parse_json
+from shardyard.io.files import parse_json
 from shardyard.launchers.base import Executor, JobState
-from shardyard.launchers.trust import refuse_untrusted
+from shardyard.launchers.ledger_owner import refuse_untrusted
+from shardyard.log import say
 from shardyard.python_program import ISOLATED
+from shardyard.rundir.jsonl import read_lines_backwards
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_lines_backwards
 from shardyard.rundir.profiles import StepProfile, leave_request, new_request, take_request
 from shardyard.rundir.state import read_state
-from shardyard.talk import say
 
 _LOOK_S = 0.3
 _ASK_S = 5.0

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from shardyard.config.dataset_name import dataset_words
 from shardyard.config.load import load_recipe
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import RequestError, ShardyardError, StorageError
-from shardyard.files import MOST_JSON_BYTES, parse_json, read_json_object, read_plain
+from shardyard.io.files import MOST_JSON_BYTES, parse_json, read_json_object, read_plain
+from shardyard.io.locks import close_locked, take_lock
 from shardyard.launchers.ledger import Ledger
-from shardyard.locks import close_locked, take_lock
 from shardyard.rundir.layout import RunDir
 
 _NAME = re.compile(r"(?P<word>.+)-[0-9a-f]{16}")

@@ -7,11 +7,11 @@ says of it.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from shardyard.config.check import load_checked_recipe
 from shardyard.config.phases import of_phases
 from shardyard.config.published_pictures import train_pictures
 from shardyard.config.resolve import Preview
-from shardyard.config.schema import Recipe
+from shardyard.config.rules.check import load_checked_recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.control.request import Request, refuse_misfits
 from shardyard.errors import RecipeError
 from shardyard.hardware.machine import Machine

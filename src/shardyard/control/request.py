@@ -10,19 +10,10 @@ from pathlib import Path
 
 from shardyard.config.anchor import anchor_paths
 from shardyard.config.auto import Facts
-from shardyard.config.check import load_checked_recipe
-from shardyard.config.generic_model import (
-    LACKS,
-    generic_type,
-    is_generic,
-    on_generic_path,
-)
+from shardyard.config.cluster_choice import devices_of_node
 from shardyard.config.inspection import inspect_folder, tokenizer_notes
 from shardyard.config.load import Source, is_override
-from shardyard.config.machines import devices_of_node
-from shardyard.config.model_problems import misfits
-from shardyard.config.model_sizes import ModelSizes, sizes_of
-from shardyard.config.model_source import (
+from shardyard.config.model.source import (
     config_content,
     config_notes,
     has_tokenizer,
@@ -33,7 +24,7 @@ from shardyard.config.model_source import (
     stated_shape,
     with_heads,
 )
-from shardyard.config.own_module import FOLLOWING_A_SHAPE, NO_SHAPE, known_shape
+from shardyard.config.model_sizes import ModelSizes, sizes_of
 from shardyard.config.resolve import (
     Preview,
     keep_previous,
@@ -42,19 +33,28 @@ from shardyard.config.resolve import (
     resolve_known,
 )
 from shardyard.config.resolved import DataFacts, Resolved, settings_in
+from shardyard.config.rules.check import load_checked_recipe
+from shardyard.config.rules.generic_model import (
+    LACKS,
+    generic_type,
+    is_generic,
+    on_generic_path,
+)
+from shardyard.config.rules.model_problems import misfits
+from shardyard.config.rules.own_module import FOLLOWING_A_SHAPE, NO_SHAPE, known_shape
+from shardyard.config.rules.trainable import trainable_problems
 from shardyard.config.run_length import length_problems
-from shardyard.config.schema import Model, Recipe
+from shardyard.config.schema.recipe import Model, Recipe
 from shardyard.config.sight import Sight, absent_problems, unseen_problems
-from shardyard.config.trainable import trainable_problems
 from shardyard.control.alerts import refuse_wrong_addresses
 from shardyard.errors import Problem, RecipeError, RequestError, ShardyardError
 from shardyard.families.images.network import ImageNetwork
 from shardyard.families.shape import ModelShape
 from shardyard.hardware.machine import Machine
 from shardyard.launchers.secrets import loose_files, resolve_local
+from shardyard.log import say, warn
 from shardyard.planner.checkpoint_size import checkpoint_bytes
-from shardyard.planner.fitting import FittingOn
-from shardyard.talk import say, warn
+from shardyard.planner.fit import FittingOn
 
 
 @dataclass(frozen=True, kw_only=True)

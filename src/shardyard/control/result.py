@@ -7,8 +7,8 @@ from typing import Any
 from shardyard.control.job import Job, refuse_bench
 from shardyard.errors import ShardyardError
 from shardyard.launchers.base import JobState
+from shardyard.report.files import write_report
 from shardyard.report.summary import Summary
-from shardyard.report.write import write_report
 from shardyard.rundir.state import resume_words
 
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from shardyard.config.batch import first_batch
-from shardyard.config.check import load_checked_recipe
-from shardyard.config.launch_section import Launch
 from shardyard.config.load import load_recipe
 from shardyard.config.resolved import BackTo, DataFacts, Resolved
-from shardyard.config.schema import Recipe
+from shardyard.config.rules.check import load_checked_recipe
+from shardyard.config.schema.launch import Launch
+from shardyard.config.schema.recipe import Recipe
 from shardyard.control.go_back import refuse_missing_step
 from shardyard.control.job import job_of, newest_asked
 from shardyard.control.request import Request
@@ -17,12 +17,12 @@ from shardyard.control.submission import Launchers, Proposal, launcher_named, pr
 from shardyard.errors import RequestError
 from shardyard.launchers.base import Launcher
 from shardyard.launchers.ledger import SIDE_DETAIL, Entry, Ledger
+from shardyard.log import say
+from shardyard.rundir.cost import read_spending
+from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_steps
 from shardyard.rundir.resolved import newest_resolved
-from shardyard.rundir.spending import read_spending
 from shardyard.rundir.state import read_state
-from shardyard.talk import say
 from shardyard.units import format_usd
 
 

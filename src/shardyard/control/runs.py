@@ -10,10 +10,10 @@ from shardyard.control.states import ask_all
 from shardyard.control.submission import Launchers, launcher_named
 from shardyard.errors import StorageError
 from shardyard.launchers.ledger import SIDE_DETAIL, Entry, Ledger
+from shardyard.log import warn
+from shardyard.rundir.jsonl import json_value
 from shardyard.rundir.layout import RunDir, is_run
-from shardyard.rundir.lines import json_value
 from shardyard.rundir.state import RunState, read_state_in_list
-from shardyard.talk import warn
 
 
 @dataclass(frozen=True, kw_only=True)

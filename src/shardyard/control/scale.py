@@ -15,8 +15,8 @@ from shardyard.control.resume import propose_again
 from shardyard.control.submission import Proposal
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.launchers.base import JobState, JobStatus, Resizer
+from shardyard.log import say
 from shardyard.rundir.lease import Lease
-from shardyard.talk import say
 from shardyard.units import format_seconds
 
 _END_SLACK_S = 180.0

@@ -1,291 +1,132 @@
-"""Side jobs: submit one, follow it, take its answer.
+"""Files that only the nodes see, through an idle side job and commands beside it.
 
-Whoever asks twice gets the same work once. A side job is known in the run's ledger by its label,
-the digest of what was asked: one that lives is followed, also after this command was killed; the
-answer of one that is done is taken, unless it was handed on before; else another is submitted.
+The side job `fetch` does nothing but be there. It ends by itself when nobody has read for a while,
+and is removed at once when all that was wanted is here.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
-from shardyard.config.load import dump_recipe
-from shardyard.config.schema import Recipe
-from shardyard.control.described_cluster import against_description
-from shardyard.control.job import Job, job_of, wait_until, wait_until_placed
-from shardyard.control.programs import error_of
-from shardyard.control.sent_code import describe_code, packed_code
-from shardyard.control.submission import Proposal, refuse_unlaunchable, submit
-from shardyard.errors import EXIT_DRAINED, AccessError, RequestError, ShardyardError
-from shardyard.launchers.base import JobState, JobStatus, Launcher, LaunchRequest, LogLine, SideJob
-from shardyard.launchers.ledger import SIDE_DETAIL, Entry, Ledger
-from shardyard.launchers.marked import new_nonce, parse
-from shardyard.launchers.trust import refuse_untrusted
-from shardyard.printable import log_line
-from shardyard.rundir.answers import read_answer, write_answer
+from shardyard.config.schema.recipe import Recipe
+from shardyard.control.aux_jobs import (
+    SideTerms,
+    find_side_job,
+    side_request,
+    start_side_job,
+    unplaced_remedy,
+)
+from shardyard.control.job import Job, wait_until_placed
+from shardyard.errors import CapacityError, LostError, RequestError, ShardyardError
+from shardyard.launchers.base import Executor, JobState, SideJob
+from shardyard.launchers.ledger_owner import refuse_untrusted
+from shardyard.log import say, warn
 from shardyard.rundir.layout import RunDir
-from shardyard.talk import say, warn
+from shardyard.transfer.pod import PodSource
 
-_LOOKS = 3
-"""At the log of one that has ended, for an answer that a shared file system shows late."""
-_BETWEEN_LOOKS_S = 2.0
+IDLE_S = 300
+"""Without a reader, after which the side job ends by itself."""
+_FIRST_TRIES = 5
+"""Of the first command: a container is said to run a little before it can be entered."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SideTerms:
-    """On what terms a side job is submitted."""
+class Opened:
+    """An idle side job that lives."""
 
-    agree: Callable[[str], None]
-    """Asked before anything is submitted; raises if the answer is no."""
-    show: Callable[[Proposal], None] | None = None
-    """In place of submitting: shows what would be sent."""
-    trusts_folder: bool = False
-    takes_old: bool = False
-    """An answer that was handed on before will do: what was asked cannot have changed since."""
+    source: PodSource
+    job: Job
 
-    @property
-    def dry_run(self) -> bool:
-        """Whether nothing is submitted."""
-        return self.show is not None
+    def of(self, folder: str) -> PodSource:
+        """Files of another folder of the same storage."""
+        return PodSource(exec=self.source.exec, folder=folder)
 
-
-class SideJobStoppedError(ShardyardError):
-    """A side job was cancelled, or its time was over."""
-
-    exit_code = EXIT_DRAINED
+    def remove(self, folder: str) -> None:
+        """Remove a folder there; its not being removed harms nothing but room."""
+        try:
+            for _ in self.source.exec(["rm", "-rf", "--", folder]):
+                pass
+        except ShardyardError as error:
+            warn(f"{folder} was not removed on the nodes' storage: {error}")
 
 
-def side_request(
-    run_dir: RunDir, launcher: Launcher, side: SideJob, *, recipe: Recipe
-) -> LaunchRequest:
-    """What is rendered of a side job of a run. Creates nothing.
+@contextmanager
+def opened(
+    run_dir: RunDir,
+    trained: Job,
+    recipe: Recipe,
+    terms: SideTerms,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[Opened | None]:
+    """Let a side job be there whose container sees the run's files; it is removed afterwards.
 
-    Args:
-        recipe: As the nodes are to read it: of a launched run what its newest job was asked.
+    After Ctrl-C and after a lost connection it stays for a while: the same command finds it.
 
-    Raises:
-        RequestError: The launcher cannot do it.
+    Yields:
+        None: with ``dry_run`` its request was printed alone.
     """
-    refuse_unlaunchable(recipe, launcher)
-    text, is_there = dump_recipe(recipe), run_dir.is_there
-    return LaunchRequest(
-        run_id=run_dir.run_id,
-        recipe=recipe,
-        recipe_text=text,
-        nodes=1,
-        devices_per_node=1,
-        cluster=None,
-        run_dir=f"{recipe.run.dir.rstrip('/')}/{run_dir.run_id}",
-        code=packed_code(recipe, text, run_dir, is_resume=is_there),
-        is_resume=is_there,
-        nonce=new_nonce(),
-        submission=len(Ledger(run_dir.ledger).side_jobs(side.label)) + 1,
-        side=side,
-    )
-
-
-def run_side_job(
-    run_dir: RunDir, launcher: Launcher, request: LaunchRequest, terms: SideTerms
-) -> dict[str, Any] | None:
-    """Submit a side job or find it, follow it to its end; its progress is shown on stderr.
-
-    Args:
-        request: Of ``side_request``.
-
-    Returns:
-        What its function answered; None: with ``dry_run`` nothing was submitted.
-
-    Raises:
-        ShardyardError: The side job's own error, of the class that its exit code stands for; or it
-            ended without an answer.
-        KeyboardInterrupt: This command was interrupted; the side job goes on.
-    """
-    assert request.side is not None
+    launcher = trained.launcher
+    if not isinstance(launcher, Executor):
+        raise RequestError(
+            f"nodes of {launcher.name} cannot be read from here: they share no folder with this "
+            "machine, and no command can be run on them. Let them send the files through a bucket: "
+            "shardyard fetch --via s3://bucket/prefix, shardyard export --to s3://bucket/prefix."
+        )
     refuse_untrusted(run_dir.ledger, trusts_folder=terms.trusts_folder)
-    found = find_side_job(run_dir, launcher, request.side)
-    old = read_answer(run_dir, request.side.label)
-    if found is not None and old is not None and old.job_id == found.id:
-        if terms.takes_old:
-            return old.result
-    elif found is not None:
-        status = found.status()
-        if not status.state.is_over:
-            say(f"{_name(found)} lives already: it is followed")
-            return None if terms.dry_run else follow_side_job(found)
-        answer = None if status.state is JobState.GONE else _answer_in_log(found)
-        if answer is not None and "result" in answer:
-            say(f"{_name(found)} is done already")
-            return None if terms.dry_run else _take(found, status, answer)
-        say(f"{_name(found)} is over ({status.state.value}: {status.reason}): another is submitted")
-    started = start_side_job(run_dir, launcher, request, terms)
-    return None if started is None else follow_side_job(started)
-
-
-def find_side_job(run_dir: RunDir, launcher: Launcher, side: SideJob) -> Job | None:
-    """The newest submission of a side job with this launcher; None: there was none."""
-    ledger = Ledger(run_dir.ledger)
-    entries = [each for each in ledger.side_jobs(side.label) if each.launcher == launcher.name]
-    if not entries:
-        return None
-    job = job_of(run_dir, entries[-1])
-    return Job(run_dir=run_dir, submission=job, launcher=launcher, ledger=ledger)
-
-
-def start_side_job(
-    run_dir: RunDir, launcher: Launcher, request: LaunchRequest, terms: SideTerms
-) -> Job | None:
-    """Show, ask, submit; None: the request was shown alone."""
-    assert request.side is not None
-    proposal = Proposal(
-        launcher=launcher,
-        run_dir=run_dir,
-        request=request,
-        rendered=launcher.render(request),
-        plan=None,
-        why_no_plan="a side job trains nothing",
-    )
-    for line in _describe(proposal, in_full=terms.show is not None):
-        say(line)
-    if terms.show is not None:
-        terms.show(proposal)
-        return None
-    if launcher.name == "kubernetes" and (against := against_description(request)):
-        raise RequestError("\n".join(against))
-    terms.agree("submit it?")
-    _remove_leftovers(run_dir, launcher, request.side)
-    job = submit(proposal)
-    say(f"job: {job.id} ({job.name}) on {job.launcher}")
-    return Job(run_dir=run_dir, submission=job, launcher=launcher, ledger=Ledger(run_dir.ledger))
-
-
-def follow_side_job(
-    launched: Job, *, sleep: Callable[[float], None] = time.sleep
-) -> dict[str, Any]:
-    """Show what a side job prints until it is over; its answer.
-
-    Raises:
-        ShardyardError: As ``run_side_job``.
-        KeyboardInterrupt: As ``run_side_job``.
-    """
-    handle, answer = launched.run_dir.handle, None
-    try:
-        status = wait_until_placed(launched, sleep=sleep, remedy=unplaced_remedy(launched))
-        if status.state != JobState.GONE:
-            answer = _read_log(launched)
-        # the output ends a little before the scheduler says how the job did
-        status = wait_until(launched, lambda now: now.state.is_over, sleep=sleep)
-    except KeyboardInterrupt:
-        say(
-            "\nfollowing ended, the side job goes on. The same command follows it again, "
-            f"`shardyard cancel {handle} --side` ends it"
-        )
-        raise
-    if answer is None:
-        answer = _look_again(launched, status, sleep=sleep)
-    return _take(launched, status, answer)
-
-
-def unplaced_remedy(launched: Job) -> str:
-    """What to do about a side job that no node can hold."""
-    return (
-        "It stays in the queue, and the same command follows it again. Ask for less: "
-        f"`shardyard cancel {launched.run_dir.handle} --side`, then the same command with "
-        "launch.side.memory_gib=8 launch.side.cpus=2."
-    )
-
-
-def _read_log(launched: Job) -> dict[str, Any] | None:
-    """Show the log to its end; the last answer in it. A retry's answer comes after the first."""
-    found: dict[str, Any] | None = None
-    try:
-        for line in launched.launcher.logs(launched.submission, node=0, follow=True):
-            answer = _answer_of(launched, line)
-            if answer is None:
-                say(log_line(line.text))
-            found = answer or found
-    except ShardyardError as error:
-        if isinstance(error, RequestError | AccessError):
-            raise
-        warn(f"{error} What the side job prints is not shown any more.")
-    return found
-
-
-def _look_again(
-    launched: Job, status: JobStatus, *, sleep: Callable[[float], None]
-) -> dict[str, Any] | None:
-    looks = _LOOKS if status.state is JobState.SUCCEEDED else 1
-    for look in range(looks):
-        if look:
-            sleep(_BETWEEN_LOOKS_S)
-        answer = None if status.state is JobState.GONE else _answer_in_log(launched)
-        if answer is not None:
-            return answer
-    return None
-
-
-def _answer_in_log(launched: Job) -> dict[str, Any] | None:
-    """The last answer in what has been printed."""
-    try:
-        lines: Iterable[LogLine] = launched.launcher.logs(launched.submission, node=0, follow=False)
-        found = [answer for line in lines if (answer := _answer_of(launched, line)) is not None]
-    except RequestError:  # the scheduler knows it no more
-        return None
-    return found[-1] if found else None
-
-
-def _answer_of(launched: Job, line: LogLine) -> dict[str, Any] | None:
-    marked = parse(line.text, nonce=launched.nonce)
-    label = launched.submission.details[SIDE_DETAIL]
-    if marked is None or marked.kind != "answer" or marked.content.get("side") != label:
-        return None
-    return marked.content
-
-
-def _take(launched: Job, status: JobStatus, answer: dict[str, Any] | None) -> dict[str, Any]:
-    """Hand an answer on, written down first; or raise its error."""
-    if answer is not None and isinstance(answer.get("result"), dict):
-        label, result = launched.submission.details[SIDE_DETAIL], answer["result"]
-        write_answer(launched.run_dir, label, job_id=launched.id, result=result)
-        return dict(result)
-    words = f"{_name(launched)} is over ({status.state.value}: {status.reason})"
-    if status.state in (JobState.DRAINED, JobState.CANCELLED):
-        raise SideJobStoppedError(
-            f"{words}. It was asked to end before it was done. The same command starts another, "
-            "which goes on where this one stopped."
-        )
-    if answer is None:
+    side = SideJob(kind="fetch", arguments={"idle_s": IDLE_S})
+    request = side_request(run_dir, launcher, side, recipe=recipe)
+    job = find_side_job(run_dir, launcher, side)
+    if job is not None and not job.status().state.is_over and not terms.dry_run:
+        say(f"side job {job.id} ({job.name}) lives already: files are read there")
+    else:
+        job = start_side_job(run_dir, launcher, request, terms)
+    if job is None:
+        yield None
+        return
+    status = wait_until_placed(job, sleep=sleep, remedy=unplaced_remedy(job))
+    if status.state is not JobState.RUNNING:
         raise ShardyardError(
-            f"{words} and gave no answer. What it said last stands above, and `shardyard logs "
-            f"{launched.run_dir.handle} --side` shows it again. The same command starts another."
+            f"side job {job.id} ({job.name}) is over ({status.state.value}: "
+            f"{status.reason}) before a file was read. `shardyard logs {run_dir.handle} --side` "
+            "shows what it said."
         )
-    raise error_of(answer.get("exit_code"), str(answer.get("error")))
+    found = job
+
+    def run(command: Sequence[str]) -> Iterator[bytes]:
+        return launcher.exec(found.submission, command)
+
+    _wait_for_container(run, sleep=sleep)
+    try:
+        yield Opened(source=PodSource(exec=run, folder=request.run_dir), job=job)
+    except (KeyboardInterrupt, LostError):
+        raise
+    except BaseException:
+        _end(job)
+        raise
+    _end(job)
 
 
-def _name(launched: Job) -> str:
-    return f"side job {launched.id} ({launched.name}) on {launched.on}"
+def _wait_for_container(
+    run: Callable[[Sequence[str]], Iterator[bytes]], *, sleep: Callable[[float], None]
+) -> None:
+    for tries_left in range(_FIRST_TRIES - 1, -1, -1):
+        try:
+            for _ in run(["true"]):
+                pass
+            return
+        except CapacityError:
+            if not tries_left:
+                raise
+            sleep(2.0)
 
 
-def _describe(proposal: Proposal, *, in_full: bool) -> list[str]:
-    request, side = proposal.request, proposal.request.recipe.launch.side
-    assert request.side is not None
-    where = f"{proposal.rendered.name} on {proposal.launcher.name}"
-    is_here = proposal.launcher.capabilities.is_this_machine
-    size = "this machine" if is_here else f"{side.cpus} cores, {side.memory_gib} GiB"
-    lines = [f"{request.side.kind}: {where}: one node without accelerators, {size}"]
-    lines += describe_code(request.code, in_full=in_full)
-    return lines + [f"warning: {warning}" for warning in proposal.rendered.warnings]
-
-
-def _remove_leftovers(run_dir: RunDir, launcher: Launcher, side: SideJob) -> None:
-    """Remove what a submission left that was killed before it wrote its job down."""
-    ledger = Ledger(run_dir.ledger)
-    jobs = ledger.side_jobs(side.label)
-    known = {name for job in jobs for name in (job.name, job.details.get("config"))}
-    for entry in ledger.live():
-        if _is_leftover(entry, side, known):
-            launcher.remove(job_of(run_dir, entry), ledger)
-
-
-def _is_leftover(entry: Entry, side: SideJob, known: set[str | None]) -> bool:
-    return entry.details.get(SIDE_DETAIL) == side.label and entry.name not in known
+def _end(job: Job) -> None:
+    try:
+        job.launcher.remove(job.submission, job.ledger)
+    except ShardyardError as error:
+        warn(
+            f"side job {job.name} was not removed: {error} It ends by itself within "
+            f"{IDLE_S // 60} minutes; `shardyard teardown {job.run_dir.handle}` removes the rest."
+        )

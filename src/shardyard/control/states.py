@@ -12,8 +12,8 @@ from shardyard.control.submission import Launchers, launcher_named
 from shardyard.errors import CapacityError, ShardyardError
 from shardyard.launchers.base import Answer, AsksMany, Launcher, Submission, answer
 from shardyard.launchers.ledger import Entry
+from shardyard.log import warn
 from shardyard.rundir.layout import RunDir
-from shardyard.talk import warn
 
 _THREADS = 8
 

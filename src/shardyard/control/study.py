@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.config.batch import first_batch
+from shardyard.config.cluster_choice import devices_of_node
 from shardyard.config.load import Source
-from shardyard.config.machines import devices_of_node
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.control.plan import Prediction, predict
 from shardyard.control.request import Request
-from shardyard.cores import usable_cores
+from shardyard.cpu_quota import usable_cores
 from shardyard.errors import RequestError
 from shardyard.hardware.probe import probe
 from shardyard.launchers.base import Launcher
-from shardyard.study.forecast import row_of
-from shardyard.study.rows import Hold, Row, Series
+from shardyard.report.study.forecast import row_of
+from shardyard.report.study.rows import Hold, Row, Series
 
 STEPS = 60
 """Of each size, unless it is said: 6 warm up, and 9 stretches of 6 make an interval."""

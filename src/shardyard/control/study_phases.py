@@ -13,7 +13,7 @@ from shardyard.config.phases import of_phases
 from shardyard.control.request import Request
 from shardyard.control.study import Asked, Study, beside, planned_rows, study_of
 from shardyard.launchers.base import Launcher
-from shardyard.study.rows import Series
+from shardyard.report.study.rows import Series
 
 _NAME_CHARACTERS = 19
 """Characters of the run's name in the name of a phase, which ends in ``-phase-1``."""

@@ -23,20 +23,20 @@ from shardyard.control.study import (
     refuse_another,
 )
 from shardyard.control.submission import Launchers, Proposal, refusals
-from shardyard.cores import usable_cores
+from shardyard.cpu_quota import usable_cores
 from shardyard.errors import JsonFileError, RequestError, ShardyardError
-from shardyard.files import FILE_MODE, make_folder, read_json_object, write_json
+from shardyard.io.files import FILE_MODE, make_folder, read_json_object, write_json
+from shardyard.io.locks import close_locked, take_lock
 from shardyard.launchers.base import JobState, Launcher
 from shardyard.launchers.ledger import Ledger
-from shardyard.locks import close_locked, take_lock
-from shardyard.report.run import RunRecord, read_run
+from shardyard.log import say
+from shardyard.report.run_data import RunRecord, read_run
+from shardyard.report.study.forecast import row_of
+from shardyard.report.study.measured import measured_row
+from shardyard.report.study.rows import Row
+from shardyard.report.study.write import write_study
+from shardyard.rundir.cost import read_spending
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.spending import read_spending
-from shardyard.study.forecast import row_of
-from shardyard.study.measured import measured_row
-from shardyard.study.rows import Row
-from shardyard.study.write import write_study
-from shardyard.talk import say
 from shardyard.units import format_usd
 
 KILLED_UNCOUNTED_S = 60.0

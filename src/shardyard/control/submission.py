@@ -10,23 +10,24 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shardyard.config.capacity import block_left_s
 from shardyard.config.compatibility import check_packages, engines_for
-from shardyard.config.launch_section import Kubernetes
 from shardyard.config.load import dump_recipe
-from shardyard.config.model_source import config_content
-from shardyard.config.own_module import NO_SHAPE
+from shardyard.config.machines import block_left_s
+from shardyard.config.model.source import config_content
 from shardyard.config.resolve import Preview, check_resume
 from shardyard.config.resolved import BackTo, Resolved
-from shardyard.config.schema import Recipe
+from shardyard.config.rules.own_module import NO_SHAPE
+from shardyard.config.schema.launch import Kubernetes
+from shardyard.config.schema.recipe import Recipe
+from shardyard.control.code_bundle import describe_code, packed_code, send_code
 from shardyard.control.described_cluster import against_description, against_side_jobs
 from shardyard.control.request import Request, refuse_misfits
-from shardyard.control.sent_code import describe_code, packed_code, send_code
 from shardyard.errors import RequestError, StorageError
-from shardyard.files import create_text, write_text
 from shardyard.hardware.machine import Machine
 from shardyard.hardware.probe import probe
 from shardyard.image.dockerfile import without_code
+from shardyard.io.files import create_text, write_text
+from shardyard.io.locks import drop_lock, take_lock
 from shardyard.launchers.base import (
     LAUNCHERS,
     Launcher,
@@ -37,16 +38,15 @@ from shardyard.launchers.base import (
     launcher_class,
 )
 from shardyard.launchers.ledger import BENCH_DETAIL, Ledger
-from shardyard.launchers.marked import NONCE_DETAIL, new_nonce
+from shardyard.launchers.log_markers import NONCE_DETAIL, new_nonce
 from shardyard.launchers.secrets import refuse_unsupported
-from shardyard.locks import drop_lock, take_lock
+from shardyard.log import say
+from shardyard.planner.format import spare_words
 from shardyard.planner.phases import plan_phases
 from shardyard.planner.plan import Plan, planned_cluster
-from shardyard.planner.words import spare_words
-from shardyard.plug_ins import brought
+from shardyard.plugins import brought
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.network_bench import NetworkBench
-from shardyard.talk import say
 from shardyard.units import format_seconds, format_usd
 
 Launchers = Mapping[str, Launcher]

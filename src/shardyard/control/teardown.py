@@ -11,9 +11,9 @@ from shardyard.control.submission import Launchers, launcher_named
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.launchers.base import Removal
 from shardyard.launchers.ledger import SIDE_DETAIL, Entry, Ledger
-from shardyard.launchers.trust import refuse_untrusted
+from shardyard.launchers.ledger_owner import refuse_untrusted
+from shardyard.log import say, warn
 from shardyard.rundir.layout import RunDir
-from shardyard.talk import say, warn
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,10 +8,10 @@ from typing import Any
 
 from shardyard import network_interface
 from shardyard.config.anchor import anchor_paths
-from shardyard.config.check import load_checked_recipe
 from shardyard.config.compatibility import check_packages, engines_for
 from shardyard.config.load import dump_recipe
 from shardyard.config.resolved import BackTo
+from shardyard.config.rules.check import load_checked_recipe
 from shardyard.control.agent_process import run_agent_process
 from shardyard.control.alerts import alerting
 from shardyard.control.attempt import (
@@ -30,14 +30,14 @@ from shardyard.control.request import Request, take_environment
 from shardyard.control.resume import data_as_before, is_finished, newest_attempt, refuse_other_run
 from shardyard.control.submission import refuse_existing
 from shardyard.errors import StorageError
-from shardyard.exporters.beside import exporting
-from shardyard.files import create_text
-from shardyard.launchers.trust import refuse_unwritable
+from shardyard.io.files import create_text
+from shardyard.launchers.ledger_owner import refuse_unwritable
+from shardyard.log import say, warn
 from shardyard.report.summary import Summary
+from shardyard.rundir.jsonl import EventWriter
 from shardyard.rundir.layout import RunDir, new_run_id
 from shardyard.rundir.lease import Lease
-from shardyard.rundir.lines import EventWriter
-from shardyard.talk import say, warn
+from shardyard.trackers.supervisor import exporting
 
 
 @dataclass(frozen=True, kw_only=True)

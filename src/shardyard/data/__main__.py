@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from shardyard.config.resolved import DataFacts
-    from shardyard.config.schema import Recipe
+    from shardyard.config.schema.recipe import Recipe
     from shardyard.data.prepare import Progress
 
 _LINE_EVERY_S = 5.0
@@ -77,7 +77,7 @@ def _prepare(
     # Imported here and not above: a Ctrl-C during the import is then handled like any other.
     from dataclasses import asdict
 
-    from shardyard.config.task_names import task_prepare
+    from shardyard.config.task_lookup import task_prepare
     from shardyard.data import shards
 
     recipe = _read_recipe(recipe_path)
@@ -97,10 +97,10 @@ def _write_h5(
     recipe: "Recipe", facts: "DataFacts", model_dir: Path | None, progress: "Progress"
 ) -> str:
     """Both splits as BERT's h5 files, beside the prepared data; returns their folder."""
-    from shardyard.config.auto_of_model import seq_len_of
-    from shardyard.config.model_source import shape_if_known
+    from shardyard.config.model.source import shape_if_known
+    from shardyard.config.model_defaults import seq_len_of
     from shardyard.config.resolved import Resolved
-    from shardyard.config.task_names import task_row
+    from shardyard.config.task_lookup import task_row
     from shardyard.config.tasks import imported
     from shardyard.data.bert_h5 import write_splits
     from shardyard.errors import RequestError
@@ -126,9 +126,9 @@ def _write_h5(
 def _read_recipe(path: Path) -> "Recipe":
     from pydantic import ValidationError
 
-    from shardyard.config.schema import Recipe
+    from shardyard.config.schema.recipe import Recipe
     from shardyard.errors import RequestError
-    from shardyard.files import read_json_object
+    from shardyard.io.files import read_json_object
 
     try:
         return Recipe.model_validate(read_json_object(path))

@@ -12,7 +12,7 @@ from typing import Any
 
 from shardyard.data.chat_template import ChatTemplate, RenderError
 from shardyard.data.chat_tokens import one_of
-from shardyard.data.dialogues import is_learnt
+from shardyard.data.conversations import is_learnt
 
 PROBE = "\U0010fffd\U0010fffdanother answer\U0010fffd\U0010fffd"
 """Stands where an answer would; its ends are in no text (``chat_tokens.RESERVED``)."""

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from shardyard.data.extras import extra
 from shardyard.data.loader import Samples
 from shardyard.data.micro_batch import IGNORED, MicroBatch
+from shardyard.data.optional_imports import extra
 from shardyard.data.readers.bert_h5 import ARRAYS
 from shardyard.errors import RequestError, StorageError
-from shardyard.files import publish_file
+from shardyard.io.files import publish_file
 
 Told = Callable[[str, int, int], None]
 """Called with what is being done, and how many bytes of token ids of how many are done."""

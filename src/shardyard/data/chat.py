@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from shardyard.data.answers import AnswerFinder, Script
+from shardyard.data.byte_ranges import Section
 from shardyard.data.chat_template import ChatTemplate, RenderError
 from shardyard.data.chat_tokens import RESERVED, ChatTokens
-from shardyard.data.dialogues import words_of
+from shardyard.data.conversations import words_of
 from shardyard.data.encoders import LEARNT, Column, Encoded
-from shardyard.data.spans import Section
 from shardyard.data.tokenizer import TextEncoder
 from shardyard.errors import RejectedRowError, SourceError
-from shardyard.files import parse_json
+from shardyard.io.files import parse_json
 
 
 class Dialogue:

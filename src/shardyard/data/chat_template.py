@@ -16,7 +16,7 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.utils
 
-from shardyard.data.dialogues import REASONING
+from shardyard.data.conversations import REASONING
 from shardyard.data.template_bounds import (
     BoundedEnvironment,
     BoundsError,
@@ -25,7 +25,7 @@ from shardyard.data.template_bounds import (
     weighed,
 )
 from shardyard.errors import RequestError
-from shardyard.files import parse_json
+from shardyard.io.files import parse_json
 
 TEMPLATE = "chat_template.jinja"
 _CONFIG = "tokenizer_config.json"

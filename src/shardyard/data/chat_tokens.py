@@ -17,7 +17,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from shardyard.errors import DataError
-from shardyard.files import parse_json
+from shardyard.io.files import parse_json
 
 RESERVED = re.compile("[\U00100000-\U0010ffff]")
 """Characters of the second private plane, which signs and probes are made of."""

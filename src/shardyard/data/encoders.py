@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
-from shardyard.data.spans import Section
+from shardyard.data.byte_ranges import Section
 from shardyard.data.tokenizer import TextEncoder
 
 LEARNT = "learnt"

@@ -12,9 +12,9 @@ from typing import BinaryIO
 
 from shardyard.config.data_formats import DATA_FORMATS
 from shardyard.config.split_names import Kind
+from shardyard.data.byte_ranges import Section, Span
 from shardyard.data.readers.rows import TextOf
-from shardyard.data.spans import Section, Span
-from shardyard.plug_ins import brought, loaded, part
+from shardyard.plugins import brought, loaded, part
 
 SECTION_BYTES = 64 * 1024
 """A text file above this is read in sections of about this size. Sections are held out

@@ -21,14 +21,14 @@ import numpy.typing as npt
 
 from shardyard.config.data_formats import PLAIN_TEXT
 from shardyard.config.tasks import imported
+from shardyard.data.byte_ranges import Section, Span, shown
 from shardyard.data.encoders import LEARNT, Column, Encoded, Encoder
 from shardyard.data.readers.rows import TextOf
 from shardyard.data.shards import bin_name, idx_name, token_dtype
 from shardyard.data.sources import Piece, piece_size_bytes, read_sections
-from shardyard.data.spans import Section, Span, shown
 from shardyard.data.tokenizer import TextEncoder
 from shardyard.errors import DataError, RejectedRowError, StorageError
-from shardyard.files import flush_folder, read_json_object
+from shardyard.io.files import flush_folder, read_json_object
 
 SPLITS = ("train", "eval")
 SCRATCH = "pieces"

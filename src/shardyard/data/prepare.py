@@ -21,18 +21,19 @@ import numpy.typing as npt
 
 from shardyard.config.chat_templates import CHAT_TEMPLATES
 from shardyard.config.data_formats import DATA_FORMATS, PLAIN_TEXT
-from shardyard.config.data_problems import not_trained
-from shardyard.config.data_section import Data
 from shardyard.config.dataset_name import source_word
 from shardyard.config.fingerprint import digest
-from shardyard.config.model_problems import vocabulary_problems
 from shardyard.config.resolved import DataFacts
-from shardyard.config.schema import Recipe
-from shardyard.config.task_names import task_row
+from shardyard.config.rules.data_problems import not_trained
+from shardyard.config.rules.model_problems import vocabulary_problems
+from shardyard.config.schema.data import Data
+from shardyard.config.schema.recipe import Recipe
+from shardyard.config.task_lookup import task_row
 from shardyard.config.tasks import imported
-from shardyard.cores import usable_cores
+from shardyard.cpu_quota import usable_cores
+from shardyard.data.byte_ranges import SourceFile
+from shardyard.data.content_cache import find_equal, record_sources
 from shardyard.data.encoders import LEARNT, Column
-from shardyard.data.equal_content import find_equal, record_sources
 from shardyard.data.formats import SECTION_BYTES, format_named
 from shardyard.data.pieces import (
     SCRATCH,
@@ -53,7 +54,6 @@ from shardyard.data.sources import (
     refuse_unreadable,
     split_into_pieces,
 )
-from shardyard.data.spans import SourceFile
 from shardyard.data.splits import corpus_of
 from shardyard.data.tokenizer import (
     TextEncoder,
@@ -65,9 +65,9 @@ from shardyard.data.tokenizer import (
 from shardyard.data.true_pairs import with_true_pairs
 from shardyard.data.workers import Task, run_tasks
 from shardyard.errors import DataError, RecipeError, RequestError, SourceError
-from shardyard.files import flush_folder
-from shardyard.locks import locked
-from shardyard.plug_ins import PlugIn
+from shardyard.io.files import flush_folder
+from shardyard.io.locks import locked
+from shardyard.plugins import PlugIn
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, and how many bytes of text of how many are done."""

@@ -8,10 +8,10 @@ import json
 from collections.abc import Mapping
 from typing import ClassVar
 
+from shardyard.data.byte_ranges import Section
 from shardyard.data.encoders import Column, Encoded, PlainText
-from shardyard.data.spans import Section
 from shardyard.errors import SourceError
-from shardyard.files import parse_json
+from shardyard.io.files import parse_json
 
 RECORD, HIDDEN = "record", "hidden"
 """Columns: what a token is in its record, and what stood there if it was hidden."""

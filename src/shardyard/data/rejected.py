@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from shardyard.config.data_section import Data
+from shardyard.config.schema.data import Data
 from shardyard.errors import SourceError
 
 Records = Sequence[dict[str, Any]]

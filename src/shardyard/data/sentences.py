@@ -16,8 +16,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
+from shardyard.data.byte_ranges import Section
 from shardyard.data.encoders import Column, Encoded, PlainText
-from shardyard.data.spans import Section
 
 SENTENCE = "sentence"
 """Name of the column."""

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardyard.errors import DataError, JsonFileError
-from shardyard.files import read_json
+from shardyard.io.files import read_json
 
 if TYPE_CHECKING:
     from shardyard.config.resolved import DataFacts

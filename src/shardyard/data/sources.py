@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from shardyard.config.sources import TEXT_OF_PYTHON
 from shardyard.config.split_names import Kind, NamedSplit, splits_of, words_in
+from shardyard.data.byte_ranges import Section, SourceFile, Span, shown
 from shardyard.data.formats import (
     FORMATS,
     READ_KINDS,
@@ -22,10 +23,9 @@ from shardyard.data.formats import (
     remedy_of,
 )
 from shardyard.data.readers.rows import TextOf
-from shardyard.data.spans import Section, SourceFile, Span, shown
 from shardyard.data.stores.base import Found, find_all, open_file
 from shardyard.errors import RequestError, SourceError
-from shardyard.plug_ins import PlugIn, brought
+from shardyard.plugins import PlugIn, brought
 
 _SHOWN_FILES = 4
 _AT_ONCE = 16

@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from shardyard.config.data_section import Data
 from shardyard.config.resolved import DataFacts
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.data import Data
+from shardyard.config.schema.recipe import Recipe
 from shardyard.config.split_names import held_out_of, split_in
+from shardyard.data.byte_ranges import SourceFile, shown
 from shardyard.data.formats import kind_of
 from shardyard.data.sources import list_files
-from shardyard.data.spans import SourceFile, shown
 from shardyard.errors import RequestError
 
 _SHOWN = 4

@@ -19,10 +19,10 @@ from shardyard.config.tokenizer_kinds import TOKENIZER_KINDS
 from shardyard.data.wordpiece import from_vocabulary, train_wordpiece
 from shardyard.errors import DataError, RequestError
 from shardyard.file_faults import why_broken_link, why_no_content
-from shardyard.files import parse_json
+from shardyard.io.files import parse_json
 
 if TYPE_CHECKING:
-    from shardyard.config.data_section import TokenizerKindName
+    from shardyard.config.schema.data import TokenizerKindName
 
 TokenizerFiles = dict[str, bytes]
 """File name -> content; holds at least tokenizer.json and tokenizer_config.json."""
@@ -299,7 +299,7 @@ def _from_vocabulary(path: Path) -> TokenizerFiles:
 
 def _fetch_from_hub(setting: str, store: Path | None) -> TokenizerFiles:
     # Not above, nor the settings: a worker, which never fetches one, starts in half the time.
-    from shardyard.config.hub import Wanted, fetch
+    from shardyard.config.model.hub import Wanted, fetch
 
     name, _, revision = setting.partition("@")
     wanted = Wanted(

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from shardyard.config.data_formats import DATA_FORMATS
 from shardyard.config.resolved import DataFacts
-from shardyard.config.schema import Recipe
-from shardyard.config.task_names import task_row
+from shardyard.config.schema.recipe import Recipe
+from shardyard.config.task_lookup import task_row
 from shardyard.errors import RequestError
 
 _USUAL_PAIR = 128

@@ -11,8 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from shardyard.config.data_section import Data
 from shardyard.config.resolved import DataFacts
+from shardyard.config.schema.data import Data
 from shardyard.data.micro_batch import IGNORED
 from shardyard.data.samples import Sample
 from shardyard.data.shards import Tokens, TokenShards

@@ -17,7 +17,7 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 from shardyard.errors import DataError, ShardyardError
-from shardyard.plug_ins import whose
+from shardyard.plugins import whose
 
 Task = Callable[[], None]
 """Work without a result; it can be sent to another process."""

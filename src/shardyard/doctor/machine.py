@@ -21,8 +21,8 @@ from shardyard.config.compatibility import (
     installed_version,
     wheels_for_older,
 )
-from shardyard.config.schema import Checkpoint
-from shardyard.cores import processor_limit
+from shardyard.config.schema.recipe import Checkpoint
+from shardyard.cpu_quota import processor_limit
 from shardyard.doctor.clock import clock_offset_s
 from shardyard.doctor.finding import Finding
 from shardyard.doctor.storage import check_disk, check_locks

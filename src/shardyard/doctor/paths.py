@@ -12,16 +12,16 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from shardyard.config.generic_model import generic_type
 from shardyard.config.globs import is_pattern, matches_of
 from shardyard.config.inspection import inspect_folder
-from shardyard.config.model_source import (
+from shardyard.config.model.source import (
     config_content,
     model_folder,
     network_if_known,
     shape_if_known,
 )
-from shardyard.config.schema import Recipe
+from shardyard.config.rules.generic_model import generic_type
+from shardyard.config.schema.recipe import Recipe
 from shardyard.config.sight import is_folder
 from shardyard.config.sources import is_name, is_remote
 from shardyard.doctor.finding import Finding

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from shardyard.errors import ShardyardError
-from shardyard.files import parse_json
+from shardyard.io.files import parse_json
 from shardyard.python_program import python_program
 from shardyard.rundir.layout import RunDir
 
 Outcome = Literal["equal", "different", "not proven"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
-_MODULE = "shardyard.checkpoint.same_bits"
+_MODULE = "shardyard.checkpoint.bitwise_compare"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,20 +17,20 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.drill.bits import Bits, compare_bits
+from shardyard.drill.case_state import Missed, Scene
 from shardyard.drill.disks import mount_own, unmount
 from shardyard.drill.facts import Ended, Facts, read_left_in
 from shardyard.drill.faults import Fault
 from shardyard.drill.left import Before
-from shardyard.drill.marked import Marked
 from shardyard.drill.recipe import Drilled
-from shardyard.drill.scene import Missed, Scene
+from shardyard.drill.scene import Marked
 from shardyard.drill.surroundings import clock_of, network_of
 from shardyard.errors import RequestError
+from shardyard.io.polling import wait_for
 from shardyard.python_program import python_program
 from shardyard.rundir.drilled import FAULTS_VARIABLE
+from shardyard.rundir.jsonl import read_lines, read_lines_backwards
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_lines, read_lines_backwards
-from shardyard.waiting import wait_for
 
 _POLL_S = 0.01
 _START = 10

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.drill.bits import Bits
-from shardyard.files import parse_json, read_json_object
+from shardyard.io.files import parse_json, read_json_object
+from shardyard.rundir.jsonl import read_counted, read_lines
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_counted, read_lines
 
 _SAMPLES_MARK = "@shardyard-samples "
 """As observe/samples.py writes it into the ranks' logs."""

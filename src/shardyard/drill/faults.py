@@ -6,8 +6,8 @@ from typing import Literal
 
 from shardyard.drill import strikes
 from shardyard.drill.apart import why_not_apart
+from shardyard.drill.case_state import Scene
 from shardyard.drill.recipe import Drilled
-from shardyard.drill.scene import Scene
 from shardyard.drill.surroundings import why_no_network
 
 BY_COMMAND = "answer"

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from shardyard.drill.apart import SHARED_MEMORY, is_apart
 from shardyard.drill.facts import Left
-from shardyard.drill.marked import Marked, words_of
+from shardyard.drill.scene import Marked, words_of
+from shardyard.io.polling import wait_for
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import is_held
-from shardyard.waiting import wait_for
 
 _SHARED = Path("/dev/shm")
 _CACHES = ("torchinductor_",)

@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from shardyard.drill.apart import unshare_network
-from shardyard.files import parse_json
+from shardyard.io.files import parse_json
 
 INTERFACE = "drill0"
 """Name of each host's interface."""

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardyard.config.machines import devices_of_node
-from shardyard.config.schema import Recipe
+from shardyard.config.cluster_choice import devices_of_node
+from shardyard.config.schema.recipe import Recipe
 from shardyard.config.snapshots import takes_snapshots
 from shardyard.control.request import Request
 from shardyard.errors import RequestError

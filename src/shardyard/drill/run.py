@@ -11,11 +11,11 @@ from shardyard.drill.bits import OUTCOMES, Outcome
 from shardyard.drill.case import Place, forget_checkpoints, run_case, run_of, run_twin
 from shardyard.drill.facts import Facts
 from shardyard.drill.faults import FAULTS
-from shardyard.drill.judge import PHASES, Verdict, judge
 from shardyard.drill.recipe import Drilled
+from shardyard.drill.verdict import PHASES, Verdict, judge
 from shardyard.errors import RequestError, ShardyardError
-from shardyard.files import make_folder
-from shardyard.talk import say
+from shardyard.io.files import make_folder
+from shardyard.log import say
 from shardyard.units import format_seconds
 
 _MOST_CASES = 2_000

@@ -1,7 +1,7 @@
 """When a rank copies its state into a snapshot, seen from outside of it.
 
 The memory is the agent's (`elastic/agent_memory.py`), and begins with a mark that is taken away
-before a copy begins and written last (`checkpoint/snapshot_slot.py`).
+before a copy begins and written last (`checkpoint/snapshots/snapshot_slot.py`).
 """
 
 import os

@@ -11,11 +11,11 @@ from pathlib import Path
 from statistics import median
 
 from shardyard.drill.apart import SHARED_MEMORY, is_apart
+from shardyard.drill.case_state import Missed, Scene
 from shardyard.drill.disks import fill, make_room
-from shardyard.drill.marked import environment_of, words_of
 from shardyard.drill.network import Weather
 from shardyard.drill.openings import Openings
-from shardyard.drill.scene import Missed, Scene
+from shardyard.drill.scene import environment_of, words_of
 from shardyard.drill.slots import SlotWatch
 
 _LOOK_S = 0.1

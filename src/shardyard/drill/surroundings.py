@@ -14,7 +14,7 @@ from shardyard.drill.apart import why_not_apart
 from shardyard.drill.moved_clock import MovedClock
 from shardyard.drill.network import Weather, address_of
 from shardyard.errors import ShardyardError
-from shardyard.files import parse_json
+from shardyard.io.files import parse_json
 from shardyard.python_program import python_program
 from shardyard.rundir.drilled import HOSTS_VARIABLE, Hosts
 

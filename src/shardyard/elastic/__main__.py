@@ -30,15 +30,15 @@ from shardyard.elastic.agent_memory import NOTES, AgentMemory
 from shardyard.elastic.drain import DrainRequest, end_with
 from shardyard.elastic.garbage import no_search
 from shardyard.errors import LostNodeError, ShardyardError, StorageError
-from shardyard.files import make_folder
 from shardyard.foreign_variables import remove_for_agent
+from shardyard.io.files import make_folder
+from shardyard.io.sanitize import log_line
 from shardyard.observe.exporter import RunReader, exporting
-from shardyard.printable import log_line
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease
 from shardyard.rundir.resolved import read_resolved
 from shardyard.rundir.store_place import read_store_place
-from shardyard.telemetry.beside import Ranks, TelemetryBeside
+from shardyard.telemetry.supervisor import Ranks, TelemetryBeside
 
 if TYPE_CHECKING:
     from shardyard.elastic.agent import Answer, Worker

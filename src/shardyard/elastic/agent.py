@@ -26,21 +26,19 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from shardyard.config.meeting_place import parse_meeting_place
 from shardyard.config.resolved import Resolved
-from shardyard.config.schema import Recipe
-from shardyard.config.timeouts import restart_timeout_s
+from shardyard.config.rules.timeouts import restart_timeout_s
+from shardyard.config.schema.recipe import Recipe
 from shardyard.elastic.agent_memory import AgentMemory
 from shardyard.elastic.device_watch import Findings
 from shardyard.elastic.drain import DrainRequest
-from shardyard.elastic.etcd import etcd_rendezvous
 from shardyard.elastic.folder_watch import FolderWatch
 from shardyard.elastic.group import DRAINED, GroupAgent, StoppedBeforeStart
 from shardyard.elastic.hang_watch import Budgets
 from shardyard.elastic.leave_out import LeftOut, wait_for_end, was_left_out
-from shardyard.elastic.losses import Loss, first_cause
 from shardyard.elastic.meeting_wait import MeetingWait
 from shardyard.elastic.neighbour import Neighbour
 from shardyard.elastic.notices import Node
-from shardyard.elastic.rendezvous import (
+from shardyard.elastic.rendezvous.c10d import (
     Meeting,
     Rendezvous,
     build_rendezvous,
@@ -48,9 +46,11 @@ from shardyard.elastic.rendezvous import (
     sever,
     wait_for_all,
 )
+from shardyard.elastic.rendezvous.etcd import etcd_rendezvous
+from shardyard.elastic.rendezvous.store_failover import Succession
 from shardyard.elastic.seal import Seal
-from shardyard.elastic.succession import Succession
 from shardyard.elastic.worker import failure_path
+from shardyard.elastic.worker_failures import Loss, first_cause
 from shardyard.errors import LostNodeError, ShardyardError, StorageError
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.run_secret import run_secret

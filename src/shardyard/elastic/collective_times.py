@@ -21,10 +21,11 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # built in
 
 from shardyard.elastic.collective_cases import Case
 from shardyard.elastic.drain import signal_at_parent_death
-from shardyard.elastic.rendezvous import connect_store, serve_store
+from shardyard.elastic.rendezvous.c10d import connect_store, serve_store
 from shardyard.errors import ShardyardError
-from shardyard.files import parse_json
 from shardyard.hardware.network_counters import sent_bytes, since
+from shardyard.io.files import parse_json
+from shardyard.io.polling import wait_for
 from shardyard.network_interface import (
     OWN_STORE,
     address_towards,
@@ -39,7 +40,6 @@ from shardyard.parallel.device import (
     synchronize,
 )
 from shardyard.rundir.network_bench import NetworkBench, answer_line, rounds
-from shardyard.waiting import wait_for
 
 COUNTERS_AGE_S = 0.05
 """The kernel refreshes hardware counters at most so often (ib_core: every 10 ms)."""

@@ -5,10 +5,16 @@ from dataclasses import dataclass, replace
 
 from shardyard.elastic import forkserver
 from shardyard.elastic.agent_memory import AgentMemory
-from shardyard.elastic.crash_loop import durable_step, last_finished_step, steps_done
-from shardyard.elastic.losses import FIRST_STEPS, Loss, Process, describe_dead, of_host_memory
 from shardyard.elastic.notes import read_notes
+from shardyard.elastic.restart_budget import durable_step, last_finished_step, steps_done
 from shardyard.elastic.worker import failure_path, read_failure
+from shardyard.elastic.worker_failures import (
+    FIRST_STEPS,
+    Loss,
+    Process,
+    describe_dead,
+    of_host_memory,
+)
 from shardyard.memory_limit import OutOfMemoryKills
 from shardyard.rundir.layout import RunDir
 

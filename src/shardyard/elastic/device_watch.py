@@ -9,9 +9,9 @@ from typing import Any
 
 from shardyard.elastic.notices import Node, Notices
 from shardyard.hardware.network_counters import link_bits_per_s
-from shardyard.health.device_judge import NetworkJudge
+from shardyard.rundir.jsonl import read_lines
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_lines
+from shardyard.telemetry.health.device_judge import NetworkJudge
 
 _LOOK_EVERY_S = 2.0
 PROBLEM, WELL, PROGRAM = "device_problem", "device_well", "program_error"

@@ -20,13 +20,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.config.secret_variables import withheld
 from shardyard.config.tasks import TASKS
 from shardyard.elastic.drain import signal_at_parent_death
 from shardyard.elastic.garbage import no_search
 from shardyard.errors import StorageError
-from shardyard.locks import close_locked, take_lock
+from shardyard.io.locks import close_locked, take_lock
 
 _ALWAYS = (
     "torch",
@@ -54,7 +54,7 @@ def preload_of(recipe: Recipe) -> tuple[str, ...]:
     """
     task = TASKS.get(recipe.task.name)
     of_task = () if task is None else (task.code.partition(":")[0],)
-    of_compiler = ("shardyard.elastic.compiler",) if recipe.model.compile else ()
+    of_compiler = ("shardyard.elastic.preload_compiler",) if recipe.model.compile else ()
     return (*_ALWAYS, *of_task, *of_compiler)
 
 

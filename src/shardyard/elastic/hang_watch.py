@@ -10,10 +10,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shardyard.config.schema import Elastic
-from shardyard.config.timeouts import hang_min_s, hang_slow_s
+from shardyard.config.rules.timeouts import hang_min_s, hang_slow_s
+from shardyard.config.schema.recipe import Elastic
 from shardyard.elastic.hang import Doing, Look, waits_in
 from shardyard.elastic.notes import RankNotes
+from shardyard.elastic.pauses import Stops
 from shardyard.elastic.process_state import (
     RUNS,
     STOPPED,
@@ -22,7 +23,6 @@ from shardyard.elastic.process_state import (
     process_state,
 )
 from shardyard.elastic.stacks import Frame
-from shardyard.elastic.stops import Stops
 from shardyard.train.hooks import Phase
 
 _LEARNED_STEPS = 32
@@ -32,7 +32,7 @@ _EVALUATION_FACTOR = 3.0
 _SAVE_FACTOR = 5.0
 _SAVE_LEAST_S = 90.0
 """A copy may wait for memory, for threads that yield to training on a loaded machine, and for a
-minute until a neighbour has the snapshot before (``checkpoint/snapshot.py``)."""
+minute until a neighbour has the snapshot before (``checkpoint/snapshots/take.py``)."""
 _LONGEST_GAP_S = 0.5
 """Between two looks: of a longer one this node itself was held up, and so perhaps its ranks."""
 _BUSY_SHARE = 0.2

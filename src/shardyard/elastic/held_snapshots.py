@@ -9,9 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shardyard.checkpoint.snapshot_fetch import Holding
-from shardyard.checkpoint.snapshot_slot import HEAD_BYTES, Head, Moment, SlotText, read_head
-from shardyard.checkpoint.snapshot_wire import SnapshotRefusedError
+from shardyard.checkpoint.snapshots.snapshot_fetch import Holding
+from shardyard.checkpoint.snapshots.snapshot_slot import (
+    HEAD_BYTES,
+    Head,
+    Moment,
+    SlotText,
+    read_head,
+)
+from shardyard.checkpoint.snapshots.snapshot_wire import SnapshotRefusedError
 from shardyard.config.snapshots import neighbour_labels, slot_labels
 from shardyard.elastic.agent_memory import AgentMemory
 from shardyard.memory_limit import usable_memory_bytes

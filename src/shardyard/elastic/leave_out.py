@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass
 from itertools import takewhile
 from typing import Any
 
-from shardyard.elastic.crash_loop import HOUR_S, Restarts
 from shardyard.elastic.hang import Hang
-from shardyard.elastic.losses import Loss, LostNode, causes
 from shardyard.elastic.notices import Node
+from shardyard.elastic.restart_budget import HOUR_S, Restarts
+from shardyard.elastic.worker_failures import Loss, LostNode, causes
+from shardyard.rundir.jsonl import read_lines_backwards
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_lines_backwards
 from shardyard.rundir.state import end_of_attempt
 
 LOSSES = 3

@@ -2,7 +2,7 @@
 
 The nodes of a generation stand in a ring, in the order of their ranks. A thread of the agent reads
 the agent's own memory and sends each slot that a worker has sealed; workers learn in memory that
-the neighbour has it (`checkpoint/snapshot_sent.py`). At each start of a generation all agents tell
+the neighbour has it (`checkpoint/snapshots/snapshot_sent.py`). At each start of a generation all agents tell
 each other through the store
 
     shardyard/snapshot-hosts/<g>   its address
@@ -22,11 +22,11 @@ from typing import Any
 
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 
-from shardyard.checkpoint import snapshot_wire as wire
-from shardyard.checkpoint.snapshot_fetch import offers_to_json
-from shardyard.checkpoint.snapshot_sent import Sent
+from shardyard.checkpoint.snapshots import snapshot_wire as wire
+from shardyard.checkpoint.snapshots.snapshot_fetch import offers_to_json
+from shardyard.checkpoint.snapshots.snapshot_sent import Sent
 from shardyard.checkpoint.yielding import yield_to_training
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.config.snapshots import ELSEWHERE, SENT
 from shardyard.elastic.agent_memory import AgentMemory
 from shardyard.elastic.held_snapshots import HeldSnapshots

@@ -27,8 +27,8 @@ import torch.distributed as dist
 from torch.compiler import is_compiling
 
 from shardyard.elastic.agent_memory import NOTES, AgentMemory, attach
-from shardyard.health.rank_judge import group_name
 from shardyard.observe.exchanges import COLLECTIVE_FUNCTIONS
+from shardyard.telemetry.health.ranks import group_name
 from shardyard.train.hooks import Notes, Phase
 
 (

@@ -24,7 +24,7 @@ from typing import Any
 
 from torch.distributed import DistError
 
-from shardyard.files import parse_json
+from shardyard.io.files import parse_json
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 

@@ -17,9 +17,9 @@ from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
 
 from shardyard import torch_private
 from shardyard.elastic import forkserver
+from shardyard.elastic.devshm_errors import semaphores_told
 from shardyard.elastic.parked import Parking
-from shardyard.elastic.shared_memory import semaphores_told
-from shardyard.waiting import wait_for
+from shardyard.io.polling import wait_for
 
 
 class OwnLogs(LogsSpecs):

@@ -7,7 +7,7 @@ from shardyard.elastic.agent_memory import AgentMemory
 from shardyard.elastic.hang_watch import HangWatch
 from shardyard.elastic.notes import read_steps
 from shardyard.elastic.notices import Notices
-from shardyard.elastic.stops import StopWatch
+from shardyard.elastic.pauses import StopWatch
 from shardyard.elastic.straggler import StragglerWatch
 
 

@@ -11,8 +11,8 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass
 
-from shardyard.checkpoint import snapshot_wire as wire
-from shardyard.checkpoint.snapshot_slot import Head, SlotText
+from shardyard.checkpoint.snapshots import snapshot_wire as wire
+from shardyard.checkpoint.snapshots.snapshot_slot import Head, SlotText
 from shardyard.checkpoint.yielding import yield_to_training
 from shardyard.elastic.held_snapshots import HeldSnapshots
 

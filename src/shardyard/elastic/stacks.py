@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardyard.waiting import wait_for
+from shardyard.io.polling import wait_for
 
 _SIGNAL = signal.SIGUSR2
 """SIGUSR1 is what schedulers and users' code have taken."""

@@ -12,9 +12,9 @@ from typing import Any
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend, Token
 
-from shardyard.elastic.meeting_state import empty_state, from_json, to_json
+from shardyard.elastic.rendezvous.state import empty_state, from_json, to_json
 from shardyard.elastic.seal import ForeignValueError, Seal
-from shardyard.files import parse_json
+from shardyard.io.files import parse_json
 
 _NOTHING = "nothing"
 """A store waits for a missing value, so there is always one."""

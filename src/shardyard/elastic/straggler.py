@@ -1,7 +1,7 @@
 """Has the ranks of a run judged by what they note of their steps, while it runs.
 
 Each agent makes blocks of its own ranks' steps and publishes the newest every few seconds; the one
-that writes events gathers those of all and has each block judged once (`health/rank_judge.py`).
+that writes events gathers those of all and has each block judged once (`telemetry/health/ranks.py`).
 """
 
 import time
@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 from shardyard.elastic.notes import NotedStep
 from shardyard.elastic.notices import Notices
-from shardyard.health.rank_judge import (
+from shardyard.telemetry.health.ranks import (
     BLOCK_STEPS,
     RankBlock,
     RankJudge,

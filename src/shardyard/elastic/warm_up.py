@@ -17,15 +17,15 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardyard import torch_private
-from shardyard.config.data_section import Data
 from shardyard.config.layout import Layout
 from shardyard.config.resolved import Resolved
-from shardyard.config.schema import Memory, Model, Optim, Precision, Recipe
+from shardyard.config.schema.data import Data
+from shardyard.config.schema.recipe import Memory, Model, Optim, Precision, Recipe
 from shardyard.families.presets import PRESETS
 from shardyard.families.shape import ModelShape
 from shardyard.models.build import fill_weights
 from shardyard.parallel.mesh import Mesh
-from shardyard.tasks.named import task_class
+from shardyard.tasks.lookup import task_class
 from shardyard.train.setup import build_optimizer, build_sharded
 from shardyard.train.step import Stepper
 

@@ -179,7 +179,7 @@ class Family:
     """Modules of a block that need all tokens of a sample at their input."""
     unfused: Mapping[str, str] = field(default_factory=dict)
     """Modules of a block in whose place come ours, whose matrices are apart and not transposed:
-    name -> kind, of ``models/unfused.py``."""
+    name -> kind, of ``models/unfuse.py``."""
     sparse: str | None = None
     """The module of a block that has a router and experts; None: a block has one MLP."""
 

@@ -15,8 +15,8 @@ from fnmatch import fnmatchcase
 
 from shardyard.errors import Problem
 from shardyard.families.family import Row
-from shardyard.families.frozen import is_frozen, parameters_of
 from shardyard.families.shape import ModelShape
+from shardyard.families.trainable import is_frozen, parameters_of
 
 SETTING = "model.lora.targets"
 A, B = "lora_A", "lora_B"

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from shardyard.families.family import Preset
 from shardyard.families.registry import FAMILIES, family_of
-from shardyard.plug_ins import installed
+from shardyard.plugins import installed
 
 
 class _Presets(Mapping[str, Preset]):

@@ -3,7 +3,7 @@
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
-from shardyard.plug_ins import brought, loaded, part
+from shardyard.plugins import brought, loaded, part
 
 if TYPE_CHECKING:
     from shardyard.families.family import Family

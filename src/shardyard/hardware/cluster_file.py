@@ -24,7 +24,7 @@ from shardyard.hardware.accelerator import GIB, Accelerator, wrong_kind
 from shardyard.hardware.catalogue import accelerator_by_name
 from shardyard.hardware.cluster import Cluster
 from shardyard.hardware.links import ALONE, Link, direct, network
-from shardyard.yaml_text import read_yaml
+from shardyard.io.yaml import read_yaml
 
 UNMEASURED_SHARE = 0.78
 """Share of its peak that a device reaches of which nobody says: the median of the 12 that were

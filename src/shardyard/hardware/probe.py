@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 
 from shardyard.errors import RequestError
-from shardyard.files import parse_json
 from shardyard.hardware.machine import Machine
+from shardyard.io.files import parse_json
 from shardyard.python_program import python_program
 
 _PROGRAM = python_program("shardyard.parallel.device")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from shardyard import __version__
 from shardyard.errors import RequestError
+from shardyard.image.container_cli import find_tool, without_tag
 from shardyard.image.dockerfile import (
     Base,
     is_image,
@@ -16,8 +17,7 @@ from shardyard.image.dockerfile import (
     write_context,
 )
 from shardyard.image.ecr import Registry, ecr_registry
-from shardyard.image.tool import find_tool, without_tag
-from shardyard.talk import say
+from shardyard.log import say
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,9 +16,9 @@ from typing import Literal
 import shardyard
 from shardyard.config.compatibility import OLDEST_CODE, WHEEL_OF_OLDER, wheels_for_older
 from shardyard.errors import RequestError
-from shardyard.files import write_text
 from shardyard.hardware.accelerator import Accelerator
 from shardyard.hardware.catalogue import instance, instance_names
+from shardyard.io.files import write_text
 
 Kind = Literal["cpu", "cuda-efa", "cuda126-efa", "gaudi", "dlc"]
 

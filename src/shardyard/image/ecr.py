@@ -4,7 +4,7 @@ import base64
 import re
 from dataclasses import dataclass
 
-from shardyard.aws import aws_client, aws_errors, aws_session, error_code
+from shardyard.io.aws import aws_client, aws_errors, aws_session, error_code
 
 # docs.aws.amazon.com/AmazonECR, private registries; .com.cn is China's partition
 _HOST = re.compile(

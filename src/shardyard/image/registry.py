@@ -22,8 +22,8 @@ from urllib.parse import urlencode, urlsplit
 
 from shardyard.doctor.finding import Finding
 from shardyard.errors import ShardyardError
-from shardyard.files import parse_json
 from shardyard.image.ecr import Registry, ecr_registry
+from shardyard.io.files import parse_json
 from shardyard.units import format_bytes
 
 _DOCKER_HUB = "docker.io", "registry-1.docker.io"

@@ -12,19 +12,19 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Literal, Protocol, get_args, runtime_checkable
 
-from shardyard.config.launch_section import Launch
 from shardyard.config.resolved import BackTo
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.launch import Launch
+from shardyard.config.schema.recipe import Recipe
 from shardyard.config.sight import Sight
 from shardyard.doctor.finding import Finding
 from shardyard.errors import RequestError, ShardyardError
-from shardyard.files import parse_json
 from shardyard.hardware.cluster import Cluster
+from shardyard.io.files import parse_json
 from shardyard.launchers.bundle import Bundle
 from shardyard.launchers.ledger import SIDE_DETAIL, EntryForm, Ledger
-from shardyard.launchers.marked import NONCE_VARIABLE
-from shardyard.launchers.place import Place, Variables
-from shardyard.plug_ins import PlugIn, installed, loaded, part
+from shardyard.launchers.log_markers import NONCE_VARIABLE
+from shardyard.launchers.node_rank import Place, Variables
+from shardyard.plugins import PlugIn, installed, loaded, part
 from shardyard.rundir.network_bench import BENCH_VARIABLE, NetworkBench
 from shardyard.units import parse_seconds
 
@@ -39,10 +39,10 @@ LAUNCHERS: dict[str, str] = {
 
 PLACES: dict[str, str] = {
     "slurm": "shardyard.launchers.slurm.place:in_job",
-    "jobset": "shardyard.launchers.kubernetes.place:in_jobset",
-    "trainjob": "shardyard.launchers.kubernetes.place:in_trainjob",
-    "pytorchjob": "shardyard.launchers.kubernetes.place:in_pytorchjob",
-    "aws-batch": "shardyard.launchers.aws_batch.place:in_job",
+    "jobset": "shardyard.launchers.kubernetes.node_rank:in_jobset",
+    "trainjob": "shardyard.launchers.kubernetes.node_rank:in_trainjob",
+    "pytorchjob": "shardyard.launchers.kubernetes.node_rank:in_pytorchjob",
+    "aws-batch": "shardyard.launchers.aws_batch.node_rank:in_job",
 }
 """Word behind ``--place`` -> what reads a node's place; a light file, apart from its launcher."""
 GIVEN = "given"
@@ -147,7 +147,7 @@ class LaunchRequest:
     """launch.code, packed. Launchers that share the run's folder find it there, too."""
     is_resume: bool = False
     nonce: str = ""
-    """New with each submission: what node 0 marks its lines with (launchers/marked.py)."""
+    """New with each submission: what node 0 marks its lines with (launchers/log_markers.py)."""
     submission: int = 1
     """Which one of the run, or of the side job; names of jobs differ by it where they must."""
     side: SideJob | None = None

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from shardyard.errors import DataError, StorageError
-from shardyard.files import flush_folder, make_folder
+from shardyard.io.files import flush_folder, make_folder
 from shardyard.launchers.code_files import LIMIT_BYTES, code_files, read_code, refuse_tokens
 from shardyard.launchers.private_files import why_packed_private
 from shardyard.units import format_bytes

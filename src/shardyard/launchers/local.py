@@ -13,8 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
-from shardyard.config.capacity import refuse_renting
-from shardyard.config.schema import Recipe
+from shardyard.config.machines import refuse_renting
+from shardyard.config.schema.recipe import Recipe
 from shardyard.config.sight import Sight
 from shardyard.errors import (
     EXIT_DRAINED,
@@ -23,7 +23,7 @@ from shardyard.errors import (
     ShardyardError,
     StorageError,
 )
-from shardyard.files import (
+from shardyard.io.files import (
     FOLDER_MODE,
     make_folder,
     parse_json,
@@ -31,6 +31,7 @@ from shardyard.files import (
     write_json,
     write_text,
 )
+from shardyard.io.polling import wait_for
 from shardyard.launchers.base import (
     Capabilities,
     JobState,
@@ -58,13 +59,12 @@ from shardyard.launchers.local_job import (
     supervisor_of,
 )
 from shardyard.launchers.log_files import read_logs
-from shardyard.launchers.shell_words import word
+from shardyard.launchers.shell_quoting import word
 from shardyard.python_program import python_program
+from shardyard.rundir.jsonl import read_lines
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import is_held
-from shardyard.rundir.lines import read_lines
 from shardyard.rundir.state import resume_words
-from shardyard.waiting import wait_for
 
 _KIND = "local job"
 _FOLDER = "{folder}"

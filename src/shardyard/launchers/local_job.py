@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardyard.cores import usable_cores
+from shardyard.cpu_quota import usable_cores
 from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED, LostNodeError, StorageError
-from shardyard.files import read_json_object, write_json
+from shardyard.io.files import read_json_object, write_json
 from shardyard.rundir.drilled import hosts_of
 from shardyard.rundir.layout import RunDir
 

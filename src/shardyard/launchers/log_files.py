@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from shardyard.io.polling import until_over
 from shardyard.launchers.base import LogLine
-from shardyard.waiting import until_over
 
 _POLL_S = 0.3
 _BLOCK_BYTES = 64 * 1024

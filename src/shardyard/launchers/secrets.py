@@ -16,8 +16,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from shardyard.config.credentials import HIDDEN
-from shardyard.config.launch_section import Launch
 from shardyard.config.reach import why_not_reached
+from shardyard.config.schema.launch import Launch
 from shardyard.config.secret_reference import Kind, Reference, parse_reference, parse_references
 from shardyard.errors import AccessError, RequestError, ShardyardError
 

@@ -22,7 +22,7 @@ from shardyard.checkpoint.retention import step_name
 from shardyard.checkpoint.save import Abandoned, Saver
 from shardyard.errors import CheckpointError, NotFiniteError, RequestError
 from shardyard.library.state import Optimizers, listed, sharded
-from shardyard.talk import warn
+from shardyard.log import warn
 
 _TIMEOUT_S = 600.0
 """How long ranks wait for each other before a load, as elastic.collective_timeout_s."""

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from shardyard.config.layout import Layout
-from shardyard.config.legality import resolve_layout
-from shardyard.config.schema import Parallel
+from shardyard.config.rules.layout import resolve_layout
+from shardyard.config.schema.recipe import Parallel
 from shardyard.config.validate import recipe_of
 from shardyard.errors import RecipeError, RequestError
 from shardyard.parallel import mesh as meshes

@@ -10,10 +10,10 @@ from shardyard.config.weight_files import read_weight_files
 from shardyard.config.weights_match import match_weights
 from shardyard.errors import DataError, RequestError
 from shardyard.families.shape import ModelShape
-from shardyard.library.known import known_shape, shard_known
 from shardyard.library.mesh import local_device
 from shardyard.library.own import shard_own
 from shardyard.library.state import Reader, Sharded, attach, is_sharded, sharded
+from shardyard.library.supported import known_shape, shard_known
 from shardyard.models import build
 from shardyard.parallel.host_group import host_group
 from shardyard.parallel.mesh import Mesh

@@ -18,15 +18,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import ModelOutput
 
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.data.micro_batch import IGNORED, MicroBatch
 from shardyard.errors import RequestError
 from shardyard.families.family import Family
 from shardyard.families.file_tensors import file_tensors
 from shardyard.families.registry import FAMILIES, family_of, is_family
 from shardyard.families.shape import ModelShape
-from shardyard.library.known import known_shape, request
 from shardyard.library.model_group import JoinedBatch, ModelGroup
+from shardyard.library.supported import known_shape, request
 from shardyard.models.attention import NAME
 from shardyard.models.build import put_ours
 from shardyard.models.forward import ForwardPass

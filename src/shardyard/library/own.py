@@ -7,14 +7,14 @@ from torch import nn
 
 from shardyard.config.layout import WHY_NOT
 from shardyard.errors import Problem, RecipeError, RequestError
-from shardyard.library.known import request
+from shardyard.library.supported import request
 from shardyard.models.batch_norm import BatchNorms
 from shardyard.parallel import apply
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.own_module import blocks_named, module_problems
 from shardyard.parallel.tensor_plan import read_plan
-from shardyard.tasks.computation import Computation
-from shardyard.tasks.own import Loss, OwnComputation
+from shardyard.tasks.custom import Loss, OwnComputation
+from shardyard.tasks.loss_computation import Computation
 
 _OPTIONS = ("compile", "compute", "output", "prefetch", "recompute", "reduce")
 

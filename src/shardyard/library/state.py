@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 
 from shardyard.errors import RequestError
 from shardyard.parallel.mesh import Mesh
-from shardyard.tasks.computation import Computation
-from shardyard.tasks.own import Loss
+from shardyard.tasks.custom import Loss
+from shardyard.tasks.loss_computation import Computation
 
 Optimizers = Optimizer | Sequence[Optimizer] | None
 """One, several that step parameters of their own, or none."""

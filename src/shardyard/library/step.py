@@ -16,10 +16,10 @@ from shardyard.errors import RequestError
 from shardyard.library.model_parallel import ScriptModel
 from shardyard.library.state import Sharded, sharded
 from shardyard.parallel.gradients import local_part, square_sum
-from shardyard.tasks.computation import Computation
-from shardyard.tasks.own import Loss
+from shardyard.tasks.custom import Loss
+from shardyard.tasks.loss_computation import Computation
 from shardyard.torch_private import foreach_div_, tree_leaves
-from shardyard.train.totals import Totals, sum_over_ranks
+from shardyard.train.loss_reduction import Totals, sum_over_ranks
 
 
 def accumulate(model: nn.Module, batches: Sequence[Any], loss: Loss | None = None) -> Tensor:

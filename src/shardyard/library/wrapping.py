@@ -18,9 +18,10 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import RecipeError, RequestError
 from shardyard.library.clipping import replace_clip_grad_norm
+from shardyard.library.custom_script import check_own_script, shard_own_script
 from shardyard.library.exact_mean import ExactMean
 from shardyard.library.fully_sharded import (
     check_shardable,
@@ -31,10 +32,10 @@ from shardyard.library.fully_sharded import (
 from shardyard.library.mesh import build_mesh, devices_per_node, local_device
 from shardyard.library.model import refuse_second_split
 from shardyard.library.model_parallel import check_splittable, shard_known_script
-from shardyard.library.own_script import check_own_script, shard_own_script
 from shardyard.library.replicated import replicate
 from shardyard.library.sharded_tensors import guard_sharded_tensors, place_state
 from shardyard.library.state import Sharded, attach, listed
+from shardyard.log import say, warn
 from shardyard.memory_limit import usable_memory_bytes
 from shardyard.parallel.apply import shard_script
 from shardyard.parallel.device import total_memory_bytes
@@ -42,8 +43,7 @@ from shardyard.parallel.host_group import host_group
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.own_module import blocks_named, module_problems, rank_with_other_weights
 from shardyard.parallel.tensor_plan import names_matching
-from shardyard.talk import say, warn
-from shardyard.tasks.own import Loss
+from shardyard.tasks.custom import Loss
 from shardyard.units import format_bytes
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)

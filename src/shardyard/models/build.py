@@ -17,16 +17,16 @@ from transformers import (
 
 from shardyard.errors import RecipeError, RequestError
 from shardyard.families.family import Family
-from shardyard.families.frozen import frozen_problems, is_frozen
 from shardyard.families.registry import family_of
 from shardyard.families.shape import ModelShape
+from shardyard.families.trainable import frozen_problems, is_frozen
 from shardyard.models.attention import NAME
 from shardyard.models.hf import load_weights
 from shardyard.models.init import fill_adapters, fill_random
 from shardyard.models.local_shard import parameter_of
 from shardyard.models.moe import SparseMLP
-from shardyard.models.parts import blocks_of
-from shardyard.models.unfused import plain_embedding, split_fused
+from shardyard.models.submodules import blocks_of
+from shardyard.models.unfuse import plain_embedding, split_fused
 from shardyard.torch_private import parameter_named
 
 

@@ -15,8 +15,8 @@ from shardyard.families.family import Family
 from shardyard.families.file_tensors import Piece, file_tensors, stored_names, whole_shape
 from shardyard.families.lora import is_adapter
 from shardyard.file_faults import why_no_content
+from shardyard.io.safetensors_header import StoredTensor
 from shardyard.models.local_shard import LocalShard, local_shard
-from shardyard.safetensors_header import StoredTensor
 
 
 def load_weights(model: nn.Module, folder: Path, family: Family) -> set[str]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardyard.config.schema import Lora
+from shardyard.config.schema.recipe import Lora
 from shardyard.families.lora import A, B, scale_of, targets_of
 from shardyard.families.shape import ModelShape
 from shardyard.models.dropout import Dropout, SampleKeys

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardyard.models.dropout import SampleKeys
-from shardyard.models.loss_scale import LossScale
+from shardyard.models.grad_scale import LossScale
 from shardyard.rundir.metric_keys import ROUTER_KEYS
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from shardyard.families.family import Family
-from shardyard.models.parts import blocks_of, is_tied, part_of
+from shardyard.models.submodules import blocks_of, is_tied, part_of
 
 
 def keep_blocks(

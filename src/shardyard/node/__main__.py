@@ -2,8 +2,8 @@
 
 import sys
 
+from shardyard.io.terminal import run
 from shardyard.node.program import command
-from shardyard.terminal import run
 
 if __name__ == "__main__":
     sys.exit(run(command))

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shardyard.control.profile import Wish, answer_of
+from shardyard.io.terminal import tell
 from shardyard.rundir.layout import RunDir
-from shardyard.terminal import tell
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -15,13 +15,15 @@ from typing import Any
 
 from shardyard.bench import pairs, table
 from shardyard.bench.table import Measured
-from shardyard.config.schema import Recipe
-from shardyard.cores import usable_cores
+from shardyard.config.schema.recipe import Recipe
+from shardyard.cpu_quota import usable_cores
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.hardware.network_counters import busiest
-from shardyard.launchers.marked import mark
-from shardyard.launchers.place import Place
-from shardyard.node.mark_lines import marked_on_stdout
+from shardyard.io.polling import meanwhile, wait_for
+from shardyard.launchers.log_markers import mark
+from shardyard.launchers.node_rank import Place
+from shardyard.log import say
+from shardyard.node.log_markers import marked_on_stdout
 from shardyard.node.network_check import (
     ask_for_network,
     interfaces_in,
@@ -32,8 +34,6 @@ from shardyard.python_program import python_program
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.network import Network, Transport
 from shardyard.rundir.network_bench import NetworkBench, answer_in, answer_line
-from shardyard.talk import say
-from shardyard.waiting import meanwhile, wait_for
 
 _MODULE = "shardyard.elastic.collective_times"
 _POLL_S = 0.2

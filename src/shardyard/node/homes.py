@@ -1,6 +1,6 @@
 """Where the nodes of a launched run keep what they fetch and prepare, unless the recipe says it."""
 
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.rundir.layout import RunDir
 
 

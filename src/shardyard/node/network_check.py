@@ -13,17 +13,17 @@ import signal
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.control.follow import Tail
 from shardyard.errors import StorageError
 from shardyard.hardware.catalogue import instance
 from shardyard.hardware.network_counters import busiest, sent_bytes, since
+from shardyard.io.polling import meanwhile
+from shardyard.log import say
+from shardyard.rundir.jsonl import EventWriter
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import EventWriter
 from shardyard.rundir.network import Network, Transport
 from shardyard.rundir.resolved import read_resolved
-from shardyard.talk import say
-from shardyard.waiting import meanwhile
 
 _POLL_S = 1.0
 

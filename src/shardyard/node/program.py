@@ -19,41 +19,41 @@ import click
 
 from shardyard import network_interface
 from shardyard.config.anchor import anchor_paths
-from shardyard.config.check import load_checked_recipe
 from shardyard.config.compatibility import check_packages, engines_for
 from shardyard.config.load import dump_recipe
 from shardyard.config.resolved import BackTo, Resolved
-from shardyard.config.schema import Recipe
+from shardyard.config.rules.check import load_checked_recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.control.agent_process import run_node_process
 from shardyard.control.alerts import alerting, refuse_wrong_addresses
 from shardyard.control.attempt import Attempt, check_storage, no_plan, resolve_here, write_down
+from shardyard.control.code_bundle import take_code
 from shardyard.control.go_back import go_back, refuse_missing_step
 from shardyard.control.last_report import write_last_report
 from shardyard.control.request import Request
 from shardyard.control.resume import is_finished, newest_attempt, refuse_spent
-from shardyard.control.sent_code import take_code
 from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED, RequestError, ShardyardError
-from shardyard.exporters.beside import exporting
-from shardyard.files import write_text
+from shardyard.io.files import write_text
+from shardyard.io.path_option import LocalPath
 from shardyard.launchers.base import GIVEN, PLACES, place_in, take_back_to, take_launched_by
-from shardyard.launchers.place import Place
+from shardyard.launchers.node_rank import Place
 from shardyard.launchers.secrets import resolve_local
-from shardyard.local_path import LocalPath
+from shardyard.log import say, warn
 from shardyard.node.bench import bench_here
+from shardyard.node.budget import Terms, has_stopped_itself, held_to_limits, refuse_stopped
+from shardyard.node.failover import StandIn, is_stood_in_for
+from shardyard.node.handshake import Ended, Session
 from shardyard.node.homes import with_homes
-from shardyard.node.limits import Terms, has_stopped_itself, held_to_limits, refuse_stopped
-from shardyard.node.mark_lines import marked_on_stdout, take_nonce
+from shardyard.node.log_markers import marked_on_stdout, take_nonce
 from shardyard.node.network_check import network_checked
-from shardyard.node.readiness import Readiness, answering, made_ready, wait_for_nodes
-from shardyard.node.session import Ended, Session
-from shardyard.node.stand_in import StandIn, is_stood_in_for
-from shardyard.plug_ins import PlugIn
+from shardyard.node.preflight import Readiness, answering, made_ready, wait_for_nodes
+from shardyard.plugins import PlugIn
+from shardyard.rundir.jsonl import EventWriter, read_lines
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease
-from shardyard.rundir.lines import EventWriter, read_lines
 from shardyard.rundir.network_bench import take_bench
 from shardyard.rundir.resolved import read_resolved
-from shardyard.talk import say, warn
+from shardyard.trackers.supervisor import exporting
 
 
 @click.command()

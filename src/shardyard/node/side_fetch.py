@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from shardyard.aws import s3_client
-from shardyard.complete import Complete
 from shardyard.control.fetch import list_here
+from shardyard.io.aws import s3_client
+from shardyard.io.complete import Complete
+from shardyard.log import say
 from shardyard.node.side_job import SideWork
 from shardyard.rundir.layout import RunDir
-from shardyard.talk import say
 from shardyard.transfer.listing import Listing
 from shardyard.transfer.s3 import parse_place, upload
 from shardyard.units import format_bytes

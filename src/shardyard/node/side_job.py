@@ -15,18 +15,18 @@ from typing import Any
 
 import click
 
-from shardyard.config.check import load_checked_recipe
-from shardyard.config.schema import Recipe
-from shardyard.control.sent_code import take_code
+from shardyard.config.rules.check import load_checked_recipe
+from shardyard.config.schema.recipe import Recipe
+from shardyard.control.code_bundle import take_code
 from shardyard.errors import EXIT_DRAINED, RequestError, ShardyardError
+from shardyard.io.path_option import LocalPath
+from shardyard.io.terminal import run
 from shardyard.launchers.base import SideJob
-from shardyard.launchers.marked import mark
+from shardyard.launchers.log_markers import mark
 from shardyard.launchers.secrets import resolve_local
-from shardyard.local_path import LocalPath
-from shardyard.node.mark_lines import take_nonce
+from shardyard.node.log_markers import take_nonce
 from shardyard.node.program import stop
 from shardyard.rundir.layout import RunDir
-from shardyard.terminal import run
 
 FUNCTIONS: dict[str, str] = {
     "prepare": "shardyard.node.side_prepare:prepare",

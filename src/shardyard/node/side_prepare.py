@@ -4,12 +4,12 @@ from dataclasses import asdict
 from typing import Any
 
 from shardyard.config.anchor import anchor_paths
-from shardyard.config.hub import commit_of, digest_of
+from shardyard.config.model.hub import commit_of, digest_of
 from shardyard.control.prepare import prepare_data
 from shardyard.control.request import Request
+from shardyard.log import say
 from shardyard.node.homes import with_homes
 from shardyard.node.side_job import SideWork
-from shardyard.talk import say
 
 
 def prepare(work: SideWork) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.compiler import is_compiling
 from torch.profiler import record_function
 
-from shardyard.observe.ranges import EXCHANGE, LATER
+from shardyard.observe.profiler_ranges import EXCHANGE, LATER
 
 COLLECTIVE_FUNCTIONS = (
     "all_gather",
@@ -75,7 +75,7 @@ def _named(function: Callable[..., Any], axes: Mapping[str, Sequence[str]]) -> C
 
 
 _OF_DATA = ("fsdp", "dp_replicate", "expert_shard")
-_DATA_MODULES = ("torch.distributed.fsdp", "shardyard.parallel.replicas")
+_DATA_MODULES = ("torch.distributed.fsdp", "shardyard.parallel.ddp")
 
 
 def _by_caller(axes: Sequence[str], called: FrameType | None) -> str:

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from shardyard.config.metrics_place import MetricsPlace
 from shardyard.errors import RequestError
-from shardyard.files import make_folder, parse_json, write_text
+from shardyard.io.files import make_folder, parse_json, write_text
+from shardyard.rundir.cost import read_spending
+from shardyard.rundir.jsonl import EVENT_KINDS, newest_steps, read_lines_backwards
 from shardyard.rundir.layout import RunDir, step_of_name
-from shardyard.rundir.lines import EVENT_KINDS, newest_steps, read_lines_backwards
 from shardyard.rundir.run_metrics import (
     CHECKPOINT_AGE,
     CHECKPOINT_EVERY,
@@ -37,7 +38,6 @@ from shardyard.rundir.run_metrics import (
     STEPS,
     RunMetric,
 )
-from shardyard.rundir.spending import read_spending
 from shardyard.rundir.state import state_of
 from shardyard.rundir.telemetry import newest_sample
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.errors import RequestError
-from shardyard.files import read_json
+from shardyard.io.files import read_json
 from shardyard.rundir.metric_keys import ROUTER_KEYS
 
 

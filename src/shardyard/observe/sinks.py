@@ -3,8 +3,8 @@
 from typing import Any, Protocol
 
 from shardyard.rundir.curves import scalars_of
+from shardyard.rundir.jsonl import LineWriter
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import LineWriter
 
 
 class Sink(Protocol):
@@ -16,7 +16,7 @@ class Sink(Protocol):
 
 
 class MetricsFile:
-    """metrics.jsonl. Node 0 of a launched run prints its lines, marked (node/mark_lines.py)."""
+    """metrics.jsonl. Node 0 of a launched run prints its lines, marked (node/log_markers.py)."""
 
     def __init__(self, run_dir: RunDir) -> None:
         self._lines = LineWriter(run_dir.metrics)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from shardyard.files import read_json
-from shardyard.observe.ranges import STEPS
+from shardyard.io.files import read_json
+from shardyard.observe.profiler_ranges import STEPS
 
 S = TypeVar("S")
 

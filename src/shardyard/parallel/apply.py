@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from shardyard.config.attention import attends_by_length
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.config.stages import blocks_by_stage
 from shardyard.families.family import Family
 from shardyard.families.shape import ModelShape
@@ -19,12 +19,12 @@ from shardyard.models.attention import Attention, attention_by_length, sample_at
 from shardyard.models.batch_norm import BatchNorms, batch_norms_in
 from shardyard.models.dropout import SampleKeys, add_dropout
 from shardyard.models.forward import ForwardPass
+from shardyard.models.grad_scale import LossScale
 from shardyard.models.local_shard import local_shard
 from shardyard.models.lora import drop_in_adapters
-from shardyard.models.loss_scale import LossScale
-from shardyard.models.parts import blocks_of, dropout_places, part_of
 from shardyard.models.router_loss import RouterLoss, RouterTotals, RouterWeight
 from shardyard.models.stage import keep_blocks, stage_of
+from shardyard.models.submodules import blocks_of, dropout_places, part_of
 from shardyard.parallel.chunked_loss import compute_in_chunks
 from shardyard.parallel.compute_copies import (
     ComputeCopies,
@@ -34,6 +34,7 @@ from shardyard.parallel.compute_copies import (
 )
 from shardyard.parallel.context import context_attention, context_share
 from shardyard.parallel.data import Groups, Placement, reshard, shard_groups
+from shardyard.parallel.ddp import hold_whole, stays_whole
 from shardyard.parallel.expert import shard_experts, sparse_blocks
 from shardyard.parallel.family_groups import groups_of
 from shardyard.parallel.mesh import Mesh
@@ -43,7 +44,6 @@ from shardyard.parallel.pipeline import Pipeline, StagePlan
 from shardyard.parallel.precision import DTYPES, mixed_precision
 from shardyard.parallel.product import refuse_wrapped
 from shardyard.parallel.recompute import apply_recompute, selective_contexts
-from shardyard.parallel.replicas import hold_whole, stays_whole
 from shardyard.parallel.tensor import shard_tensors, token_share
 from shardyard.parallel.tensor_plan import split_by_plan
 from shardyard.parallel.uneven_gradients import handle_uneven_gradients

@@ -12,7 +12,7 @@ import torch
 from torch.nn.attention import activate_flash_attention_impl
 
 from shardyard.config.attention import attends_by_length, needs_mask
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import RequestError
 from shardyard.families.shape import ModelShape
 from shardyard.models.attention import (

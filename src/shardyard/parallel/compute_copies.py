@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from shardyard.config.compute_copies import holds_compute_copies
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.parallel.copied_products import LINEAR, CastProduct, computing, read_rows
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.precision import DTYPES

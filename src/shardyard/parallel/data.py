@@ -11,7 +11,7 @@ zero  parameters                   gradients                       collectives o
 ====  ===========================  ==============================  ============================
 
 Between optimizer steps all three keep parameters sharded; a mesh with dp_shard 1 replicates. Where
-nothing is split and all is fp32, ``parallel/replicas.py`` takes its place, at any level.
+nothing is split and all is fp32, ``parallel/ddp.py`` takes its place, at any level.
 Gradients are summed, not averaged: the loss is a sum, and the step divides it once.
 """
 
@@ -30,9 +30,9 @@ from torch.distributed.fsdp import (
 )
 
 from shardyard import torch_private
+from shardyard.parallel.ddp import ReplicaSums
 from shardyard.parallel.mesh import Mesh
-from shardyard.parallel.replicas import ReplicaSums
-from shardyard.parallel.statistics import Watcher
+from shardyard.parallel.step_counters import Watcher
 from shardyard.parallel.uneven_gradients import uneven_gradients_of
 
 Placement = Callable[[nn.Parameter], Any]

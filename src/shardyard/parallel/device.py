@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardyard.cores import usable_cores
+from shardyard.cpu_quota import usable_cores
 from shardyard.errors import RequestError
 from shardyard.memory_limit import memory_limit, usable_memory_bytes
 

@@ -8,7 +8,7 @@ replicas (once a step). Integer sums have no order.
 
 Bits of the 62: those that the number of summands takes, ``HEADROOM`` above the largest contribution
 of the step before, and all others below it. A step that exceeds the headroom is found by its
-largest contribution before anything is used, and computed again (``train/exact_step.py``).
+largest contribution before anything is used, and computed again (``train/reproducible_step.py``).
 
 Gradients are taken by hooks on the parameters that FSDP gathers, before FSDP sees them: it finds
 none, and sums nothing.

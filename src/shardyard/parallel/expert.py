@@ -19,7 +19,7 @@ from torch.distributed.tensor import Shard
 
 from shardyard.families.family import Family
 from shardyard.models.moe import Experts, SparseMLP, inverse, take_rows
-from shardyard.models.parts import blocks_of
+from shardyard.models.submodules import blocks_of
 from shardyard.parallel.collectives import exchange_rows, gather, sum_and_split
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.tensor import TOKENS, compute_on_shares, share_of

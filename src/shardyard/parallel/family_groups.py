@@ -8,7 +8,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from shardyard import torch_private
 from shardyard.families.family import Family
-from shardyard.models.parts import blocks_of, is_tied, part_of
+from shardyard.models.submodules import blocks_of, is_tied, part_of
 from shardyard.parallel.data import Groups, Placement
 from shardyard.parallel.expert import sparse_blocks
 from shardyard.parallel.mesh import Mesh

@@ -22,7 +22,7 @@ from torchao.float8.float8_linear import matmul_with_hp_or_float8_args as _float
 from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
 from torchao.float8.float8_training_tensor import GemmInputRole
 
-from shardyard.config.legality import FP8_MULTIPLE
+from shardyard.config.rules.layout import FP8_MULTIPLE
 from shardyard.errors import RequestError
 from shardyard.families.family import Family
 from shardyard.parallel.product import Product

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from shardyard.models.router_loss import RouterWeight
 from shardyard.parallel.pipeline import Pipeline
-from shardyard.parallel.statistics import Statistics
+from shardyard.parallel.step_counters import Statistics
 from shardyard.parallel.vocab_loss import VocabLoss
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from shardyard.config.schema import Precision
+from shardyard.config.schema.recipe import Precision
 
 DTYPES = {
     "fp32": torch.float32,

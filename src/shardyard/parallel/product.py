@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from shardyard.errors import RequestError
 from shardyard.families.family import Family
-from shardyard.models.parts import blocks_of
+from shardyard.models.submodules import blocks_of
 
 
 class Product:

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardyard.errors import TrainingError
+from shardyard.log import warn
 from shardyard.parallel.host_group import host_group
-from shardyard.talk import warn
 from shardyard.torch_private import change_count, group_timeout, names_not_saved
 
 WAIT_S = 120.0

@@ -28,7 +28,7 @@ from shardyard.families.family import Family
 from shardyard.families.lora import A, B
 from shardyard.models.local_shard import parameter_of, place_in, place_of
 from shardyard.models.lora import adapter_of
-from shardyard.models.parts import blocks_of, part_of
+from shardyard.models.submodules import blocks_of, part_of
 from shardyard.parallel.collectives import all_gather, gather, reduce_scatter, sum_and_split
 from shardyard.parallel.product import Product, product_of
 from shardyard.torch_private import group_named, storage_key
@@ -45,7 +45,7 @@ def shard_tensors(
     Args:
         keeps_sums: Whether selective recompute shall find a block's sums, to keep them.
     """
-    assert not family.unsplit, "refused by config/legality.py"
+    assert not family.unsplit, "refused by config/rules/layout.py"
     group = mesh.get_group()
     split = Split(mesh)
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardyard.data.micro_batch import IGNORED
-from shardyard.models.loss_scale import LossScale
+from shardyard.models.grad_scale import LossScale
 
 
 @dataclass(kw_only=True)

@@ -19,7 +19,12 @@ from shardyard.planner.kernels import (
     Rates,
     rates,
 )
-from shardyard.planner.trained import AdapterSize, BackwardShares, Trained, backward_shares
+from shardyard.planner.trainable_parameters import (
+    AdapterSize,
+    BackwardShares,
+    Trained,
+    backward_shares,
+)
 from shardyard.planner.workload import Formats, Techniques
 
 EXPERT_IMBALANCE = 1.1

@@ -25,8 +25,8 @@ from shardyard.planner.collective_table import (
     refuse,
 )
 from shardyard.planner.device_ceilings import KIND, DeviceCeilings
+from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_steps
 
 LEAST_STEPS = 3
 """Steps after the first without which a run's median would be chance."""

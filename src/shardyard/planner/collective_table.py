@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from shardyard.errors import JsonFileError, RequestError
-from shardyard.files import read_json
 from shardyard.hardware.cluster import Cluster
 from shardyard.hardware.links import START_S, Link
+from shardyard.io.files import read_json
 from shardyard.planner import collectives
 from shardyard.planner.collectives import Group
 from shardyard.planner.nccl_tests import NcclTable, read_nccl_table

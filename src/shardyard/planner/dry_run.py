@@ -15,11 +15,11 @@ from threading import Event, Timer
 from typing import Any
 
 from shardyard.config.layout import Layout
-from shardyard.config.schema import Recipe
-from shardyard.config.trainable import trainable_problems
+from shardyard.config.rules.trainable import trainable_problems
+from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import Problem, RecipeError, RequestError, ShardyardError
 from shardyard.families.shape import ModelShape
-from shardyard.files import parse_json
+from shardyard.io.files import parse_json
 from shardyard.python_program import python_program
 
 _PROGRAM = python_program("shardyard.train.dry_run")

@@ -18,7 +18,7 @@ head of a masked language model multiplies hidden tokens alone.
 
 from shardyard.config.masking import MASKED_SHARE
 from shardyard.families.shape import ModelShape
-from shardyard.planner.trained import Trained
+from shardyard.planner.trainable_parameters import Trained
 
 
 def flops_per_token(

@@ -11,21 +11,21 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol, TypeVar, assert_never
 
 from shardyard.config.layout import Layout
-from shardyard.config.legality import (
+from shardyard.config.rules.layout import (
     SPLIT_BACKWARD,
     axis_problems,
     batch_problems,
     expert_problems,
     stage_problems,
 )
-from shardyard.config.model_problems import is_fp8_legal, is_left_uncompiled
+from shardyard.config.rules.model_problems import is_fp8_legal, is_left_uncompiled
 from shardyard.errors import RequestError
 from shardyard.hardware.cluster import Cluster
 from shardyard.planner.calibration import Calibration
-from shardyard.planner.images.image_layouts import ImageSpace
+from shardyard.planner.dispatch import Work, host_short_of, work_on_devices
 from shardyard.planner.images.image_step import ImageStep
+from shardyard.planner.images.layouts import ImageSpace
 from shardyard.planner.kernels import missing
-from shardyard.planner.kinds import Work, host_short_of, work_on_devices
 from shardyard.planner.memory import Fit, device_of, fit, peak
 from shardyard.planner.reliefs import Relief
 from shardyard.planner.step_time import NAMES, Parts, StepModel

@@ -14,10 +14,10 @@ from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import instance, instance_names
 from shardyard.hardware.cluster import Cluster, cluster_of
 from shardyard.hardware.prices import rate_of
+from shardyard.planner.dispatch import Work, work_on_devices
 from shardyard.planner.effective_time import NoProgressError
 from shardyard.planner.failures import FailureOutlook, failure_plan
 from shardyard.planner.kernels import missing
-from shardyard.planner.kinds import Work, work_on_devices
 from shardyard.planner.layouts import Candidate, search
 from shardyard.planner.reliefs import Relief
 from shardyard.planner.restart import Recovery

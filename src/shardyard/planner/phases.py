@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from shardyard.config.own_module import known_shape
 from shardyard.config.resolved import Resolved
-from shardyard.config.schema import Recipe
+from shardyard.config.rules.own_module import known_shape
+from shardyard.config.schema.recipe import Recipe
 from shardyard.config.snapshots import is_elastic, steps_between_snapshots
 from shardyard.hardware.machine import Machine
 from shardyard.planner.calibration import Calibration
-from shardyard.planner.kinds import Model
+from shardyard.planner.dispatch import Model
 from shardyard.planner.plan import Plan, plan_recipe
 from shardyard.planner.throughput import sum_known
 

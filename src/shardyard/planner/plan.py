@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from shardyard.config.batch import steps_on
+from shardyard.config.cluster_choice import joined_cluster
 from shardyard.config.layout import Layout
-from shardyard.config.legality import resolve_layout
-from shardyard.config.machines import joined_cluster
-from shardyard.config.schema import Recipe
+from shardyard.config.rules.layout import resolve_layout
+from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import RequestError
 from shardyard.families.shape import ModelShape
 from shardyard.hardware.accelerator import Accelerator
@@ -20,12 +20,8 @@ from shardyard.hardware.cluster import Cluster, default_cluster
 from shardyard.hardware.machine import Machine
 from shardyard.planner.calibration import Calibration
 from shardyard.planner.checkpoint_size import checkpoint_bytes
-from shardyard.planner.effective_time import NoProgressError
-from shardyard.planner.failures import FailureOutlook, failure_plan
-from shardyard.planner.images.decoding import Decoding, decoding_of
-from shardyard.planner.images.image_time import ImageEstimate
-from shardyard.planner.kernels import missing
-from shardyard.planner.kinds import (
+from shardyard.planner.cpu_memory import fit_on_cpu, on_cpu
+from shardyard.planner.dispatch import (
     AnyEstimate,
     Model,
     Work,
@@ -40,9 +36,13 @@ from shardyard.planner.kinds import (
     unit_of,
     work_of,
 )
+from shardyard.planner.effective_time import NoProgressError
+from shardyard.planner.failures import FailureOutlook, failure_plan
+from shardyard.planner.images.decoding import Decoding, decoding_of
+from shardyard.planner.images.time import ImageEstimate
+from shardyard.planner.kernels import missing
 from shardyard.planner.memory import Fit, Memory, Term, fit
 from shardyard.planner.memory_savings import Saving
-from shardyard.planner.on_cpu import fit_on_cpu, on_cpu
 from shardyard.planner.quality import samples_factor
 from shardyard.planner.restart import Recovery
 from shardyard.planner.saving import SaveCost

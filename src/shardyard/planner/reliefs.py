@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from shardyard.planner.kinds import Work
+from shardyard.planner.dispatch import Work
 
 
 @dataclass(frozen=True, kw_only=True)

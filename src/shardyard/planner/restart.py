@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shardyard.config.daly import ELASTIC_MTBF_S, best_every
-from shardyard.config.schema import Recipe
+from shardyard.config.rules.timeouts import hang_min_s
+from shardyard.config.schema.recipe import Recipe
 from shardyard.config.snapshots import (
     is_elastic,
     steps_between_checkpoints,
     steps_between_snapshots,
 )
-from shardyard.config.timeouts import hang_min_s
 from shardyard.planner.failure_rates import HARDWARE_SHARE, Mtbf, log_log
 from shardyard.planner.saving import STAGING_BYTES_PER_S
 from shardyard.units import format_seconds

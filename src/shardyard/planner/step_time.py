@@ -24,7 +24,7 @@ from shardyard.planner.collectives import (
 )
 from shardyard.planner.offload import moved_beside_passes, moved_for_update
 from shardyard.planner.stages import block_elements, cut, stage_parameters, table_parameters
-from shardyard.planner.trained import Trained
+from shardyard.planner.trainable_parameters import Trained
 from shardyard.planner.workload import Formats, Recompute, Techniques, Workload
 
 BUSY = 0.12

@@ -13,10 +13,10 @@ from shardyard.config.compute_copies import allows_compute_copies
 from shardyard.config.layout import Layout
 from shardyard.config.loss_chunk import logits_of, waits_for_logits
 from shardyard.config.optimizers import averages_of, moved_bytes, optimizer_of
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.config.snapshots import copies
 from shardyard.families.shape import ModelShape
-from shardyard.planner.trained import Trained, trained_of
+from shardyard.planner.trainable_parameters import Trained, trained_of
 
 FORMAT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 2}
 REDUCE_BYTES = {"fp32": 4, "bf16": 2, "exact": 8}

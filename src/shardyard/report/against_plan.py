@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from statistics import median
 
 from shardyard.planner.plan import Plan
-from shardyard.report.run import Line, RunRecord
+from shardyard.report.run_data import Line, RunRecord
 from shardyard.report.walltime import AttemptTime, effective_share, total_phases
 from shardyard.rundir.counted_lines import start_of
-from shardyard.rundir.lines import LOSSES
+from shardyard.rundir.jsonl import LOSSES
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,9 @@ from bisect import bisect_right
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shardyard.config.task_names import task_row
+from shardyard.config.task_lookup import task_row
 from shardyard.errors import RequestError
-from shardyard.report.run import Line, RunRecord
+from shardyard.report.run_data import Line, RunRecord
 from shardyard.report.walltime import AttemptTime
 from shardyard.units import format_seconds, format_usd
 

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
 from shardyard.report.plots import BLUE, GREEN, GREY, LINE, MUTED, ORANGE, RED, colour, draw
-from shardyard.report.run import RunRecord
+from shardyard.report.run_data import RunRecord
 from shardyard.rundir.telemetry import (
     DEVICE_FIELDS,
     NODE_FIELDS,

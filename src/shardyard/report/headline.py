@@ -1,8 +1,8 @@
 """The numbers at the top of the page and of the Markdown."""
 
 from shardyard.report.cost import Cost
+from shardyard.report.format import ABSENT, format_nats, format_percent
 from shardyard.report.summary import Summary
-from shardyard.report.values import ABSENT, format_nats, format_percent
 from shardyard.units import format_bytes, format_count, format_seconds, format_usd
 
 

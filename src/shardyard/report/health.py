@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shardyard.report.run import Line, RunRecord
+from shardyard.report.run_data import Line, RunRecord
 from shardyard.report.timeline import describe
 from shardyard.rundir.telemetry import nodes_with_telemetry
 from shardyard.units import format_seconds

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from shardyard.printable import printable
+from shardyard.io.sanitize import printable
 from shardyard.report.style import CSS
 
 

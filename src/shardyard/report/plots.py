@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
 from shardyard.report.against_plan import memory_by_rank
-from shardyard.report.run import RunRecord
+from shardyard.report.run_data import RunRecord
 
 MAX_POINTS = 600
 """Points of one curve; more cannot be seen and make the page heavy."""

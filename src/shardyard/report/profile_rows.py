@@ -1,6 +1,6 @@
 """Profiles of a run as rows and words: the verb, the page and report.md show the same."""
 
-from shardyard.report.values import ABSENT, format_percent
+from shardyard.report.format import ABSENT, format_percent
 from shardyard.rundir.profiles import ProfileTerm, StepProfile
 from shardyard.units import format_bytes, format_seconds
 

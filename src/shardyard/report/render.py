@@ -11,14 +11,14 @@ from typing import Any
 
 from shardyard.config.resolved import flatten
 from shardyard.report.against_plan import PlanRow
+from shardyard.report.format import ABSENT, format_error, format_percent, format_value
 from shardyard.report.headline import tiles
 from shardyard.report.markup import esc, render_page, render_section, render_table
 from shardyard.report.profile_rows import HEADS, profile_rows, profile_words
-from shardyard.report.run import Line, RunRecord
+from shardyard.report.run_data import Line, RunRecord
 from shardyard.report.sources import sources_section
 from shardyard.report.summary import Summary
 from shardyard.report.timeline import describe, timeline
-from shardyard.report.values import ABSENT, format_error, format_percent, format_value
 from shardyard.report.walltime import PHASES
 from shardyard.units import format_bytes, format_seconds
 

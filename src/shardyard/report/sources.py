@@ -1,9 +1,9 @@
 """Of a mixture: what was read of each source, and how well its held-out text is predicted."""
 
 from shardyard.config.mixture import SLOTS
+from shardyard.report.format import ABSENT, format_nats
 from shardyard.report.markup import esc, render_section, render_table
-from shardyard.report.run import RunRecord
-from shardyard.report.values import ABSENT, format_nats
+from shardyard.report.run_data import RunRecord
 
 
 def sources_section(record: RunRecord) -> str:

@@ -14,7 +14,7 @@ from shardyard.report.against_plan import (
 )
 from shardyard.report.cost import Cost, cost_of
 from shardyard.report.health import Health, health_of
-from shardyard.report.run import RunRecord
+from shardyard.report.run_data import RunRecord
 from shardyard.report.walltime import AttemptTime, account, effective_share, total_phases
 from shardyard.rundir.network import Network, network_of
 from shardyard.units import format_count, format_seconds

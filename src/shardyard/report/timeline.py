@@ -1,6 +1,6 @@
 """The events of a run in words, at most as many as a person reads."""
 
-from shardyard.report.run import Line, RunRecord
+from shardyard.report.run_data import Line, RunRecord
 from shardyard.units import format_bytes, format_seconds
 
 MAX_EVENTS = 120

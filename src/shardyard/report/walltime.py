@@ -8,8 +8,8 @@ that and the next event is named by what follows it; what nothing explains is sa
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shardyard.report.run import AttemptRecord, RunRecord
-from shardyard.rundir.lines import LOSSES
+from shardyard.report.run_data import AttemptRecord, RunRecord
+from shardyard.rundir.jsonl import LOSSES
 
 PHASES = {
     "productive": "steps whose result stands, without waiting for data",

@@ -1,36 +1,79 @@
-"""From a run's folder to report.html and report.md in it."""
+"""report.md: the same numbers as the page, for a terminal, a review or an issue."""
 
-from shardyard.files import write_text
-from shardyard.report.markdown import render_markdown
-from shardyard.report.pictures import no_pictures
-from shardyard.report.render import render
-from shardyard.report.run import RunRecord, read_run
-from shardyard.report.summary import Summary, summarize
-from shardyard.rundir.layout import RunDir
-from shardyard.talk import warn
+import re
+from collections.abc import Iterable, Sequence
 
-
-def write_report(run: RunDir) -> Summary:
-    """Write both files and return their numbers; without pictures where none can be drawn.
-
-    Raises:
-        RequestError: The folder holds no attempt.
-        StorageError: The folder cannot be written.
-    """
-    record = read_run(run)
-    summary = summarize(record)
-    why_none = no_pictures()
-    panels = {} if why_none else _panels(record)
-    write_text(run.report_html, render(record, summary, panels, no_pictures=why_none))
-    write_text(run.report_markdown, render_markdown(record, summary))
-    if why_none:
-        warn(why_none)
-    return summary
+from shardyard.io.sanitize import printable
+from shardyard.report.format import format_error, format_percent, format_value
+from shardyard.report.headline import tiles
+from shardyard.report.profile_rows import HEADS, profile_rows, profile_words
+from shardyard.report.run_data import RunRecord
+from shardyard.report.summary import Summary
+from shardyard.report.walltime import PHASES
+from shardyard.units import format_seconds
 
 
-def _panels(record: RunRecord) -> dict[str, str]:
-    # matplotlib: half a second, not for a refused recipe
-    from shardyard.report.device_plots import device_panels
-    from shardyard.report.plots import panels
+def render_markdown(record: RunRecord, summary: Summary) -> str:
+    """The report as Markdown; curves, settings and events are on the page."""
+    blocks = [f"# {_cell(summary.run_id)}: {summary.state}", _cell(summary.sentence())]
+    if summary.state != "finished" and summary.state_reason:
+        blocks.append(_cell(summary.state_reason))
+    if record.plan is not None:
+        blocks.append(_cell(record.plan.line()))
+    blocks.append(_table(("", "", ""), tiles(summary)))
+    blocks.append(_cell(f"MFU: {summary.mfu_note}."))
+    blocks += [] if summary.cost is None else [_cell(summary.cost.words())]
+    blocks.append(_cell(summary.health.words))
+    blocks += [f"- {_cell(text)}" for text in summary.health.problems]
+    blocks += ["## Where the wall time went", summary.effective_words(), _phases(summary)]
+    if summary.comparisons:
+        rows = [
+            (
+                row.name,
+                format_value(row.predicted, row.unit, "not predicted"),
+                format_value(row.measured, row.unit, "not measured"),
+                format_error(row.error),
+            )
+            for row in summary.comparisons
+        ]
+        heads = ("term", "predicted", "measured", "error")
+        blocks += ["## Predicted against measured", _table(heads, rows)]
+    for profile in record.profiles:
+        table = _table(HEADS, profile_rows(profile))
+        blocks += ["## Where a step's time went", _cell(profile_words(profile)), table]
+    if record.sample:
+        drawn = record.how_drawn
+        blocks += [f"## Sample{f', {drawn}' if drawn else ''}", _fenced(record.sample)]
+    blocks.append("Curves, settings with reasons, manifest and events: [report.html](report.html)")
+    return printable("\n\n".join(blocks) + "\n")
 
-    return {**panels(record), **device_panels(record)}
+
+def _phases(summary: Summary) -> str:
+    rows = [
+        (
+            name,
+            format_seconds(seconds) if seconds >= 0 else f"{seconds:.3f} s",
+            format_percent(seconds / summary.wall_s) if summary.wall_s else "",
+            PHASES[name],
+        )
+        for name, seconds in summary.phases.items()
+    ]
+    rows.append(("wall time", format_seconds(summary.wall_s), "", ""))
+    return _table(("phase", "time", "share", "what"), rows)
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    """Text that Markdown neither splits nor takes for markup."""
+    return re.sub(r"([|<>*_`\[\]\\])", r"\\\1", text).replace("\n", " ")
+
+
+def _fenced(text: str) -> str:
+    """A code block whose fence is longer than any run of backticks in it."""
+    longest = max((len(ticks) for ticks in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}text\n{text}\n{fence}"

@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from shardyard.files import read_json_object, write_json
+from shardyard.io.files import read_json_object, write_json
 from shardyard.rundir.layout import RunDir
 
 

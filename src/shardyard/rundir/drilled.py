@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from shardyard.files import parse_json
+from shardyard.io.files import parse_json
 
 FAULTS_VARIABLE = "SHARDYARD_FAULTS"
 """Environment variable with the faults that workers make by themselves (elastic/faults.py)."""

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from shardyard.complete import COMPLETE
+from shardyard.io.complete import COMPLETE
 from shardyard.rundir.layout import RunDir
 from shardyard.units import format_bytes
 

@@ -6,7 +6,7 @@ write on the far side may not decide what is started or ended from here.
 
 import re
 
-from shardyard.complete import checked_name
+from shardyard.io.complete import checked_name
 
 _STAYS = frozenset(
     {

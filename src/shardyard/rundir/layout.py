@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardyard.errors import RequestError, StorageError
-from shardyard.files import read_json, read_plain
+from shardyard.io.files import read_json, read_plain
 
 VERSION = 1
 """Version of the run directory contract, written into every manifest."""

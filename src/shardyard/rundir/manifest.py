@@ -12,9 +12,9 @@ from typing import Any
 from shardyard import __version__
 from shardyard.config.compatibility import package_versions
 from shardyard.config.credentials import redact
-from shardyard.files import write_json
 from shardyard.git import git
 from shardyard.hardware.machine import Machine
+from shardyard.io.files import write_json
 from shardyard.rundir.layout import VERSION, RunDir
 
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from shardyard.rundir.jsonl import read_lines_backwards
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_lines_backwards
 
 Transport = Literal["efa", "infiniband", "sockets"]
 

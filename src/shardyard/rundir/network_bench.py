@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from shardyard.errors import RequestError
-from shardyard.files import parse_json
+from shardyard.io.files import parse_json
 
 BENCH_VARIABLE = "SHARDYARD_BENCH"
 """Tells the nodes of a job that they measure the network, and what; they then train nothing."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.errors import StorageError
-from shardyard.files import FILE_MODE, make_folder, read_json_object
+from shardyard.io.files import FILE_MODE, make_folder, read_json_object
 from shardyard.rundir.layout import RunDir, step_of_name
 
 FORMAT = 1
@@ -34,7 +34,7 @@ class ProfileRequest:
     """Of the run, that is to take it; another one passes it over."""
     steps: int
     ranks: str
-    """In the words of ``config/profile_problems.py``."""
+    """In the words of ``config/rules/profile_problems.py``."""
     asked_t: float
     """Unix seconds."""
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from shardyard.config.resolved import Resolved
 from shardyard.errors import JsonFileError, RequestError
-from shardyard.files import read_json_object, write_json
+from shardyard.io.files import read_json_object, write_json
 from shardyard.rundir.layout import RunDir
 
 _HINT = "It is written at the start of an attempt; resume the run to make a new attempt."

@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 
 from shardyard.errors import StorageError
-from shardyard.files import make_folder
+from shardyard.io.files import make_folder
 from shardyard.rundir.layout import RunDir
 
 _BYTES = 32

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED, StorageError
+from shardyard.rundir.jsonl import newest_steps, read_lines_backwards
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import is_held
-from shardyard.rundir.lines import newest_steps, read_lines_backwards
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from shardyard.files import read_json_object, write_json
+from shardyard.io.files import read_json_object, write_json
 from shardyard.rundir.layout import RunDir
 
 

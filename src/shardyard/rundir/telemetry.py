@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from shardyard.errors import StorageError
-from shardyard.files import open_plain, parse_json
+from shardyard.io.files import open_plain, parse_json
 from shardyard.rundir.layout import RunDir
 
 
@@ -115,7 +115,7 @@ class Sample:
     ranks: dict[str, tuple[float | None, ...]]
     """``step``, ``step_s``, ``compute_s`` of each rank of the node, by local rank."""
     findings: tuple[dict[str, Any], ...] = ()
-    """What was found wrong with a device, or is over (``health/device_judge.py``)."""
+    """What was found wrong with a device, or is over (``telemetry/health/device_judge.py``)."""
 
 
 def nodes_with_telemetry(run: RunDir) -> dict[int, Path]:

@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 from shardyard.config.resolved import Resolved
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.data.loader import Samples
 from shardyard.data.micro_batch import MicroBatch
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.model import ParallelModel
-from shardyard.tasks.computation import Computation
+from shardyard.tasks.loss_computation import Computation
 
 
 class Data(NamedTuple):

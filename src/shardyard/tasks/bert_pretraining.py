@@ -18,7 +18,7 @@ from torch import Tensor
 
 from shardyard.config.data_formats import DATA_FORMATS
 from shardyard.config.resolved import Resolved
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.data.hidden_records import HiddenRecords
 from shardyard.data.micro_batch import IGNORED, MicroBatch
 from shardyard.data.pairs import SentencePairs, pair_marks
@@ -26,9 +26,9 @@ from shardyard.data.samples import Prepare, SampleSet, unchanged
 from shardyard.data.shards import TokenShards
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.model import ParallelModel
-from shardyard.tasks.computation import Part
 from shardyard.tasks.hidden_tokens import HiddenTokens
 from shardyard.tasks.language import perplexity, vocabulary
+from shardyard.tasks.loss_computation import Part
 from shardyard.tasks.masked_lm import MaskedLM
 
 

@@ -18,7 +18,7 @@ from shardyard.config.masking import TILE
 from shardyard.data.micro_batch import IGNORED, MicroBatch
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.model import ParallelModel
-from shardyard.tasks.computation import Part
+from shardyard.tasks.loss_computation import Part
 from shardyard.tasks.token_losses import LanguageModel
 
 

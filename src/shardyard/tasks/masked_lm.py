@@ -17,7 +17,7 @@ from torch import Tensor
 
 from shardyard.config.masking import MASKED_SHARE, predicted_rows
 from shardyard.config.resolved import Resolved
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.data.micro_batch import IGNORED, MicroBatch
 from shardyard.data.samples import Prepare
 from shardyard.errors import RequestError

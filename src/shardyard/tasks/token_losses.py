@@ -16,8 +16,8 @@ from shardyard.models.inputs import Inputs
 from shardyard.parallel.data import GradientSync, backward_all, reshard, summable
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.model import ParallelModel
-from shardyard.parallel.statistics import Watcher
-from shardyard.tasks.computation import Computation, Part
+from shardyard.parallel.step_counters import Watcher
+from shardyard.tasks.loss_computation import Computation, Part
 
 
 class LanguageModel(Computation[MicroBatch]):

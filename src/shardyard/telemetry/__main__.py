@@ -22,13 +22,13 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from shardyard.errors import StorageError
-from shardyard.files import parse_json
-from shardyard.health.device_judge import DeviceJudge
-from shardyard.rundir.lines import LineWriter
+from shardyard.io.files import parse_json
+from shardyard.rundir.jsonl import LineWriter
 from shardyard.rundir.telemetry import DEVICE_FIELDS, LINK_FIELDS, SLOWED_BY, Head, sample_of
 from shardyard.telemetry.amd import open_amdsmi
 from shardyard.telemetry.counters import Counters, Device, Opens, Reading
 from shardyard.telemetry.gaudi import open_hlml
+from shardyard.telemetry.health.device_judge import DeviceJudge
 from shardyard.telemetry.host import Host
 from shardyard.telemetry.nvml import open_nvml
 from shardyard.telemetry.stuck import StillWatch

@@ -3,7 +3,7 @@
 from contextlib import suppress
 from pathlib import Path
 
-from shardyard.cores import processor_limit
+from shardyard.cpu_quota import processor_limit
 
 
 class Throttled:

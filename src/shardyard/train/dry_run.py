@@ -24,14 +24,14 @@ from shardyard import torch_private
 from shardyard.config.batch import step_samples
 from shardyard.config.layout import Layout
 from shardyard.config.masking import predicted_rows
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.data.micro_batch import MicroBatch
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.families.shape import ModelShape
-from shardyard.files import parse_json
+from shardyard.io.files import parse_json
 from shardyard.parallel.mesh import build_mesh
-from shardyard.tasks.computation import Part
-from shardyard.tasks.named import task_class
+from shardyard.tasks.lookup import task_class
+from shardyard.tasks.loss_computation import Part
 from shardyard.train.allocations import (
     GRADIENTS,
     OPTIMIZER,

@@ -7,12 +7,12 @@ from types import MappingProxyType
 
 import torch
 
-from shardyard.config import schema
+from shardyard.config.schema import recipe
 from shardyard.data.loader import Samples, step_batches
 from shardyard.data.micro_batch import MicroBatch
 from shardyard.parallel.mesh import Mesh
 from shardyard.tasks.base import Task
-from shardyard.train.totals import Totals, sum_over_ranks
+from shardyard.train.loss_reduction import Totals, sum_over_ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Evaluation:
 
 
 def evaluation_due(
-    step: int, *, task: schema.Task, is_last: bool, read: range, samples: int
+    step: int, *, task: recipe.Task, is_last: bool, read: range, samples: int
 ) -> bool:
     """Whether a run is evaluated after a step, counted from 1.
 

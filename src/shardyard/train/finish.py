@@ -2,9 +2,9 @@
 
 import time
 
-from shardyard.files import write_text
+from shardyard.io.files import write_text
 from shardyard.parallel.device import peak_memory_bytes, reserved_memory_bytes
-from shardyard.rundir.lines import read_counted
+from shardyard.rundir.jsonl import read_counted
 from shardyard.train.training import Training
 
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from shardyard.config.generic_model import needs_mask
-from shardyard.config.model_problems import vocabulary_problems
-from shardyard.config.schema import Recipe
+from shardyard.config.rules.generic_model import needs_mask
+from shardyard.config.rules.model_problems import vocabulary_problems
+from shardyard.config.schema.recipe import Recipe
 from shardyard.data.micro_batch import IGNORED
 from shardyard.errors import RecipeError, RequestError
 from shardyard.models.attention import document_mask

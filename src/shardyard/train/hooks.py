@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from shardyard.checkpoint.keeping import Memory
-from shardyard.rundir.lines import EventWriter
+from shardyard.rundir.jsonl import EventWriter
 
 
 class Phase(IntEnum):

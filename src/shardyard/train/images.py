@@ -6,8 +6,8 @@ import torch
 import torch.distributed as dist
 
 from shardyard.config.image_classes import folder_head
-from shardyard.config.image_problems import step_problems
 from shardyard.config.resolved import Resolved
+from shardyard.config.rules.images import step_problems
 from shardyard.errors import RecipeError
 from shardyard.models.build import freeze
 from shardyard.models.dropout import SampleKeys

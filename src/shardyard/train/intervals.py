@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 import torch.distributed as dist
 
-from shardyard.checkpoint.interval import Interval
-from shardyard.files import read_json_object
+from shardyard.checkpoint.save_interval import Interval
+from shardyard.io.files import read_json_object
+from shardyard.rundir.jsonl import EventWriter, read_lines, read_lines_backwards
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import EventWriter, read_lines, read_lines_backwards
 
 UNKNOWN_MTBF_S = 86_400.0
 """Where no plan says how often such machines fail. Assumed: once a day."""

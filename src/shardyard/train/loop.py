@@ -19,12 +19,12 @@ from shardyard.checkpoint.save import Abandoned, Durable
 from shardyard.config.batch import Batch
 from shardyard.config.resolved import fingerprint
 from shardyard.config.tasks import BITS_PER_BYTE, judged_by
+from shardyard.log import warn
 from shardyard.observe.metrics import StepTimes
-from shardyard.observe.ranges import DATA
+from shardyard.observe.profiler_ranges import DATA
 from shardyard.observe.samples import log_samples
 from shardyard.parallel.device import peak_memory_bytes
 from shardyard.rundir.metric_keys import EXPERT_LOAD
-from shardyard.talk import warn
 from shardyard.torch_private import compile_seconds
 from shardyard.train.evaluate import evaluate, evaluation_due
 from shardyard.train.hooks import Phase

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardyard.config.schema import Recipe
-from shardyard.models.loss_scale import LossScale
+from shardyard.config.schema.recipe import Recipe
+from shardyard.models.grad_scale import LossScale
 
 FIRST = 2.0**16
 GROWTH_INTERVAL = 2000

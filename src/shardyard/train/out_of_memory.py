@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from shardyard.errors import OutOfMemoryError
-from shardyard.files import read_json_object
+from shardyard.io.files import read_json_object
 from shardyard.parallel.device import free_memory_bytes, held_memory_bytes
 from shardyard.rundir.layout import RunDir
 from shardyard.train.state import local_bytes, memory_by_kind

@@ -14,12 +14,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.data.micro_batch import MicroBatch
 from shardyard.errors import Problem, RecipeError, RequestError
 from shardyard.models.build import freeze
 from shardyard.models.counter_random import key_of
 from shardyard.parallel.apply import REMEDY, parallelize_own
+from shardyard.parallel.ddp import stays_whole
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.own_module import (
     blocks_named,
@@ -28,9 +29,8 @@ from shardyard.parallel.own_module import (
     refuse_scalars,
 )
 from shardyard.parallel.precision import DTYPES
-from shardyard.parallel.replicas import stays_whole
 from shardyard.python_program import look_in_current_folder
-from shardyard.tasks.own import Loss, OwnComputation
+from shardyard.tasks.custom import Loss, OwnComputation
 from shardyard.train.generic_model import (
     blocks_of_causal_lm,
     loss_of_causal_lm,

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardyard.waiting import meanwhile
+from shardyard.io.polling import meanwhile
 
 LEAST_S = 1.0
 """Shortest pause."""

@@ -19,12 +19,13 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function, supported_activities
 
-from shardyard.config.profile_problems import ranks_of
+from shardyard.config.rules.profile_problems import ranks_of
 from shardyard.errors import RequestError, ShardyardError
-from shardyard.files import make_folder, publish_folder, write_json
+from shardyard.io.files import make_folder, publish_folder, write_json
+from shardyard.io.polling import meanwhile
 from shardyard.observe.exchanges import exchanges_named
-from shardyard.observe.ranges import APART, STEPS
-from shardyard.observe.step_terms import AXES, read_step_terms, table, terms_of
+from shardyard.observe.profiler_ranges import APART, STEPS
+from shardyard.observe.step_breakdown import AXES, read_step_terms, table, terms_of
 from shardyard.observe.trace import read_trace
 from shardyard.parallel.device import synchronize
 from shardyard.rundir.profiles import (
@@ -40,7 +41,6 @@ from shardyard.rundir.profiles import (
 from shardyard.train.hooks import Phase
 from shardyard.train.profiling import Profiling
 from shardyard.train.training import Training
-from shardyard.waiting import meanwhile
 
 LOOK_EVERY_S = 0.5
 """For a request: one stat of a file that is usually not there, beside the training thread."""

@@ -16,21 +16,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardyard.checkpoint.averages import is_average
 from shardyard.checkpoint.buffers import buffers_of
-from shardyard.checkpoint.interval import Interval
+from shardyard.checkpoint.ema import is_average
 from shardyard.checkpoint.save import Saver
-from shardyard.checkpoint.snapshot import Snapshots
+from shardyard.checkpoint.save_interval import Interval
+from shardyard.checkpoint.snapshots.take import Snapshots
 from shardyard.config.batch import step_samples
-from shardyard.config.exact_problems import BY_EXACT, micro_batches, refuse_inexact
 from shardyard.config.fingerprint import compare
-from shardyard.config.generic_model import is_generic
 from shardyard.config.layout import Layout
-from shardyard.config.legality import resolve_layout
 from shardyard.config.resolved import Resolved, fingerprint
-from shardyard.config.schema import Parallel, Recipe
+from shardyard.config.rules.generic_model import is_generic
+from shardyard.config.rules.layout import resolve_layout
+from shardyard.config.rules.reproducible import BY_EXACT, micro_batches, refuse_inexact
+from shardyard.config.schema.recipe import Parallel, Recipe
 from shardyard.config.snapshots import steps_between_checkpoints, steps_between_snapshots
-from shardyard.config.task_names import task_row
+from shardyard.config.task_lookup import task_row
 from shardyard.data.loader import Loader, Samples
 from shardyard.data.micro_batch import MicroBatch
 from shardyard.errors import CheckpointError
@@ -54,29 +54,29 @@ from shardyard.parallel.device import compute_the_same_always, peak_memory_bytes
 from shardyard.parallel.exact_gradients import ExactGradients
 from shardyard.parallel.mesh import Mesh, build_mesh, names_on_all_stages
 from shardyard.parallel.precision import DTYPES
+from shardyard.rundir.jsonl import LOSSES, LOST_WITH_MEMORY, LOST_WITHOUT_MEMORY
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import LOSSES, LOST_WITH_MEMORY, LOST_WITHOUT_MEMORY
 from shardyard.rundir.resolved import read_resolved
 from shardyard.tasks.base import Task
-from shardyard.tasks.computation import Computation
 from shardyard.tasks.language import vocabulary
-from shardyard.tasks.named import task_class
-from shardyard.train.averages import Averages
-from shardyard.train.bits import check_bits
+from shardyard.tasks.lookup import task_class
+from shardyard.tasks.loss_computation import Computation
+from shardyard.train.determinism_check import check_bits
 from shardyard.train.earlier_step import from_earlier_step, may_differ
-from shardyard.train.exact_step import ExactStep
+from shardyard.train.ema import Averages
 from shardyard.train.hooks import Hooks, Phase
 from shardyard.train.images import build_image_network
 from shardyard.train.intervals import open_interval
 from shardyard.train.loss_scaling import LossScaling
 from shardyard.train.optim import ShardOptimizer
+from shardyard.train.optimizer_offload import StatesOnHost
 from shardyard.train.optimizers.whole_vectors import WholeVectors
 from shardyard.train.own_module import build_own
+from shardyard.train.reproducible_step import ExactStep
+from shardyard.train.resume import Saved, find_saved
 from shardyard.train.snapshot_room import have_no_room
 from shardyard.train.state import Progress, memory_by_kind
-from shardyard.train.states_on_host import StatesOnHost
 from shardyard.train.step import Stepper
-from shardyard.train.taken_up import Saved, find_saved
 from shardyard.train.training import Training
 
 

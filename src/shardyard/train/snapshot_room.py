@@ -14,11 +14,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardyard.checkpoint.keeping import Memory
-from shardyard.checkpoint.snapshot_written import Room
-from shardyard.config.schema import Recipe
+from shardyard.checkpoint.snapshots.snapshot_written import Room
+from shardyard.config.schema.recipe import Recipe
 from shardyard.config.snapshots import SLOTS_FOR_NEIGHBOUR, neighbour_labels, slot_labels
 from shardyard.memory_limit import machine_memory_bytes, memory_limit
-from shardyard.rundir.lines import EventWriter
+from shardyard.rundir.jsonl import EventWriter
 from shardyard.units import format_bytes
 
 _MEMINFO = Path("/proc/meminfo")

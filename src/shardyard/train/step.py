@@ -4,7 +4,7 @@ The loss is the sum of all losses of the step, divided once by how many there ar
 Gradients are therefore summed undivided; the division, the clipping and the skip of a step that is
 not finite all happen inside the fused optimizer. One small all-reduce a step carries everything
 that ranks must agree on. A script of one's own takes the same step as far as its gradients
-(``library/step.py``), adds up by the same sum (``train/totals.py``), and brings its own optimizer.
+(``library/step.py``), adds up by the same sum (``train/loss_reduction.py``), and brings its own optimizer.
 """
 
 import math
@@ -17,14 +17,14 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from shardyard.data.micro_batch import MicroBatch
-from shardyard.observe.ranges import OPTIMIZER
+from shardyard.observe.profiler_ranges import OPTIMIZER
 from shardyard.parallel.mesh import Mesh
 from shardyard.tasks.base import Task
-from shardyard.tasks.computation import Computation, Part
-from shardyard.train.averages import Averages
+from shardyard.tasks.loss_computation import Computation, Part
+from shardyard.train.ema import Averages
+from shardyard.train.loss_reduction import Totals, sum_over_ranks
 from shardyard.train.loss_scaling import LossScaling
 from shardyard.train.optim import ShardOptimizer, put_nan
-from shardyard.train.totals import Totals, sum_over_ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ class PendingResult:
 
 
 class ExactSums(Protocol):
-    """What adds up a step so that no bit of it depends on the ranks (``train/exact_step.py``)."""
+    """What adds up a step so that no bit of it depends on the ranks (``train/reproducible_step.py``)."""
 
     def backward(self, batches: Sequence[MicroBatch]) -> Part:
         """Forward and backward passes; afterwards parameters have their gradients."""

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardyard.checkpoint.interval import Interval
 from shardyard.checkpoint.keeping import Keeping
 from shardyard.checkpoint.save import Saver
+from shardyard.checkpoint.save_interval import Interval
 from shardyard.config.resolved import Resolved
 from shardyard.config.tasks import TaskRow
 from shardyard.data.loader import Loader, Samples
@@ -20,7 +20,7 @@ from shardyard.observe.sinks import Sink
 from shardyard.parallel.mesh import Mesh
 from shardyard.rundir.layout import RunDir
 from shardyard.tasks.base import Task
-from shardyard.train.averages import Averages
+from shardyard.train.ema import Averages
 from shardyard.train.hooks import Hooks
 from shardyard.train.state import Progress
 from shardyard.train.step import Stepper

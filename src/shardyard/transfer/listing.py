@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardyard.complete import FileDigest, checked_name, parse_digest
 from shardyard.errors import (
     AccessError,
     CapacityError,
@@ -15,7 +14,8 @@ from shardyard.errors import (
     RequestError,
     ShardyardError,
 )
-from shardyard.files import parse_json
+from shardyard.io.complete import FileDigest, checked_name, parse_digest
+from shardyard.io.files import parse_json
 from shardyard.rundir.fetched import checkpoint_of, is_fetched
 
 _ERRORS: dict[int, type[ShardyardError]] = {

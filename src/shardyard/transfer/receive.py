@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from shardyard.complete import COMPLETE, Complete, FileDigest, checked_name, why_differs
 from shardyard.errors import DataError, LostError, StorageError
-from shardyard.files import make_folder, publish_file, publish_folder, write_text
+from shardyard.io.complete import COMPLETE, Complete, FileDigest, checked_name, why_differs
+from shardyard.io.files import make_folder, publish_file, publish_folder, write_text
+from shardyard.io.polling import growing_wait_s
 from shardyard.units import format_bytes
-from shardyard.waiting import growing_wait_s
 
 PARTS = ".fetch"
 """Folder of half files, below the folder that they are for."""

@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardyard.aws import error_code, errors_of_s3
-from shardyard.complete import (
+from shardyard.errors import AccessError, DataError, RequestError, ShardyardError
+from shardyard.io.aws import error_code, errors_of_s3
+from shardyard.io.complete import (
     COMPLETE,
     Complete,
     FileDigest,
     checked_name,
     parse_complete,
 )
-from shardyard.errors import AccessError, DataError, RequestError, ShardyardError
 from shardyard.transfer.receive import Told
 from shardyard.units import format_bytes
 

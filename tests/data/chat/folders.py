@@ -6,10 +6,10 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from shardyard.data.byte_ranges import Section
 from shardyard.data.chat import Dialogue
-from shardyard.data.dialogues import dialogue_text
+from shardyard.data.conversations import dialogue_text
 from shardyard.data.encoders import Encoded
-from shardyard.data.spans import Section
 from shardyard.data.tokenizer import TextEncoder, TokenizerFiles
 from tests.data.chat.stock import STOCK, Stock
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from shardyard.data.byte_ranges import Section
 from shardyard.data.chat import Dialogue
 from shardyard.data.chat_template import ChatTemplate, RenderError
 from shardyard.data.chat_tokens import ChatTokens
 from shardyard.data.encoders import LEARNT
-from shardyard.data.spans import Section
 from shardyard.data.tokenizer import TextEncoder
 from shardyard.errors import RequestError, SourceError
 from shardyard.tasks.causal_lm import question

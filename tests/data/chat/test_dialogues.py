@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.data.dialogues import dialogue_text, words_of
+from shardyard.data.conversations import dialogue_text, words_of
 from shardyard.errors import SourceError
 
 ASK, ANSWER = {"role": "user", "content": "a?"}, {"role": "assistant", "content": "b."}

@@ -10,7 +10,7 @@ import pytest
 
 from shardyard.cli.prepare import _rows
 from shardyard.config.resolved import DataFacts
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.control.splits import split_lines
 from shardyard.data.encoders import LEARNT
 from shardyard.data.prepare import prepare

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.data.images.files import content_of
 from shardyard.data.images.sources import Listing, list_pictures
 from shardyard.errors import RequestError, ShardyardError, SourceError

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.config.resolved import DataFacts
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.data.images.index import ImageIndex
 from shardyard.data.images.prepare import prepare_images
 from shardyard.data.stores import s3

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shardyard.config.resolved import DataFacts
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.control.splits import split_lines
 from shardyard.data.images.cache import PictureBytes
 from shardyard.data.images.index import ImageIndex

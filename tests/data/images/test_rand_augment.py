@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from shardyard.data.images.draws import Draws
+from shardyard.data.images.keyed_rng import Draws
 from shardyard.data.images.rand_augment import OPERATIONS, STRONGEST, Operation, rand_augment
 from tests.data.images.pictures import picture
 from tests.data.images.written_out import WRITTEN_OUT

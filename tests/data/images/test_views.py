@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardyard.config.check import load_checked_recipe
-from shardyard.config.schema import Recipe
+from shardyard.config.rules.check import load_checked_recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.data.images.augment import Augmentation, MiddleCrop
-from shardyard.data.images.mixing import Mixing
+from shardyard.data.images.mixup import Mixing
 from shardyard.data.images.views import eval_view, train_mixing, train_view
 from shardyard.data.samples import unchanged
 from shardyard.errors import RequestError

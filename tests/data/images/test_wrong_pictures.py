@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.data.images.cache import PictureBytes
 from shardyard.data.images.decode import decode
 from shardyard.data.images.index import ImageIndex

@@ -11,11 +11,11 @@ from threading import Event, Thread
 
 import pytest
 
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.data.prepare import prepare
 from shardyard.data.readers.rows import TextOf
 from shardyard.data.sources import list_files, read_sections, split_into_pieces
-from shardyard.data.stores import http, ranged
+from shardyard.data.stores import http, range_reader
 from shardyard.errors import AccessError, LostError, RequestError, ShardyardError, SourceError
 from tests.data.cutting_proxy import cutting_proxy
 
@@ -84,7 +84,7 @@ def served() -> Iterator[Web]:
 
 @pytest.fixture
 def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
-    monkeypatch.setattr(ranged, "_LONGEST_PAUSE_S", 0.001)
+    monkeypatch.setattr(range_reader, "_LONGEST_PAUSE_S", 0.001)
     with served() as started:
         yield started
 
@@ -116,7 +116,7 @@ def test_a_server_that_stalls_is_not_waited_for_again_and_again(
     web: Web, monkeypatch: pytest.MonkeyPatch, behind: int
 ) -> None:
     monkeypatch.setattr(http, "_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(ranged, "_LONGEST_SILENCE_S", 0.05)
+    monkeypatch.setattr(range_reader, "_LONGEST_SILENCE_S", 0.05)
     files = list_files(f"{web.url}/x.jsonl")
     (piece,) = split_into_pieces(files, 2**20)
     web.stalls_behind = behind
@@ -128,9 +128,9 @@ def test_a_server_that_stalls_is_not_waited_for_again_and_again(
 
 def test_what_a_stalled_server_takes_is_below_a_minute() -> None:
     """The last try begins no later than a pause after the silence was found too short."""
-    tries = range(1, ranged._TRIES)
-    pauses = [min(ranged._LONGEST_PAUSE_S, 0.25 * 2**in_vain) for in_vain in tries]
-    assert ranged._LONGEST_SILENCE_S + max(pauses) + http._TIMEOUT_S < 60
+    tries = range(1, range_reader._TRIES)
+    pauses = [min(range_reader._LONGEST_PAUSE_S, 0.25 * 2**in_vain) for in_vain in tries]
+    assert range_reader._LONGEST_SILENCE_S + max(pauses) + http._TIMEOUT_S < 60
 
 
 def test_a_redirect_is_followed_and_not_to_other_kinds_of_places(web: Web) -> None:
@@ -180,6 +180,6 @@ def test_without_an_etag_the_time_of_change_is_the_version(web: Web) -> None:
 
 
 def test_a_server_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranged, "_LONGEST_PAUSE_S", 0.001)
+    monkeypatch.setattr(range_reader, "_LONGEST_PAUSE_S", 0.001)
     with pytest.raises(LostError, match=r"127\.0\.0\.1:9/x\.jsonl cannot be read: .*refused"):
         list_files("http://127.0.0.1:9/x.jsonl")

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.data.prepare import prepare
 from shardyard.data.readers.rows import TextOf
 from shardyard.data.sources import list_files, read_sections, split_into_pieces
 from shardyard.data.splits import corpus_of
 from shardyard.data.stores import hub as hub_store
-from shardyard.data.stores import ranged
-from shardyard.data.text_sets import prepare_text
+from shardyard.data.stores import range_reader
+from shardyard.data.text_datasets import prepare_text
 from shardyard.errors import AccessError, CapacityError, RequestError
 from tests.hub import STRANGER, TOKEN, Hub, running_hub
 
@@ -160,7 +160,7 @@ def test_a_private_or_gated_dataset_asks_for_a_token(
 
 def test_a_hub_that_is_lost_is_told(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     files = list_files("hf://acme/tales/train")
-    monkeypatch.setattr(ranged, "_TRIES", 1)
+    monkeypatch.setattr(range_reader, "_TRIES", 1)
     hub.is_down = True
     (piece,) = split_into_pieces(files, 2**20)
     with pytest.raises(CapacityError, match=r"hf://acme/tales@\w+/data/train.*then prepare again"):

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from shardyard.config.resolved import DataFacts
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.data.prepare import prepare
 from shardyard.data.readers.rows import TextOf
 from shardyard.data.sources import list_files, read_sections, split_into_pieces
-from shardyard.data.stores import ranged, s3
+from shardyard.data.stores import range_reader, s3
 from shardyard.errors import AccessError, LostError, RequestError, SourceError
 from tests.data.cutting_proxy import Proxy, cutting_proxy
 from tests.launchers.batch_server import BatchServer
@@ -56,7 +56,7 @@ def world(moto: BatchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with s3_front(moto.url) as front, cutting_proxy(front.url) as proxy:
         for name, value in {**moto.environ, "AWS_ENDPOINT_URL": proxy.url}.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr(ranged, "_LONGEST_PAUSE_S", 0.01)
+        monkeypatch.setattr(range_reader, "_LONGEST_PAUSE_S", 0.01)
         s3._client.cache_clear()
         yield World(moto, proxy, front, tmp_path)
     s3._client.cache_clear()

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from shardyard.errors import CheckpointError
-from shardyard.importers.checkpoints.importing import plan_import, run_import
+from shardyard.importers.checkpoints.convert import plan_import, run_import
 
 MADE = Path(__file__).parent / "deepspeed"
 

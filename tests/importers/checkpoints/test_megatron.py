@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from shardyard.errors import CheckpointError, RequestError
-from shardyard.importers.checkpoints.importing import plan_import, run_import
+from shardyard.importers.checkpoints.convert import plan_import, run_import
 from tests.importers.checkpoints.made import TOKENS, model
 
 pytestmark = pytest.mark.heavy

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from shardyard.errors import CheckpointError, RequestError
-from shardyard.importers.checkpoints.folder import ORIGIN, write_folder
-from shardyard.importers.checkpoints.importing import plan_import, run_import
+from shardyard.importers.checkpoints.convert import plan_import, run_import
+from shardyard.importers.checkpoints.hf_writer import ORIGIN, write_folder
 from tests.distributed.ranks import run_on_ranks
 from tests.importers.checkpoints.made import TOKENS, model, save_all
 

@@ -11,8 +11,8 @@ from shardyard.config.load import load_recipe
 from shardyard.errors import RequestError, StorageError
 from shardyard.given_file import read_given
 from shardyard.importers.configs.shell import read_script
-from shardyard.importers.configs.source import read_files
-from shardyard.yaml_text import read_yaml
+from shardyard.importers.configs.source_file import read_files
+from shardyard.io.yaml import read_yaml
 
 pytestmark = pytest.mark.heavy
 

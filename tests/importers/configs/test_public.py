@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from shardyard.config.check import load_checked_recipe
+from shardyard.config.rules.check import load_checked_recipe
 from shardyard.importers.configs.importing import import_files
 from shardyard.importers.configs.rules import Kind
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
+from shardyard.rundir.jsonl import read_lines, read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_lines, read_steps
 from tests.launchers.kubernetes.pods import (
     IMAGE,
     VOLUME,

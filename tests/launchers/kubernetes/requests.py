@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from shardyard.config.cluster_choice import chosen_cluster
 from shardyard.config.load import dump_recipe, load_recipe
-from shardyard.config.machines import chosen_cluster
 from shardyard.launchers.base import LaunchRequest
 
 IMAGE = "registry.example/train@sha256:" + "0123456789abcdef" * 4

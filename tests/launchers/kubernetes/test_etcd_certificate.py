@@ -15,8 +15,9 @@ import pytest
 
 from shardyard.config.load import load_recipe
 from shardyard.config.meeting_place import parse_meeting_place
-from shardyard.elastic.etcd_client import Etcd, EtcdSilentError
+from shardyard.elastic.rendezvous.etcd_client import Etcd, EtcdSilentError
 from shardyard.errors import RequestError
+from shardyard.io.polling import wait_for
 from shardyard.launchers.kubernetes.etcd import (
     command,
     empty_secret,
@@ -27,7 +28,6 @@ from shardyard.launchers.kubernetes.etcd import (
 from shardyard.launchers.kubernetes.etcd_certificate import FILES, FOLDER
 from shardyard.launchers.kubernetes.objects import render_objects
 from shardyard.launchers.kubernetes.placement import pod_spec
-from shardyard.waiting import wait_for
 from tests.debian_packages import need
 from tests.launchers.kubernetes.requests import request_for
 from tests.launchers.kubernetes.schemas import check_builtin

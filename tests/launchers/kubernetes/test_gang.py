@@ -2,8 +2,8 @@
 
 import pytest
 
-from shardyard.config.check import check
 from shardyard.config.load import load_recipe
+from shardyard.config.rules.check import check
 from shardyard.errors import RecipeError, RequestError
 from shardyard.launchers.kubernetes.launcher import KubernetesLauncher
 from shardyard.launchers.kubernetes.objects import render_objects

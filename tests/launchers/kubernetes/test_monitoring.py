@@ -15,7 +15,7 @@ from shardyard.launchers.kubernetes.eks import eks_cluster
 from shardyard.launchers.kubernetes.monitoring import PORT, render_objects
 from shardyard.launchers.kubernetes.objects import render_objects as render_job
 from shardyard.launchers.ledger import Ledger
-from shardyard.monitoring.metrics import counters
+from shardyard.launchers.monitoring.metrics import counters
 from tests.launchers.kubernetes.api_server import write_kubeconfig
 from tests.launchers.kubernetes.conftest import Site, rented
 from tests.launchers.kubernetes.requests import request_for

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from shardyard.cluster.description import SYSTEM_USD_PER_HOUR
-from shardyard.config.launch_section import Side
+from shardyard.cluster.spec import SYSTEM_USD_PER_HOUR
+from shardyard.config.schema.launch import Side
 from shardyard.doctor.finding import Finding
 from shardyard.errors import RequestError
 from shardyard.launchers.base import SideJob, Submission

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from shardyard.config.capacity import capacity_of
 from shardyard.config.load import dump_recipe
+from shardyard.config.machines import capacity_of
 from shardyard.errors import RequestError
 from shardyard.launchers.base import place_in
 from shardyard.launchers.kubernetes.capacity import is_of, terms_of

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from shardyard.data.pieces import SCRATCH
-from shardyard.launchers.marked import NONCE_VARIABLE, parse
+from shardyard.launchers.log_markers import NONCE_VARIABLE, parse
+from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_steps
 from tests.launchers.kubernetes.pod_runs import (
     PodRun,
     loss_difference,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from shardyard.report.run import RunRecord, read_run
+from shardyard.report.run_data import RunRecord, read_run
 from shardyard.rundir.layout import RunDir
 from tests.report.synthetic import BEGAN_T, RunWriter, resolved_run
 

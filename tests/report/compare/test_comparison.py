@@ -10,7 +10,7 @@ from shardyard.errors import RequestError
 from shardyard.report.compare.comparison import Comparison, compare
 from shardyard.report.compare.differences import settings_that_differ, surroundings_that_differ
 from shardyard.report.compare.targets import parse_target, targets_of
-from shardyard.report.run import read_run
+from shardyard.report.run_data import read_run
 from shardyard.rundir.layout import RunDir
 from tests.report.compare.some_runs import USD_PER_HOUR, record_of
 from tests.report.synthetic import RunWriter, resolved_run

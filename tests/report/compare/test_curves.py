@@ -7,7 +7,7 @@ import pytest
 
 from shardyard.report.compare.counted import EVALUATION, OTHER, SAVE, START, pace_of
 from shardyard.report.compare.curves import RunCurves, curves_of
-from shardyard.report.run import RunRecord, read_run
+from shardyard.report.run_data import RunRecord, read_run
 from shardyard.report.walltime import account
 from shardyard.rundir.layout import RunDir
 from tests.report.compare.some_runs import USD_PER_HOUR, record_of

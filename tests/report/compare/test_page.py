@@ -14,7 +14,7 @@ from shardyard.report.compare.comparison import Comparison, compare
 from shardyard.report.compare.curves import AXES
 from shardyard.report.compare.look import look_of
 from shardyard.report.compare.page import render_comparison
-from shardyard.report.run import RunRecord, read_run
+from shardyard.report.run_data import RunRecord, read_run
 from shardyard.rundir.layout import RunDir
 from tests.debian_packages import need
 from tests.report.compare.some_runs import record_of

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from shardyard.data.images.boxes import Range, middle, random_crop, random_part, resized
-from shardyard.data.images.draws import Draws, Place
+from shardyard.data.images.crops import Range, middle, random_crop, random_part, resized
+from shardyard.data.images.keyed_rng import Draws, Place
 from shardyard.data.images.rand_augment import Picture, rand_augment
 
 Pixels = npt.NDArray[np.uint8]

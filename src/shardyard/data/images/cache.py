@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 
 from shardyard.config.sources import is_remote
+from shardyard.data.byte_ranges import SourceFile, shown
 from shardyard.data.images.index import ImageIndex, Rows
-from shardyard.data.spans import SourceFile, shown
 from shardyard.data.stores.base import open_file
 from shardyard.errors import DataError
 

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from shardyard.config.fingerprint import digest
+from shardyard.data.byte_ranges import SourceFile, shown
 from shardyard.data.images.index import OWN_FILE, ROW, Rows, index_name, names_name
 from shardyard.data.images.order import Window
-from shardyard.data.images.pieces import ImagePiece, npy_bytes
+from shardyard.data.images.work_units import ImagePiece, npy_bytes
 from shardyard.data.pieces import SPLITS, file_entry, write_file
 from shardyard.data.shards import IMAGES_VERSION, MANIFEST
-from shardyard.data.spans import SourceFile, shown
 from shardyard.errors import RequestError, SourceError
-from shardyard.files import flush_folder
+from shardyard.io.files import flush_folder
 
 _BLOCK_BYTES = 4 * 2**20
 """Read at once: a request to S3 then takes longer to answer than to begin."""

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from shardyard.data.extras import extra
-from shardyard.data.spans import shown
+from shardyard.data.byte_ranges import shown
+from shardyard.data.optional_imports import extra
 from shardyard.errors import SourceError
 from shardyard.file_faults import POINTER_BYTES, why_page, why_pointer
 

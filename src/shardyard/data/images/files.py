@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from shardyard.data.spans import SourceFile, shown
+from shardyard.data.byte_ranges import SourceFile, shown
 from shardyard.data.stores.base import open_file
 from shardyard.errors import SourceError
 

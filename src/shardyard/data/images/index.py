@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shardyard.config.resolved import DataFacts
+from shardyard.data.byte_ranges import SourceFile, shown
 from shardyard.data.images.order import Window
 from shardyard.data.shards import IMAGES_VERSION, check_sizes, damaged, read_manifest
-from shardyard.data.spans import SourceFile, shown
 
 ROW = np.dtype([("offset", "<i8"), ("size", "<u4"), ("label", "<i4"), ("part", "<i4")])
 OWN_FILE = -1

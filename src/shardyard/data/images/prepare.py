@@ -15,24 +15,24 @@ from typing import Any
 
 import numpy as np
 
-from shardyard.config.data_section import Data
 from shardyard.config.dataset_name import source_word
 from shardyard.config.fingerprint import digest
 from shardyard.config.resolved import DataFacts
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.data import Data
+from shardyard.config.schema.recipe import Recipe
 from shardyard.config.sources import is_remote
-from shardyard.cores import usable_cores
+from shardyard.cpu_quota import usable_cores
+from shardyard.data.byte_ranges import SourceFile, shown
 from shardyard.data.images.commit import commit
 from shardyard.data.images.files import InTar
+from shardyard.data.images.image_iter import of_digits, of_files, of_parquet, of_tar
 from shardyard.data.images.index import read_facts
-from shardyard.data.images.pictures import of_digits, of_files, of_parquet, of_tar
-from shardyard.data.images.pieces import ImagePiece, Options
 from shardyard.data.images.sources import Listing, in_words, list_pictures
+from shardyard.data.images.work_units import ImagePiece, Options
 from shardyard.data.order import permute_many
 from shardyard.data.pieces import SCRATCH, SPLITS, HoldOut
 from shardyard.data.prepare import Progress, is_finished, sole_writer
 from shardyard.data.shards import IMAGES_VERSION, MANIFEST, read_manifest
-from shardyard.data.spans import SourceFile, shown
 from shardyard.data.workers import Task, run_tasks
 from shardyard.errors import DataError, RequestError, SourceError
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageEnhance, ImageOps
 
-from shardyard.data.images.draws import Draws, Place
+from shardyard.data.images.keyed_rng import Draws, Place
 
 Picture = Image.Image
 

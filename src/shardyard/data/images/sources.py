@@ -13,15 +13,15 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Literal, NoReturn
 
-from shardyard.config.data_section import Sources
 from shardyard.config.resolved import DataFacts
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.data import Sources
+from shardyard.config.schema.recipe import Recipe
 from shardyard.config.sources import DIGITS, is_name, is_remote
 from shardyard.config.split_names import KEYWORDS, NamedSplit, held_out_of, split_in
+from shardyard.data.byte_ranges import SourceFile, shown
 from shardyard.data.images.digits import DIGITS_FILE
 from shardyard.data.images.files import InTar
 from shardyard.data.images.imagenet import as_class_folders, is_imagenet, unpacked
-from shardyard.data.spans import SourceFile, shown
 from shardyard.data.stores.base import find_all
 from shardyard.errors import RequestError
 

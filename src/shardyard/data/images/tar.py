@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from shardyard.data.spans import shown
+from shardyard.data.byte_ranges import shown
 from shardyard.errors import SourceError
 
 _BLOCK = 512

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from shardyard.cores import usable_cores
+from shardyard.cpu_quota import usable_cores
 
 T = TypeVar("T")
 

@@ -5,10 +5,10 @@ Pillow is imported when a view is made: what reads text does without.
 
 from typing import TYPE_CHECKING
 
-from shardyard.config.data_section import Images
-from shardyard.config.schema import Recipe
-from shardyard.data.extras import extra
-from shardyard.data.images.mixing import Mixing
+from shardyard.config.schema.data import Images
+from shardyard.config.schema.recipe import Recipe
+from shardyard.data.images.mixup import Mixing
+from shardyard.data.optional_imports import extra
 from shardyard.data.samples import Prepare, unchanged
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from shardyard.data.extras import extra
+from shardyard.data.byte_ranges import Section, Span, shown
+from shardyard.data.optional_imports import extra
 from shardyard.data.readers.rows import TextOf
 from shardyard.data.records import record_text
-from shardyard.data.spans import Section, Span, shown
 from shardyard.errors import SourceError
 
 ARRAYS = {

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from functools import partial
 from typing import BinaryIO
 
-from shardyard.data.readers.places import Place, decode, rewound
+from shardyard.data.byte_ranges import Section, Span
+from shardyard.data.readers.read_errors import Place, decode, rewound
 from shardyard.data.readers.rows import TextOf
-from shardyard.data.spans import Section, Span
 from shardyard.errors import SourceError
 
 MOST_DOCUMENT_BYTES = 2**24

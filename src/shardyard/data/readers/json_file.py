@@ -7,10 +7,10 @@ from collections.abc import Generator, Iterator
 from functools import partial
 from typing import Any, BinaryIO
 
+from shardyard.data.byte_ranges import Section, Span, shown
 from shardyard.data.readers.json_values import DECODER, not_json
-from shardyard.data.readers.places import Place, decode, rewound
+from shardyard.data.readers.read_errors import Place, decode, rewound
 from shardyard.data.readers.rows import TextOf
-from shardyard.data.spans import Section, Span, shown
 from shardyard.errors import SourceError
 
 MOST_BYTES = 2**30

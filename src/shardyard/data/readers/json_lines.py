@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from functools import partial
 from typing import IO, BinaryIO, cast
 
-from shardyard.data.extras import extra
+from shardyard.data.byte_ranges import Section, SourceFile, Span, shown
+from shardyard.data.optional_imports import extra
 from shardyard.data.readers.json_values import DECODER, not_json
 from shardyard.data.readers.packed import bunzipped, unpacking
-from shardyard.data.readers.places import Place, Rewind, decode, rewound
+from shardyard.data.readers.read_errors import Place, Rewind, decode, rewound
 from shardyard.data.readers.rows import TextOf
-from shardyard.data.spans import Section, SourceFile, Span, shown
 from shardyard.errors import SourceError
 
 MOST_LINE_BYTES = 2**28

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, BinaryIO, cast
 
-from shardyard.data.readers.places import rewound
-from shardyard.data.spans import SourceFile, shown
+from shardyard.data.byte_ranges import SourceFile, shown
+from shardyard.data.readers.read_errors import rewound
 from shardyard.errors import SourceError
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
-from shardyard.data.extras import extra
+from shardyard.data.byte_ranges import Section, Span, shown
+from shardyard.data.optional_imports import extra
 from shardyard.data.readers.rows import TextOf, some_keys
-from shardyard.data.spans import Section, Span, shown
 from shardyard.errors import SourceError
 
 _BATCH_ROWS = 256

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardyard.config.tasks import imported
-from shardyard.data.spans import shown
+from shardyard.data.byte_ranges import shown
 from shardyard.errors import SourceError
 
 

@@ -4,10 +4,10 @@ import codecs
 from collections.abc import Iterator
 from typing import BinaryIO
 
+from shardyard.data.byte_ranges import Section, Span
 from shardyard.data.formats import SECTION_BYTES
-from shardyard.data.readers.places import Place, decode, rewound
+from shardyard.data.readers.read_errors import Place, decode, rewound
 from shardyard.data.readers.rows import TextOf
-from shardyard.data.spans import Section, Span
 
 _UTF8_CONTINUATION = bytes(range(0x80, 0xC0))
 

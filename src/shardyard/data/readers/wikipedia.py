@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from typing import BinaryIO
 from xml.parsers import expat
 
+from shardyard.data.byte_ranges import Section, SourceFile, Span, shown
 from shardyard.data.readers.packed import bunzipped, unpacking
-from shardyard.data.readers.places import rewound
+from shardyard.data.readers.read_errors import rewound
 from shardyard.data.readers.rows import TextOf
 from shardyard.data.readers.wiki_markup import plain_text
-from shardyard.data.spans import Section, SourceFile, Span, shown
 from shardyard.errors import SourceError
 
 _READ_BYTES = 2**18

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from shardyard.config.sources import store_class
-from shardyard.data.spans import SourceFile, shown
+from shardyard.data.byte_ranges import SourceFile, shown
 from shardyard.data.stores.faulty import refuse_faulty
 from shardyard.errors import RequestError
 

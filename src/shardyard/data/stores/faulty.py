@@ -2,7 +2,7 @@
 
 from typing import BinaryIO
 
-from shardyard.data.spans import SourceFile, shown
+from shardyard.data.byte_ranges import SourceFile, shown
 from shardyard.errors import SourceError
 from shardyard.file_faults import POINTER_BYTES, why_page, why_pointer
 

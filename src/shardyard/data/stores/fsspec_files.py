@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from shardyard.config.sources import SCHEMES
-from shardyard.data.spans import SourceFile, shown
+from shardyard.data.byte_ranges import SourceFile, shown
 from shardyard.data.stores.base import Found
-from shardyard.data.stores.ranged import READ_AGAIN, RangedStore, changed
+from shardyard.data.stores.range_reader import READ_AGAIN, RangedStore, changed
 from shardyard.errors import AccessError, LostError, RequestError, ShardyardError
 
 _VERSIONS = ("etag", "ETag", "generation", "content_md5", "blob_id", "mtime", "created")

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from shardyard.data.spans import SourceFile, shown
+from shardyard.data.byte_ranges import SourceFile, shown
 from shardyard.data.stores.base import Found
-from shardyard.data.stores.ranged import READ_AGAIN, RangedStore, changed, steadily
+from shardyard.data.stores.range_reader import READ_AGAIN, RangedStore, changed, steadily
 from shardyard.errors import AccessError, LostError, RequestError, ShardyardError
 
 _TIMEOUT_S = 15.0

@@ -22,11 +22,11 @@ from typing import Any, BinaryIO, cast
 from urllib.parse import unquote
 
 from shardyard.config.globs import count_literal
-from shardyard.config.hub_errors import hub_errors_told
+from shardyard.config.model.hub_errors import hub_errors_told
 from shardyard.config.split_names import ABOUT, KEYWORDS
-from shardyard.data.spans import SourceFile, shown
+from shardyard.data.byte_ranges import SourceFile, shown
 from shardyard.data.stores.base import Found, is_left_out
-from shardyard.data.stores.ranged import READ_AGAIN, RangedFile, changed, matcher
+from shardyard.data.stores.range_reader import READ_AGAIN, RangedFile, changed, matcher
 from shardyard.errors import CapacityError, LostError, RequestError
 
 _ADDRESS = re.compile(

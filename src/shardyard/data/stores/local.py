@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 from shardyard.config.globs import how_to_escape, matches_of, split_pattern
-from shardyard.data.spans import SourceFile, shown
+from shardyard.data.byte_ranges import SourceFile, shown
 from shardyard.data.stores.base import COMPILED, Found
 from shardyard.errors import RequestError
 from shardyard.file_faults import why_broken_link

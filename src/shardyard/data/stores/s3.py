@@ -6,11 +6,11 @@ from contextlib import AbstractContextManager, closing
 from functools import cache
 from typing import Any
 
-from shardyard.aws import code_of, errors_of_s3, s3_client
-from shardyard.data.spans import SourceFile, shown
+from shardyard.data.byte_ranges import SourceFile, shown
 from shardyard.data.stores.base import Found
-from shardyard.data.stores.ranged import READ_AGAIN, RangedStore, changed
+from shardyard.data.stores.range_reader import READ_AGAIN, RangedStore, changed
 from shardyard.errors import LostError, RequestError, ShardyardError
+from shardyard.io.aws import code_of, errors_of_s3, s3_client
 
 _RIGHTS = "s3:ListBucket on the bucket and s3:GetObject on its objects"
 _BUCKET = re.compile(r"[a-zA-Z0-9._-]{1,255}", re.ASCII)

@@ -10,7 +10,7 @@ from shardyard.errors import JsonFileError, RequestError
 from shardyard.families.config_json import shape_of_config
 from shardyard.families.registry import family_of, is_family
 from shardyard.families.shape import ModelShape
-from shardyard.files import parse_json, read_json, read_json_object
+from shardyard.io.files import parse_json, read_json, read_json_object
 
 CONFIG, INDEX, WEIGHTS = "config.json", "model.safetensors.index.json", "model.safetensors"
 _TAKEN = (".json", ".jinja", ".txt", ".model", ".md", ".tiktoken")

@@ -23,8 +23,8 @@ from shardyard.importers.checkpoints.checkpoint import Checkpoint
 from shardyard.importers.checkpoints.like import Like
 from shardyard.importers.checkpoints.megatron_args import differences
 from shardyard.importers.checkpoints.pickles import Record, load
-from shardyard.importers.checkpoints.saved_file import leaves_of
 from shardyard.importers.checkpoints.stored import Stored, joined
+from shardyard.importers.checkpoints.torch_save_file import leaves_of
 
 LATEST = "latest_checkpointed_iteration.txt"
 _RANK = re.compile(r"mp_rank_(\d+)(?:_(\d+))?")

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 from shardyard.errors import CheckpointError
 from shardyard.importers.checkpoints.stored import Piece, Stored
-from shardyard.safetensors_header import ITEM_BYTES
+from shardyard.io.safetensors_header import ITEM_BYTES
 
 MAX_PICKLE_BYTES = 2**30
 """Of what describes tensors; the largest that is known has a tenth of it."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from shardyard.errors import CheckpointError
-from shardyard.safetensors_header import ITEM_BYTES
+from shardyard.io.safetensors_header import ITEM_BYTES
 
 BLOCK_BYTES = 2**23
 """Of a tensor that are in memory at once, where its bytes lie in the order in which they are

@@ -6,12 +6,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from shardyard.config.check import load_checked_recipe
 from shardyard.config.load import load_recipe
+from shardyard.config.rules.check import load_checked_recipe
 from shardyard.errors import Problem, RecipeError, RequestError
-from shardyard.files import parse_json
-from shardyard.importers.configs import kubeflow, ours, scripts, shell
-from shardyard.importers.configs.job import Implied, Job, put_together, settled
+from shardyard.importers.configs import kubeflow, scripts, shardyard_manifest, shell
+from shardyard.importers.configs.combine import Implied, Job, put_together, settled
+from shardyard.importers.configs.detect import SOURCES, Source, source_of
 from shardyard.importers.configs.recipe_text import recipe_text, tree_of
 from shardyard.importers.configs.rules import (
     QUANTITIES,
@@ -23,9 +23,9 @@ from shardyard.importers.configs.rules import (
     none,
     refused,
 )
-from shardyard.importers.configs.source import SourceFile, leaves, read_files
-from shardyard.importers.configs.sources import SOURCES, Source, source_of
-from shardyard.yaml_text import read_yaml
+from shardyard.importers.configs.source_file import SourceFile, leaves, read_files
+from shardyard.io.files import parse_json
+from shardyard.io.yaml import read_yaml
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,11 +107,11 @@ def _rendered(paths: Sequence[Path]) -> str | None:
     for path in paths:
         for file in read_files(path):
             if file.content is not None:
-                found = ours.recipe_in(file.content)
+                found = shardyard_manifest.recipe_in(file.content)
             elif file.text.lstrip()[:1] == "[":
-                found = ours.recipe_of_calls(_calls(file))
+                found = shardyard_manifest.recipe_of_calls(_calls(file))
             else:
-                found = ours.recipe_of_script(file.name, file.text)
+                found = shardyard_manifest.recipe_of_script(file.name, file.text)
             if found is not None:
                 return found
     return None

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.importers.configs.rules import Kind, Outcome
-from shardyard.printable import printable
-from shardyard.yaml_text import write_yaml
+from shardyard.io.sanitize import printable
+from shardyard.io.yaml import write_yaml
 
 GIVEN = "given on the command line"
 _WIDTH = 40

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from shardyard.config.credentials import HIDDEN, find_credential
 from shardyard.config.optimizers import OPTIMIZERS
 from shardyard.config.optimizers_elsewhere import Elsewhere, named_elsewhere
-from shardyard.config.setting import settings
+from shardyard.config.schema.reference import settings
 
 QUANTITIES = {
     "processes": "processes of the whole job",

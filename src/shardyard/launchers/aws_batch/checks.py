@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
-from shardyard.aws import aws_client, aws_errors, aws_session, error_code
-from shardyard.config.capacity import capacity_of
+from shardyard.config.machines import capacity_of
 from shardyard.config.secret_reference import Reference, parse_references
 from shardyard.doctor.finding import Finding, gather
 from shardyard.errors import ShardyardError
 from shardyard.image.ecr import Registry, ecr_registry
 from shardyard.image.registry import find_image
-from shardyard.launchers.aws_batch.objects import LOG_GROUP, chosen_instance, job_definition
+from shardyard.io.aws import aws_client, aws_errors, aws_session, error_code
 from shardyard.launchers.aws_batch.queue import check_queue, environments_of, queue_named
+from shardyard.launchers.aws_batch.requests import LOG_GROUP, chosen_instance, job_definition
 from shardyard.launchers.base import LaunchRequest
-from shardyard.launchers.place import PORT
+from shardyard.launchers.node_rank import PORT
 
 QUOTAS = {"p": "L-417A185B", "g": "L-DB2E81BA", "dl": "L-6E869C2A"}
 """Family -> code of the quota "Running On-Demand ... instances", in vCPUs. Source: EC2 User Guide,

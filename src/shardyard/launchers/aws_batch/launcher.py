@@ -12,7 +12,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
-from shardyard.aws import (
+from shardyard.config.schema.recipe import Recipe
+from shardyard.config.sight import Sight
+from shardyard.doctor.finding import Finding
+from shardyard.errors import RequestError, ShardyardError
+from shardyard.io.aws import (
     THROTTLING_CODES,
     UncertainError,
     aws_client,
@@ -20,13 +24,11 @@ from shardyard.aws import (
     aws_session,
     error_code,
 )
-from shardyard.config.schema import Recipe
-from shardyard.config.sight import Sight
-from shardyard.doctor.finding import Finding
-from shardyard.errors import RequestError, ShardyardError
 from shardyard.launchers.aws_batch.checks import batch_checks
 from shardyard.launchers.aws_batch.logs import read_logs, stream_names
-from shardyard.launchers.aws_batch.objects import (
+from shardyard.launchers.aws_batch.ownership import is_ours
+from shardyard.launchers.aws_batch.queue import check_queue, container_of
+from shardyard.launchers.aws_batch.requests import (
     LOG_GROUP,
     NAME_BEGINS,
     ORIGIN_TAG,
@@ -35,8 +37,6 @@ from shardyard.launchers.aws_batch.objects import (
     job_submission,
     warnings,
 )
-from shardyard.launchers.aws_batch.ownership import is_ours
-from shardyard.launchers.aws_batch.queue import check_queue, container_of
 from shardyard.launchers.aws_batch.status import CANCEL_REASON, STATES, job_status
 from shardyard.launchers.base import (
     ORIGIN_DETAIL,

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardyard.aws import aws_errors, error_code
+from shardyard.io.aws import aws_errors, error_code
+from shardyard.io.polling import until_over
 from shardyard.launchers.base import LogLine
-from shardyard.waiting import until_over
 
 PAGE_EVENTS = 500
 """Lines of one node read at once."""

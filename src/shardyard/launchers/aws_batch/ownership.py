@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardyard.errors import AccessError
-from shardyard.launchers.aws_batch.objects import ORIGIN_TAG, RUN_TAG
+from shardyard.launchers.aws_batch.requests import ORIGIN_TAG, RUN_TAG
 from shardyard.launchers.base import ORIGIN_DETAIL
 from shardyard.launchers.ledger import Entry
 

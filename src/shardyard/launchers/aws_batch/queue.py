@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from shardyard.aws import aws_errors
 from shardyard.errors import CapacityError, RequestError
+from shardyard.io.aws import aws_errors
 
 
 def check_queue(batch: Any, name: str, definition: Mapping[str, Any]) -> None:

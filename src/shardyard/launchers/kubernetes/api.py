@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from shardyard.errors import AccessError, RequestError
-from shardyard.files import parse_json
+from shardyard.io.files import parse_json
 from shardyard.launchers.kubernetes.exec import (
     SILENCE_S,
     HandshakeError,

@@ -5,7 +5,7 @@ Terms are alternatives, the expressions of one must all hold, as in Kubernetes' 
 
 from typing import Any
 
-from shardyard.config.capacity import Capacity
+from shardyard.config.machines import Capacity
 
 RESERVATION = "shardyard/capacity-reservation"
 """Label of node groups, with the reservation's id: for groups that Karpenter has not made."""

@@ -12,6 +12,7 @@ from shardyard.doctor.finding import Finding, gather
 from shardyard.errors import ShardyardError
 from shardyard.launchers.base import LaunchRequest
 from shardyard.launchers.kubernetes.api import PLURALS, Api
+from shardyard.launchers.kubernetes.api_versions import OLDEST, trainjob_schema
 from shardyard.launchers.kubernetes.claim_checks import check_claims
 from shardyard.launchers.kubernetes.names import TARGETS
 from shardyard.launchers.kubernetes.node_checks import check_image, check_nodes, check_side_nodes
@@ -19,7 +20,6 @@ from shardyard.launchers.kubernetes.policy_checks import check_policies
 from shardyard.launchers.kubernetes.prerequisites import ETCD, how_to_install, needed
 from shardyard.launchers.kubernetes.quota_checks import check_quota
 from shardyard.launchers.kubernetes.refusals import ForbiddenError
-from shardyard.launchers.kubernetes.served import OLDEST, trainjob_schema
 from shardyard.launchers.kubernetes.trainjob import RUNTIME_RIGHT, has_content_of, runtime
 
 

@@ -6,7 +6,7 @@ A rendezvous lives in it for minutes, so nothing is lost with it that a restart 
 from typing import Any
 
 from shardyard.config.kubernetes_etcd import secret_name, service_name
-from shardyard.config.launch_section import Kubernetes
+from shardyard.config.schema.launch import Kubernetes
 from shardyard.launchers.kubernetes.etcd_certificate import (
     FILES,
     FOLDER,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.config.kubernetes_etcd import secret_name
-from shardyard.config.launch_section import Kubernetes
+from shardyard.config.schema.launch import Kubernetes
 from shardyard.errors import RequestError, ShardyardError
 
 FOLDER = "/shardyard/etcd"

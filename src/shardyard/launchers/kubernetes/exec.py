@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from shardyard.errors import CapacityError, ShardyardError
-from shardyard.files import parse_json
+from shardyard.io.files import parse_json
 
 _PROTOCOL = "v4.channel.k8s.io"
 """Without stdin nothing of v5 is needed. Source: constants.go of apimachinery's remotecommand."""

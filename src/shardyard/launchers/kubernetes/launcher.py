@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.config.sight import Sight
 from shardyard.doctor.finding import Finding
 from shardyard.errors import AccessError, RequestError, ShardyardError
@@ -34,6 +34,7 @@ from shardyard.launchers.base import (
 )
 from shardyard.launchers.kubernetes import pod
 from shardyard.launchers.kubernetes.api import PLURALS, Api
+from shardyard.launchers.kubernetes.api_versions import require_served, trainjob_schema
 from shardyard.launchers.kubernetes.checks import kubernetes_checks
 from shardyard.launchers.kubernetes.exec import LostConnectionError
 from shardyard.launchers.kubernetes.gang import KIND as GROUP_KIND
@@ -60,11 +61,10 @@ from shardyard.launchers.kubernetes.ownership import (
 from shardyard.launchers.kubernetes.placement import refuse_unplaceable
 from shardyard.launchers.kubernetes.prerequisites import MONITORS
 from shardyard.launchers.kubernetes.refusals import ExistsError, ForbiddenError, UncertainError
-from shardyard.launchers.kubernetes.served import require_served, trainjob_schema
 from shardyard.launchers.kubernetes.state import Object, is_running, newest_pods, status_of
 from shardyard.launchers.kubernetes.trainjob import RUNTIME_RIGHT, for_schema, has_content_of
 from shardyard.launchers.ledger import SUBMITTED, UUID, Entry, EntryForm, Ledger, form
-from shardyard.talk import warn
+from shardyard.log import warn
 
 CANCELLED = "shardyard/cancelled"
 """Annotation of the recipe's ConfigMap, which outlives the job."""

@@ -23,9 +23,9 @@ from shardyard.launchers.kubernetes.prerequisites import (
     PROMETHEUS,
 )
 from shardyard.launchers.kubernetes.resources import demand_of
-from shardyard.monitoring import alerts, dashboards
-from shardyard.monitoring.metrics import counters
-from shardyard.talk import say, warn
+from shardyard.launchers.monitoring import alerts, dashboards
+from shardyard.launchers.monitoring.metrics import counters
+from shardyard.log import say, warn
 
 NAME = "shardyard"
 PORT = "metrics"

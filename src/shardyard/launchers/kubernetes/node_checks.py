@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import suppress
 
-from shardyard.config.capacity import capacity_of
+from shardyard.config.machines import capacity_of
 from shardyard.doctor.finding import Finding
 from shardyard.errors import AccessError
 from shardyard.image.registry import find_image

@@ -6,10 +6,10 @@ import math
 from pathlib import PurePosixPath
 from typing import Any
 
-from shardyard.config.capacity import capacity_of
-from shardyard.config.launch_section import Volume
+from shardyard.config.machines import capacity_of
 from shardyard.config.metrics_place import ADDRESS_VARIABLE, metrics_place
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.launch import Volume
+from shardyard.config.schema.recipe import Recipe
 from shardyard.config.secret_reference import parse_references
 from shardyard.errors import RequestError
 from shardyard.image.dockerfile import USER_ID

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
-from shardyard.files import parse_json
+from shardyard.io.files import parse_json
 from shardyard.units import format_bytes
 
 Object = dict[str, Any]

@@ -16,12 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.config.sight import Sight
 from shardyard.doctor.finding import Finding
 from shardyard.errors import EXIT_DRAINED, RequestError, ShardyardError
-from shardyard.files import make_folder, write_text
 from shardyard.foreign_variables import not_for_sbatch, refuse_other_cluster
+from shardyard.io.files import make_folder, write_text
 from shardyard.launchers.base import (
     Answer,
     Capabilities,

@@ -1,6 +1,6 @@
 """`--place slurm`: where a node of a batch job stands, as Slurm says it."""
 
-from shardyard.launchers.place import Place, Variables
+from shardyard.launchers.node_rank import Place, Variables
 from shardyard.launchers.slurm.nodelist import host_of
 
 _PORTS = range(20000, 30000)

@@ -12,16 +12,16 @@ import sys
 from collections.abc import Mapping
 from typing import Literal
 
-from shardyard.config.capacity import refuse_renting
-from shardyard.config.schema import Recipe
+from shardyard.config.machines import refuse_renting
+from shardyard.config.rules.slurm_options import gpus_in, words_of
+from shardyard.config.rules.timeouts import timeout_problems
+from shardyard.config.schema.recipe import Recipe
 from shardyard.config.secret_reference import parse_references
-from shardyard.config.slurm_options import gpus_in, words_of
-from shardyard.config.timeouts import timeout_problems
 from shardyard.errors import RecipeError, RequestError
 from shardyard.foreign_variables import SRUN_DEFAULTS
 from shardyard.launchers.base import LaunchRequest
 from shardyard.launchers.ledger import SIDE_DETAIL
-from shardyard.launchers.shell_words import word
+from shardyard.launchers.shell_quoting import word
 from shardyard.python_program import ISOLATED
 
 NODE_PROGRAM = (*ISOLATED, "shardyard.node")

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 from shardyard.config.batch import step_samples
 from shardyard.config.layout import Layout
-from shardyard.config.schema import Recipe
+from shardyard.config.schema.recipe import Recipe
 from shardyard.config.snapshots import copies
 from shardyard.errors import Problem
+from shardyard.families.images.lookup import operators_of
 from shardyard.families.images.network import ImageNetwork
-from shardyard.families.images.tables import operators_of
 from shardyard.hardware.cluster import Cluster
 from shardyard.planner.images.decoding import decoded_per_s
 from shardyard.planner.images.image_step import ImageStep

@@ -17,7 +17,7 @@ from shardyard.report.compare.differences import (
 )
 from shardyard.report.compare.speed import Pace, Speed, compare_speed
 from shardyard.report.compare.targets import Reached, Target, reached, targets_of
-from shardyard.report.run import RunRecord
+from shardyard.report.run_data import RunRecord
 from shardyard.report.summary import Summary, summarize
 
 

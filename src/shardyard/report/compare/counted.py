@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from shardyard.report.compare.speed import Pace
-from shardyard.report.run import Line, RunRecord
+from shardyard.report.run_data import Line, RunRecord
 from shardyard.report.walltime import AttemptTime
 from shardyard.rundir.counted_lines import start_of
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shardyard.report.cost import Spent
-from shardyard.report.run import AttemptRecord, Line, RunRecord
+from shardyard.report.run_data import AttemptRecord, Line, RunRecord
 from shardyard.report.walltime import AttemptTime
 from shardyard.rundir.counted_lines import start_of
 

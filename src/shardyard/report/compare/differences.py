@@ -11,7 +11,7 @@ from typing import Any
 
 from shardyard.config.batch import Batch
 from shardyard.config.resolved import Resolved, flatten, settings_in
-from shardyard.report.run import AttemptRecord, RunRecord
+from shardyard.report.run_data import AttemptRecord, RunRecord
 
 OWN = ("run.id", "run.dir")
 """Settings that every run has a value of its own for."""

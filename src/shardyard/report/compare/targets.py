@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shardyard.config.task_names import task_row
+from shardyard.config.task_lookup import task_row
 from shardyard.config.tasks import BITS_PER_BYTE, Metric
 from shardyard.errors import RequestError
 from shardyard.report.compare.curves import AXES, RunCurves
-from shardyard.report.run import RunRecord
+from shardyard.report.run_data import RunRecord
 
 Target = Mapping[str, float]
 """Metric -> value, as run.target has it: all of them at once."""

@@ -2,7 +2,7 @@
 
 from shardyard.report.compare.comparison import ComparedRun, Comparison
 from shardyard.report.compare.speed import Speed
-from shardyard.report.values import ABSENT, format_nats
+from shardyard.report.format import ABSENT, format_nats
 from shardyard.units import format_bytes, format_count, format_seconds, format_usd
 
 Table = tuple[list[str], list[list[str]]]

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shardyard.errors import RequestError
-from shardyard.files import write_text
+from shardyard.io.files import write_text
+from shardyard.log import warn
 from shardyard.report.compare.comparison import Comparison, compare
 from shardyard.report.compare.page import Pictures, render_comparison
 from shardyard.report.compare.targets import Target
 from shardyard.report.pictures import no_pictures
-from shardyard.report.run import read_run
+from shardyard.report.run_data import read_run
 from shardyard.rundir.layout import RunDir
-from shardyard.talk import warn
 
 
 def write_comparison(

@@ -11,7 +11,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from shardyard.config.optimizers import optimizer_of
-from shardyard.config.schema import Optim
+from shardyard.config.schema.recipe import Optim
 from shardyard.parallel.whole_norms import WholeNorms
 
 State = dict[str, Tensor]

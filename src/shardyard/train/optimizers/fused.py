@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardyard.config.schema import Optim
+from shardyard.config.schema.recipe import Optim
 from shardyard.parallel.whole_norms import WholeNorms
 from shardyard.torch_private import foreach_mul_
 from shardyard.train.optimizers import State

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from shardyard.config.schema import Optim
+from shardyard.config.schema.recipe import Optim
 from shardyard.parallel.whole_norms import WholeNorms
 from shardyard.torch_private import (
     foreach_add_,

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from shardyard.config.schema import Optim
+from shardyard.config.schema.recipe import Optim
 from shardyard.parallel.device import has_triton
 from shardyard.torch_private import foreach_add_
 from shardyard.train.optimizers import State

@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from shardyard.config.schema import Recipe
-from shardyard.config.section import Section
+from shardyard.config.schema.base import Section
+from shardyard.config.schema.recipe import Recipe
 from shardyard.config.sight import Sight
 from shardyard.launchers.base import (
     Capabilities,

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import BinaryIO
 
+from shardyard.data.byte_ranges import Section, Span
 from shardyard.data.formats import Format
 from shardyard.data.readers.rows import TextOf
-from shardyard.data.spans import Section, Span
 
 
 def read(file: BinaryIO, span: Span, _text_of: TextOf) -> Iterator[Section]:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from shardyard.config.section import Section
+from shardyard.config.schema.base import Section
 from shardyard.config.tasks import Metric, TaskRow
 
 

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from shardyard.data.spans import SourceFile
+from shardyard.data.byte_ranges import SourceFile
 from shardyard.data.stores.base import Found
 
 

@@ -1,0 +1,241 @@
+"""What an exported folder holds beside weights: config, tokenizer, chat template, end tokens.
+
+A model that came from a Hugging Face folder gets that folder's files, and in config.json only what
+training changed: a chat model keeps its template and the tokens at which it stops. Of the source's
+files those of known kinds are taken; code is not, as it would run when the export is opened.
+"""
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, GenerationConfig
+
+from shardyard.config.model.source import model_folder
+from shardyard.config.resolved import Resolved
+from shardyard.errors import JsonFileError, RequestError, ShardyardError
+from shardyard.families.shape import ModelShape
+from shardyard.io.complete import COMPLETE
+from shardyard.io.files import read_json_object
+from shardyard.models.build import build_on_meta, hf_config
+
+CONFIG, GENERATION = "config.json", "generation_config.json"
+
+_TOKENIZER, _TEMPLATE = "tokenizer.json", "chat_template.jinja"
+_OF_TOKENIZER = (
+    _TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "chat_template.jinja", "chat_template.json", "vocab.json", "vocab.txt", "merges.txt",
+    "tokenizer.model", "spiece.model",
+)  # fmt: skip
+"""Files that say how text becomes tokens, or messages text."""
+_TEMPLATES = "additional_chat_templates"
+"""Folder of further templates. Source: ``CHAT_TEMPLATE_DIR`` of transformers 5.23."""
+
+_TAKEN = (".json", ".jinja", ".txt", ".model", ".md", ".tiktoken")
+_TAKEN_NAMES = ("LICENSE", "NOTICE", "USE_POLICY")
+_OF_WEIGHTS = ("adapter_config.json", "quantize_config.json", "quant_config.json")
+"""They describe other weights than those written; transformers would look for these."""
+
+_ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BesideWeights:
+    """Where the files beside the weights come from; finding out writes nothing."""
+
+    copied: dict[str, Path]
+    """Name in the export -> file."""
+    config: Mapping[str, Any] | None
+    """Content of the source's config.json; None: it is made from the shape."""
+    has_own_tokenizer: bool
+    """The model was trained with the source's tokenizer, so the source's ids stand."""
+    warnings: tuple[str, ...]
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return _TOKENIZER in self.copied
+
+    @property
+    def of_tokenizer(self) -> dict[str, Path]:
+        """Of ``copied`` what says how text becomes tokens, or messages text."""
+        return {name: path for name, path in self.copied.items() if _is_of_tokenizer(name)}
+
+
+def find_beside_weights(resolved: Resolved) -> BesideWeights:
+    """Look for the files that belong to a run's model.
+
+    Raises:
+        RequestError: The source's config.json is no JSON object.
+    """
+    data = _tokenizer_files(Path(resolved.data.dir))
+    source, warnings = _source(resolved)
+    if source is None:
+        return BesideWeights(
+            copied=data, config=None, has_own_tokenizer=False,
+            warnings=(*warnings, *_without_tokenizer(data, resolved)),
+        )  # fmt: skip
+    is_own = _is_own_tokenizer(resolved, source, data)
+    taken, left_out = _taken(source)
+    if _TEMPLATE in data and resolved.recipe.data.chat_template != "auto":
+        taken[_TEMPLATE] = data[_TEMPLATE]  # what it has learnt its answers by
+    if not is_own:
+        taken = {name: path for name, path in taken.items() if not _is_of_tokenizer(name)} | data
+    config = _read(source / CONFIG)
+    if left_out:
+        warnings += (
+            f"of {source} these were not taken, being weights, code or of a kind that is not "
+            f"known: {', '.join(left_out)}. Copy what you need yourself.",
+        )
+    return BesideWeights(
+        copied=taken, config=config, has_own_tokenizer=is_own,
+        warnings=(*warnings, *_without_tokenizer(taken, resolved)),
+    )  # fmt: skip
+
+
+def write_beside_weights(
+    found: BesideWeights, folder: Path, *, shape: ModelShape, dtype: torch.dtype
+) -> None:
+    """Write everything but the weights.
+
+    Raises:
+        OSError: The file system refused.
+    """
+    copy_files(found.copied, folder)
+    _name_no_code(folder / name for name in found.copied if name.endswith(".json"))
+    ends = {}
+    if found.has_tokenizer and not found.has_own_tokenizer:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        ends = {name: getattr(tokenizer, name) for name in _ENDS}
+    architecture = type(build_on_meta(shape)).__name__
+    if found.config is None:
+        config = hf_config(shape)
+        config.architectures = [architecture]
+        config.dtype = dtype
+        config.update(ends)
+        config.save_pretrained(folder)
+    else:
+        content = changed_config(found.config, architecture=architecture, dtype=dtype, ends=ends)
+        _write(folder / CONFIG, content)
+    if (folder / GENERATION).exists():
+        _write(folder / GENERATION, {**_read(folder / GENERATION), **ends})
+    elif ends and shape.is_causal:
+        GenerationConfig(**ends).save_pretrained(folder)
+
+
+def _name_no_code(files: Iterable[Path]) -> None:
+    """Leave out where a class is looked for in code, which is not taken and would be run."""
+    for file in files:
+        try:
+            content = read_json_object(file)
+        except JsonFileError:
+            continue  # whoever opens the export says so
+        if "auto_map" in content:
+            _write(file, {key: value for key, value in content.items() if key != "auto_map"})
+
+
+def copy_files(files: Mapping[str, Path], folder: Path) -> None:
+    """Take files as they are: all that a module of the user's own has beside weights.
+
+    Raises:
+        OSError: The file system refused.
+    """
+    for name, path in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, folder / name)
+
+
+def changed_config(
+    source: Mapping[str, Any], *, architecture: str, dtype: torch.dtype, ends: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The source's config.json with what training changed, and nothing else."""
+    config = {key: value for key, value in source.items() if key != "auto_map"}  # names its code
+    config["torch_dtype" if "torch_dtype" in source else "dtype"] = str(dtype).removeprefix(
+        "torch."
+    )
+    if architecture not in (source.get("architectures") or ()):
+        config["architectures"] = [architecture]  # another head: only what was trained is written
+    return {**config, **ends}
+
+
+def _source(resolved: Resolved) -> tuple[Path | None, tuple[str, ...]]:
+    """Folder that the model came from; None for a preset, and where it is gone."""
+    asked = resolved.recipe.model
+    if not (asked.path or asked.hub):
+        return None, ()
+    known = resolved.model_dir
+    if known is not None and (Path(known) / CONFIG).is_file():
+        return Path(known), ()
+    try:  # the run was on other machines, or its weights were random
+        folder = model_folder(asked, needs_weights=False, commit=resolved.model_commit)
+    except ShardyardError:
+        folder = None
+    if folder is not None and (folder / CONFIG).is_file():
+        return folder, ()
+    return None, (
+        f"{asked.path or asked.hub} is not here, or not any more, so the export has a {CONFIG} "
+        f"made anew, and none of the other files of its model ({GENERATION}, ...). Bring it back "
+        "and export once more, or copy them yourself.",
+    )
+
+
+def _is_own_tokenizer(resolved: Resolved, source: Path, data: Mapping[str, Path]) -> bool:
+    own = source / _TOKENIZER
+    if not own.is_file():
+        return False
+    if _TOKENIZER in data:
+        return own.read_bytes() == data[_TOKENIZER].read_bytes()
+    asked = resolved.recipe
+    return asked.data.tokenizer in (asked.model.path, asked.model.hub, str(source))
+
+
+def _tokenizer_files(folder: Path) -> dict[str, Path]:
+    """Of a prepared data set; nothing without the tokenizer itself."""
+    if not (folder / _TOKENIZER).is_file():
+        return {}
+    return {name: folder / name for name in _OF_TOKENIZER if (folder / name).is_file()}
+
+
+def _taken(source: Path) -> tuple[dict[str, Path], list[str]]:
+    """Files to copy, and the names of those that are left out."""
+    taken, left_out = {}, []
+    templates = sorted((source / _TEMPLATES).glob("*.jinja"))
+    for path in [*sorted(source.iterdir()), *templates]:
+        if not path.is_file() or path.name in (CONFIG, COMPLETE) or path.name.startswith("."):
+            continue
+        name = str(path.relative_to(source))
+        is_kind = path.suffix in _TAKEN or path.stem.upper() in _TAKEN_NAMES
+        is_of_weights = name.endswith(".index.json") or name in _OF_WEIGHTS
+        if is_kind and not is_of_weights:
+            taken[name] = path
+        elif path.suffix != ".safetensors" and not name.endswith(".index.json"):
+            left_out.append(name)
+    return taken, left_out
+
+
+def _is_of_tokenizer(name: str) -> bool:
+    return name in _OF_TOKENIZER or name.startswith(_TEMPLATES) or name.endswith(".tiktoken")
+
+
+def _without_tokenizer(files: Mapping[str, Path], resolved: Resolved) -> tuple[str, ...]:
+    if _TOKENIZER in files:
+        return ()
+    return (
+        f"{resolved.data.dir} holds no tokenizer any more, so the export has none. "
+        "`shardyard prepare` makes it again; AutoModel opens the folder without it.",
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return read_json_object(path)
+    except JsonFileError as error:
+        raise RequestError(f"{error} Fetch or save it again.") from error
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    path.write_text(text, encoding="utf-8")

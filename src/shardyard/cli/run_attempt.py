@@ -1,0 +1,71 @@
+"""An attempt on this machine as the command line shows it: trained, then summed up."""
+
+import json
+
+from shardyard.cli.progress import attempt_view
+from shardyard.cli.tables import print_table
+from shardyard.control.attempt import Attempt
+from shardyard.control.train import Trained, train
+from shardyard.io.terminal import say, tell
+from shardyard.report.run_data import read_run
+from shardyard.report.summary import Summary
+from shardyard.units import format_count, format_seconds
+
+
+def run_attempt(attempt: Attempt, *, as_json: bool) -> int:
+    """Train, and print what came of it. Returns the exit code."""
+    trained = train(attempt, shown=attempt_view)
+    if as_json:
+        tell(json.dumps(trained.to_json(), indent=1))
+    elif trained.summary is not None and trained.summary.steps_done:
+        _show(trained, trained.summary)
+    if trained.exit_code != 0:
+        is_error = trained.answer["outcome"] == "failed"
+        say(f"{'error: ' if is_error else ''}{trained.answer['message']}")
+    return trained.exit_code
+
+
+def _show(trained: Trained, summary: Summary) -> None:
+    rows = [
+        ("step", f"{summary.steps_done:,} of {summary.steps_planned:,}", summary.state),
+        ("loss", _nats(summary.loss, summary.unit), "of the last step"),
+    ]
+    if summary.eval_loss is not None:
+        scores = (
+            f"{name.replace('_', ' ')} {'-' if value is None else f'{value:,.4g}'}"
+            for name, value in summary.scores.items()
+        )
+        rows.append(("evaluation", _nats(summary.eval_loss, summary.unit), ", ".join(scores)))
+    if summary.unigram_entropy:
+        entropy = _nats(summary.unigram_entropy, summary.unit)
+        rows.append(("unigram entropy", entropy, "what ignoring all context reaches"))
+    rows += [
+        (f"{summary.unit}s", format_count(summary.tokens or 0), "read in training"),
+        (
+            "speed",
+            f"{format_count(summary.tokens_per_s or 0)} {summary.unit}s/s",
+            f"median; a step takes {format_seconds(summary.step_time_s or 0)}",
+        ),
+        (
+            "MFU",
+            "-" if summary.mfu is None else f"{summary.mfu['full']:.1%}",
+            summary.mfu_note,
+        ),
+        ("wall time", format_seconds(summary.wall_s), "from start to end of all processes"),
+    ]
+    print_table(("result", "", ""), rows)
+    sample = trained.run_dir.sample
+    if sample.is_file():
+        drawn = read_run(trained.run_dir).how_drawn
+        tell(f"\na sample of generated text{f', {drawn}' if drawn else ''}:\n")
+        for line in sample.read_text().splitlines():
+            tell(f"    {line}")
+    tell()
+    for name, path in trained.paths.items():
+        if path is not None:  # without one it was said why
+            tell(f"{name}: {path}")
+
+
+def _nats(value: float | None, unit: str) -> str:
+    article = "an" if unit == "image" else "a"
+    return "not finite" if value is None else f"{value:.3f} nats {article} {unit}"

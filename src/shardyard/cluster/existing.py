@@ -1,0 +1,282 @@
+"""What a recipe needs of a cluster that is there, what of it is there, and what would be added.
+
+Everything is asked; nothing is changed. What is added is parts of ``adopted_parts.py``, made and
+removed as those of a cluster of ours are.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from shardyard.cluster.eksctl import GROUP, OWNER_TAG
+from shardyard.cluster.existing_resources import (
+    EFS_DRIVER,
+    AddedClaim,
+    AddedEfaPlugin,
+    AddedNodes,
+    FsxDriver,
+    GpuPlugin,
+)
+from shardyard.cluster.existing_spec import AdoptedCluster
+from shardyard.cluster.reach import kubectl_json
+from shardyard.cluster.resources import FileSystem
+from shardyard.cluster.spec import Description, Vpc
+from shardyard.cluster.world import World, described, folder_of, world_at
+from shardyard.config.load import load_recipe
+from shardyard.errors import AccessError, CapacityError, RequestError
+from shardyard.launchers.kubernetes.prerequisites import DEVICE_PLUGINS, FSX
+from shardyard.launchers.kubernetes.resources import EFA, device_resource
+
+
+@dataclass(frozen=True, kw_only=True)
+class Need:
+    """One thing that runs need of a cluster."""
+
+    what: str
+    found: str
+    """What of it is there, in words; empty: nothing."""
+    adds: tuple[str, ...] = ()
+    """Kinds of the parts that are added for it."""
+    by_hand: str = ""
+    """What to do about it, where it is not there and nothing is added for it."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """What was found."""
+
+    cluster: AdoptedCluster
+    needs: tuple[Need, ...]
+
+
+def begun_before(asked: Description, clusters: Path) -> World | None:
+    """The same adoption, begun from here; None: there is none.
+
+    Raises:
+        RequestError: The cluster was made from here, or adopted by another description.
+    """
+    folder = folder_of(asked, clusters)
+    if not described(folder).exists():
+        return None
+    world = world_at(folder)
+    given = world.given
+    if not isinstance(given, AdoptedCluster):
+        raise RequestError(
+            f"{asked.name} was made from here, says {folder}, so all of it is ours already and "
+            "nothing is adopted. `shardyard cluster create` with its description goes on with it; "
+            "`shardyard cluster show` tells how it stands."
+        )
+    if given.asked == asked:
+        return world
+    if world.ledger.live():
+        raise RequestError(
+            f"{folder} is of a cluster that was adopted by another description. Give that one, "
+            f"which stands in {described(folder)}, or remove what was added with `shardyard "
+            f"cluster delete {asked.name}` first; the cluster stays."
+        )
+    return None
+
+
+def survey(world: World) -> Survey:
+    """Look at a cluster that is there.
+
+    Args:
+        world: With the description that was asked for; its folder gets a kubeconfig.
+
+    Raises:
+        RequestError: There is no such cluster, or what is there cannot be used.
+        AccessError: It is somebody else's of this program, or something has our name.
+        CapacityError: It is not ACTIVE.
+    """
+    asked = world.given
+    cluster = _standing(world)
+    needs = tuple(_needs(world))
+    adds = {kind for need in needs for kind in need.adds}
+    network = cluster["resourcesVpcConfig"]
+    own = str(network["clusterSecurityGroupId"])
+    found = AdoptedCluster(
+        **{name: getattr(asked, name) for name in Description.model_fields if name not in _READ},
+        version=str(cluster["version"]),
+        vpc=Vpc(id=str(network["vpcId"]), subnets={asked.zone: _subnet(world, network)}),
+        arn=str(cluster["arn"]),
+        control_group=str((network.get("securityGroupIds") or [own])[0]),
+        node_group=own,
+        adds=tuple(kind for kind in _ORDER if kind in adds),
+        asked=asked,
+    )
+    _refuse_names_taken(world, adds)
+    return Survey(cluster=found, needs=needs)
+
+
+_READ = ("version", "vpc")
+_ORDER = (
+    FsxDriver.kind, FileSystem.kind, AddedClaim.kind, GpuPlugin.kind, f"{GROUP} nodes",
+    AddedEfaPlugin.kind,
+)  # fmt: skip
+
+
+def _standing(world: World) -> dict[str, Any]:
+    given = world.given
+    answer = world.ask("eks", "describe_cluster", name=given.name)
+    if answer is None:
+        raise RequestError(
+            f"there is no EKS cluster {given.name} in {given.region} that these credentials see, "
+            f"so nothing can be added to it. `aws eks list-clusters --region {given.region}` lists "
+            "yours; `shardyard cluster create` makes one."
+        )
+    cluster: dict[str, Any] = answer["cluster"]
+    tags = cluster.get("tags") or {}
+    if OWNER_TAG in tags:
+        raise AccessError(
+            f"{given.name} in {given.region} was made by `shardyard cluster create` (its tag "
+            f"{OWNER_TAG} is {tags[OWNER_TAG]}), which keeps its ledger elsewhere. Nothing of it "
+            "is touched. Work in the folder that made it."
+        )
+    if cluster["status"] not in ("ACTIVE", "UPDATING"):
+        raise CapacityError(
+            f"{given.name} is {cluster['status']}, so nothing is added to it now. Run the same "
+            "command again once EKS says that it is ACTIVE."
+        )
+    return cluster
+
+
+def _needs(world: World) -> Iterator[Need]:
+    yield from _storage(world)
+    daemons = kubectl_json(world, "daemonset", "--all-namespaces") or {"items": []}
+    resource = device_resource(world.given.instance.accelerator)
+    yield _plugin(resource, GpuPlugin.kind, daemons["items"])
+    yield _nodes(world)
+    if world.given.has_efa:
+        yield _plugin(EFA, AddedEfaPlugin.kind, daemons["items"])
+
+
+def _plugin(resource: str, kind: str, daemons: list[dict[str, Any]]) -> Need:
+    """A device plugin, whoever installed it: known by its image."""
+    plugin = DEVICE_PLUGINS[resource]
+    for daemon in daemons:
+        images = [one.get("image", "") for one in daemon["spec"]["template"]["spec"]["containers"]]
+        if any(plugin.image in image for image in images):
+            place = f"{daemon['metadata']['namespace']}/{daemon['metadata']['name']}"
+            return Need(what=f"what offers {resource}", found=f"daemon set {place}")
+    by_hand = "" if plugin.release is not None else f"install the {plugin.name} as its vendor says"
+    adds = (kind,) if plugin.release is not None else ()
+    return Need(what=f"what offers {resource}", found="", adds=adds, by_hand=by_hand)
+
+
+def _nodes(world: World) -> Need:
+    """Managed groups of this type in the zone that are large enough count."""
+    given = world.given
+    name, most = given.instance.name, given.nodes.max or 1
+    what = f"{most} x {name} in {given.zone}"
+    short: list[str] = []
+    for group in world.listed("eks", "list_nodegroups", "nodegroups", clusterName=given.name):
+        answer = world.ask(
+            "eks", "describe_nodegroup", clusterName=given.name, nodegroupName=group
+        ) or {"nodegroup": {}}
+        found = answer["nodegroup"]
+        if found.get("instanceTypes") != [name]:
+            continue
+        size = int((found.get("scalingConfig") or {}).get("maxSize", 0))
+        why_not = _why_not(world, found, group, size=size)
+        if not why_not:
+            return Need(what=what, found=f"group {group}, at most {size}")
+        short.append(f"group {group}, {why_not}")
+    return Need(what=what, found="; ".join(short), adds=(f"{GROUP} nodes",))
+
+
+def _why_not(world: World, found: dict[str, Any], group: str, *, size: int) -> str:
+    """Why a group of the type does not do; empty: it does."""
+    given = world.given
+    if size < (given.nodes.max or 1):
+        return f"at most {size}"
+    answer = world.ask("ec2", "describe_subnets", SubnetIds=list(found.get("subnets", ())))
+    zones = {one["AvailabilityZone"] for one in (answer or {}).get("Subnets", ())}
+    if zones != {given.zone}:
+        return f"in {', '.join(sorted(zones)) or 'no zone'}"
+    if given.has_efa and not _offers_efa(world, group):
+        return f"no node of which is seen to offer {given.instance.efa_count} EFA interfaces"
+    return ""
+
+
+def _offers_efa(world: World, group: str) -> bool:
+    """Whether a node of it stands and offers them: the group itself does not say."""
+    label = f"eks.amazonaws.com/nodegroup={group}"
+    nodes = kubectl_json(world, "nodes", "--selector", label) or {"items": []}
+    wanted = str(world.given.instance.efa_count)
+    return any(
+        node.get("status", {}).get("allocatable", {}).get(EFA) == wanted for node in nodes["items"]
+    )
+
+
+def _storage(world: World) -> Iterator[Need]:
+    given = world.given
+    storage = given.storage
+    recipe = load_recipe(given.recipe or ())
+    namespace = recipe.launch.kubernetes.namespace
+    claims = [volume.claim for volume in recipe.launch.volumes if volume.claim is not None]
+    wanted = [(namespace, claim) for claim in claims]
+    if storage.kind != "none":
+        wanted.append((storage.namespace, storage.claim))
+    for place, claim in dict.fromkeys(wanted):
+        yield _claim(world, place, claim)
+
+
+def _claim(world: World, namespace: str, name: str) -> Need:
+    storage = world.given.storage
+    what = f"claim {namespace}/{name}"
+    found = kubectl_json(world, "persistentvolumeclaim", name, "--namespace", namespace)
+    if found:
+        phase = found.get("status", {}).get("phase", "of no phase")
+        if phase != "Bound":
+            raise RequestError(
+                f"{what} is there and {phase}: no pod could mount it, and it is not ours to mend. "
+                f"Look at it (`kubectl describe pvc {name} --namespace {namespace}`), or have "
+                "another one made with storage.claim."
+            )
+        return Need(what=what, found="it is there, Bound")
+    if storage.kind == "none" or (namespace, name) != (storage.namespace, storage.claim):
+        raise RequestError(
+            f"the recipe mounts {what} (launch.volumes), which is not in {world.given.name}, and "
+            f"storage makes none of that name. Have it made: storage.kind=fsx storage.claim={name} "
+            f"storage.namespace={namespace}; or make it yourself."
+        )
+    driver = FSX.provides if storage.kind == "fsx" else EFS_DRIVER
+    has_driver = kubectl_json(world, "csidriver", driver) is not None
+    adds = (FileSystem.kind, AddedClaim.kind)
+    return Need(
+        what=what,
+        found=f"its driver {driver}" if has_driver else "",
+        adds=adds if has_driver else (FsxDriver.kind, *adds),
+    )
+
+
+def _subnet(world: World, network: dict[str, Any]) -> str:
+    """Where nodes and the file system go: the one that was named, or a private one of the zone."""
+    given, vpc = world.given, str(network["vpcId"])
+    named = given.vpc.subnets.get(given.zone)
+    ids = [named] if named else list(network["subnetIds"])
+    answer = world.ask("ec2", "describe_subnets", SubnetIds=ids) or {"Subnets": []}
+    fit = [
+        subnet
+        for subnet in answer["Subnets"]
+        if (subnet["VpcId"], subnet["AvailabilityZone"]) == (vpc, given.zone)
+        and (named or not subnet.get("MapPublicIpOnLaunch"))
+    ]
+    if fit:
+        return str(max(fit, key=lambda one: int(one["AvailableIpAddressCount"]))["SubnetId"])
+    raise RequestError(
+        f"{given.name} has no private subnet in {given.zone} among {', '.join(ids)}, and nodes and "
+        f"file system need one of its network {vpc}. Take another zone, or name the subnet: "
+        f"'vpc.subnets={{{given.zone}: subnet-...}}'."
+    )
+
+
+def _refuse_names_taken(world: World, adds: set[str]) -> None:
+    """What has our name and not our id stays as it is; so it is told before anything is made."""
+    for part in (FileSystem(), AddedClaim(), AddedNodes(GROUP)):
+        if part.kind in adds:
+            part.state(world)

@@ -1,0 +1,271 @@
+"""What is added to a cluster that was there before; each part has our id, or it is not touched."""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+from shardyard.cluster.act import Act, program
+from shardyard.cluster.eksctl import GROUP, NAME_TAG, OWNER_TAG, tags_of
+from shardyard.cluster.existing_spec import AdoptedCluster
+from shardyard.cluster.fsx import volume_name
+from shardyard.cluster.reach import account_of, kubectl_json
+from shardyard.cluster.resources import (
+    WITHOUT_EKSCTLS_EFA_PLUGIN,
+    Claim,
+    FileSystem,
+    NodeGroup,
+    Part,
+    State,
+    install_act,
+    refuse_foreign,
+    uninstall_act,
+)
+from shardyard.cluster.spec import Description
+from shardyard.cluster.world import World
+from shardyard.errors import AccessError
+from shardyard.launchers.kubernetes.prerequisites import DEVICE_PLUGINS, FSX, Prerequisite
+from shardyard.launchers.kubernetes.resources import EFA
+
+NVIDIA = "nvidia.com/gpu"
+EFS_DRIVER = "efs.csi.aws.com"
+_EFS_ADDON = "aws-efs-csi-driver"
+
+
+def added_parts(given: AdoptedCluster) -> Iterator[Part]:
+    """Those that are added, in the order in which they are made."""
+    return (part for part in all_added(given) if part.kind in given.adds)
+
+
+def all_added(given: Description) -> list[Part]:
+    """Each that may be added, in the order in which they are made: late what bills most."""
+    driver: Part = FsxDriver() if given.storage.kind == "fsx" else EfsDriver()
+    return [driver, FileSystem(), AddedClaim(), GpuPlugin(), AddedNodes(GROUP), AddedEfaPlugin()]
+
+
+class StandingCluster(Part):
+    """The cluster itself: asked about, never made and never removed."""
+
+    kind = "control plane"
+
+    def name(self, given: Description) -> str:
+        return given.name
+
+    def text(self, given: Description, owner: str) -> str:  # noqa: ARG002
+        return ""
+
+    def make(self, world: World) -> None:
+        raise AssertionError(f"{world.given.name} was there before")
+
+    def removal(self, world: World) -> list[Act]:
+        raise AssertionError(f"{world.given.name} was there before, and stays")
+
+    def state(self, world: World) -> State:
+        name = world.given.name
+        asked = f"eks describe-cluster {name}"
+        answer = world.ask("eks", "describe_cluster", name=name)
+        if answer is None:
+            return State(word="absent", asked=asked)
+        assert isinstance(world.given, AdoptedCluster)
+        refuse_other_arn(str(answer["cluster"]["arn"]), world.given)
+        status = answer["cluster"]["status"]
+        words = {"ACTIVE": "there", "UPDATING": "there", "CREATING": "coming", "DELETING": "going"}
+        return State(word=words.get(status, "failed"), why=str(status), asked=asked)
+
+
+def refuse_other_arn(arn: str, given: AdoptedCluster) -> None:
+    """That a cluster of the name in another account is not taken for this one.
+
+    Raises:
+        AccessError: It is another.
+    """
+    if arn == given.arn:
+        return
+    raise AccessError(
+        f"{given.name} in {given.region} is {arn}, and {given.arn} was adopted: these credentials "
+        f"are of account {account_of(arn)}. Nothing was done. Take those of account "
+        f"{account_of(given.arn)}, and check with `aws sts get-caller-identity`."
+    )
+
+
+class Marked(Part):
+    """A part that a program installs, and one object of which is given our id.
+
+    Between the two our process may end. Then the ledger says that it was begun where nothing was.
+    """
+
+    is_inside = True
+
+    @abstractmethod
+    def part(self) -> Prerequisite:
+        """The row of the product's own list."""
+
+    @abstractmethod
+    def object(self) -> tuple[str, ...]:
+        """Kind and name of the object that tells whether it is there, and its namespace."""
+
+    def name(self, given: Description) -> str:  # noqa: ARG002 - the same in all clusters
+        return self.part().label
+
+    def acts(self) -> list[Act]:
+        """What installs it."""
+        return [install_act(self.part())]
+
+    def text(self, given: Description, owner: str) -> str:
+        acts = [*self.acts(), self._mark(given, owner)]
+        return "".join(f"# {' '.join(act.argv)}\n" for act in acts)
+
+    def make(self, world: World) -> None:
+        for act in self.acts():
+            act.do(world)
+        self.mend(world)
+
+    def mend(self, world: World) -> None:
+        self._mark(world.given, world.owner).do(world)
+
+    def _mark(self, given: Description, owner: str) -> Act:
+        labels = [f"{key}={value}" for key, value in tags_of(given, owner).items()]
+        return program("kubectl", "label", *self.object(), *labels)
+
+    def state(self, world: World) -> State:
+        asked = f"kubectl get {' '.join(self.object())}"
+        found = kubectl_json(world, *self.object())
+        if not found:
+            return State(word="absent", asked=asked)
+        if not (_labels(found) == {} and _is_begun(self, world)):
+            refuse_foreign(" ".join(self.object()), _labels(found), world)
+        going = "deletionTimestamp" in found["metadata"]
+        return State(word="going" if going else "there", asked=asked)
+
+    def removal(self, world: World) -> list[Act]:  # noqa: ARG002
+        return [uninstall_act(self.part())]
+
+
+def _labels(found: dict[str, Any]) -> dict[str, str]:
+    """Those of ours on an object."""
+    labels = found["metadata"].get("labels") or {}
+    return {key: labels[key] for key in (NAME_TAG, OWNER_TAG) if key in labels}
+
+
+def _is_begun(part: Part, world: World) -> bool:
+    """Whether it was begun, and not seen whole: it was not there before."""
+    name = part.name(world.given)
+    live = {(entry.kind, entry.name): entry for entry in world.ledger.live()}
+    entry = live.get((part.kind, name))
+    return entry is not None and not entry.is_confirmed
+
+
+class FsxDriver(Marked):
+    """What lets pods mount FSx for Lustre."""
+
+    kind = "storage driver"
+
+    def part(self) -> Prerequisite:
+        return FSX
+
+    def object(self) -> tuple[str, ...]:
+        return ("csidriver", FSX.provides)
+
+
+class GpuPlugin(Marked):
+    """What offers a node's GPUs to pods; eksctl's own is told to stay away, as it leaves no trace
+    by which it could be removed again."""
+
+    kind = "GPU device plugin"
+
+    def part(self) -> Prerequisite:
+        return DEVICE_PLUGINS[NVIDIA]
+
+    def object(self) -> tuple[str, ...]:
+        return ("daemonset", "nvidia-device-plugin-daemonset", "--namespace", "kube-system")
+
+
+class AddedEfaPlugin(Marked):
+    """What offers a node's EFA interfaces to pods, in place of what eksctl brings with a group."""
+
+    kind = "EFA device plugin"
+
+    def part(self) -> Prerequisite:
+        return DEVICE_PLUGINS[EFA]
+
+    def object(self) -> tuple[str, ...]:
+        return ("daemonset", "aws-efa-k8s-device-plugin", "--namespace", "kube-system")
+
+    def acts(self) -> list[Act]:
+        return [WITHOUT_EKSCTLS_EFA_PLUGIN, *super().acts()]
+
+
+class EfsDriver(Part):
+    """EKS's add-on, with no rights in AWS: a volume that is there is mounted without."""
+
+    kind = "storage driver"
+    is_inside = True
+
+    def name(self, given: Description) -> str:  # noqa: ARG002
+        return _EFS_ADDON
+
+    def _making(self, given: Description, owner: str) -> Act:
+        params = {
+            "clusterName": given.name, "addonName": _EFS_ADDON, "tags": tags_of(given, owner),
+        }  # fmt: skip
+        return Act(service="eks", call="create_addon", params=params)
+
+    def text(self, given: Description, owner: str) -> str:
+        tags = ",".join(f"{key}={value}" for key, value in tags_of(given, owner).items())
+        return (
+            f"# aws eks create-addon --region {given.region} --cluster-name {given.name} "
+            f"--addon-name {_EFS_ADDON} --tags {tags}\n"
+        )
+
+    def make(self, world: World) -> None:
+        self._making(world.given, world.owner).do(world)
+
+    def state(self, world: World) -> State:
+        name = world.given.name
+        asked = f"eks describe-addon {name} {_EFS_ADDON}"
+        answer = world.ask("eks", "describe_addon", clusterName=name, addonName=_EFS_ADDON)
+        if answer is None:
+            return State(word="absent", asked=asked)
+        addon = answer["addon"]
+        refuse_foreign(f"add-on {_EFS_ADDON}", addon.get("tags") or {}, world)
+        words = {"ACTIVE": "there", "CREATING": "coming", "UPDATING": "coming", "DELETING": "going"}
+        word = words.get(addon["status"], "failed")
+        return State(word=word, why=str(addon["status"]), asked=asked)
+
+    def removal(self, world: World) -> list[Act]:
+        params = {"clusterName": world.given.name, "addonName": _EFS_ADDON}
+        return [Act(service="eks", call="delete_addon", params=params)]
+
+
+class AddedClaim(Claim):
+    """The claim; one of this name, or a volume of its name, that others made is not touched."""
+
+    def state(self, world: World) -> State:
+        storage = world.given.storage
+        volume = volume_name(world.given)
+        place = ("--namespace", storage.namespace)
+        found = {
+            f"claim {self.name(world.given)}": kubectl_json(
+                world, "persistentvolumeclaim", storage.claim, *place
+            ),
+            f"volume {volume}": kubectl_json(world, "persistentvolume", volume),
+        }
+        for what, one in found.items():
+            if one:
+                refuse_foreign(what, _labels(one), world)
+        return super().state(world)
+
+
+class AddedNodes(NodeGroup):
+    """A group of nodes of eksctl's, in a cluster that it may not have made."""
+
+    def _create(self, file: str) -> tuple[str, ...]:
+        return (*super()._create(file), "--install-nvidia-plugin=false")
+
+    def removal(self, world: World) -> list[Act]:
+        given = world.given
+        assert isinstance(given, AdoptedCluster)
+        if StandingCluster().state(world).word == "absent":  # its owner removed it under us
+            return [self.deletion(given)]
+        # eksctl brought its EFA plugin with the group; it stays where there was one before.
+        is_ours = AddedEfaPlugin.kind in given.adds
+        return [*([WITHOUT_EKSCTLS_EFA_PLUGIN] if is_ours else []), *super().removal(world)]

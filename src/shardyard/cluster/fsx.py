@@ -1,0 +1,340 @@
+"""The file system of a cluster: a CloudFormation stack, and a claim on it.
+
+FSx for Lustre and its link to a bucket, or EFS, with the security group that lets nodes in, are one
+stack: CloudFormation makes them and removes them together. The claim is static: the volume it is on
+is made by the stack, so that no pod's end can delete data. Instances of Batch are members of the
+group themselves, as their own is made behind the file system.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shardyard.cluster.eksctl import tags_of
+from shardyard.cluster.existing_spec import AdoptedCluster
+from shardyard.cluster.spec import Description
+from shardyard.image.dockerfile import USER_ID
+
+LUSTRE_PORTS = ((988, 988), (1018, 1023))
+"""TCP ports between a Lustre client and its servers (FSx for Lustre, security groups)."""
+NFS_PORTS = ((2049, 2049),)
+
+_WITH_THE_STACK = {"DeletionPolicy": "Delete", "UpdateReplacePolicy": "Retain"}
+"""Removing the stack removes the data, which is asked for by name; a change of it never does."""
+
+EFS_ROOT = "/shardyard"
+"""Folder of EFS that pods and containers see."""
+ROOT_IMAGE = "public.ecr.aws/docker/library/busybox:1.37"
+"""Of the job that gives the root of FSx to the group of the pods."""
+DATA = "data"
+"""Folder of FSx in which the bucket stands."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """What a stack says of its file system."""
+
+    file_system: str
+    mount_name: str
+    """FSx: name of the file system that its servers serve; empty: EFS."""
+    group: str = ""
+    """Batch: security group of which instances are members."""
+    access_point: str = ""
+    """EFS: what pods and containers mount, as a user of theirs."""
+
+
+def stack_name(given: Description) -> str:
+    """Of the stack in CloudFormation."""
+    return f"shardyard-{given.name}-storage"
+
+
+def render_stack(given: Description, owner: str) -> dict[str, Any]:
+    """The template; what is known only once the cluster stands are its parameters."""
+    is_fsx, clients = given.storage.kind == "fsx", clients_of(given)
+    ports = LUSTRE_PORTS if is_fsx else NFS_PORTS
+    tags = [{"Key": key, "Value": value} for key, value in tags_of(given, owner).items()]
+    resources: dict[str, Any] = {
+        "Group": {
+            "Type": "AWS::EC2::SecurityGroup",
+            "Properties": {
+                "GroupDescription": f"nodes of {given.name} reach its file system",
+                "VpcId": {"Ref": "Vpc"},
+                "SecurityGroupIngress": _ingress(ports, clients),
+                "Tags": tags,
+            },
+        }
+    }
+    resources |= _lustre(given, tags) if is_fsx else _efs(tags)
+    if given.kind == "batch" and not is_fsx:
+        resources |= _efs_clients()
+    if not is_fsx:
+        resources["AccessPoint"] = _access_point(USER_ID, tags)
+    outputs: dict[str, Any] = {"FileSystem": {"Value": {"Ref": "FileSystem"}}}
+    if is_fsx:
+        outputs["MountName"] = {"Value": {"Fn::GetAtt": ["FileSystem", "LustreMountName"]}}
+    if given.kind == "batch":
+        outputs["Group"] = {"Value": {"Fn::GetAtt": ["Group", "GroupId"]}}
+    if not is_fsx:
+        outputs["AccessPoint"] = {"Value": {"Ref": "AccessPoint"}}
+    return {
+        "AWSTemplateFormatVersion": "2010-09-09",
+        "Description": f"File system of the cluster {given.name}",
+        "Parameters": {
+            "Vpc": {"Type": "AWS::EC2::VPC::Id"},
+            "Subnet": {"Type": "AWS::EC2::Subnet::Id"},
+            **{client: {"Type": "AWS::EC2::SecurityGroup::Id"} for client in clients},
+        },
+        "Resources": resources,
+        "Outputs": outputs,
+    }
+
+
+def clients_of(given: Description) -> tuple[str, ...]:
+    """Parameters that name the groups of what mounts it and is no member of its own group.
+
+    Nodes that EKS manages are in one group, eksctl's own in another. ECS mounts EFS through the
+    container's interface, which has the VPC's default group where the template has interfaces.
+    """
+    if isinstance(given, AdoptedCluster):
+        return ("NodeGroup",)  # eksctl gives its own groups that of EKS where there is no other
+    if given.kind == "eks":
+        return ("NodeGroup", "SharedNodeGroup")
+    return ("DefaultGroup",) if given.storage.kind == "efs" and given.has_efa else ()
+
+
+def _ingress(ports: tuple[tuple[int, int], ...], clients: tuple[str, ...]) -> list[dict[str, Any]]:
+    """From these groups alone."""
+    return [
+        {"IpProtocol": "tcp", "FromPort": first, "ToPort": last,
+         "SourceSecurityGroupId": {"Ref": group}}
+        for first, last in ports
+        for group in clients
+    ]  # fmt: skip
+
+
+def _lustre(given: Description, tags: list[dict[str, str]]) -> dict[str, Any]:
+    storage = given.storage
+    found: dict[str, Any] = {
+        # A file server needs the same ports between servers, and from members of its group.
+        "Servers": {
+            "Type": "AWS::EC2::SecurityGroupIngress",
+            "Properties": {
+                "GroupId": {"Fn::GetAtt": ["Group", "GroupId"]},
+                "IpProtocol": "tcp",
+                "FromPort": LUSTRE_PORTS[0][0],
+                "ToPort": LUSTRE_PORTS[-1][1],
+                "SourceSecurityGroupId": {"Fn::GetAtt": ["Group", "GroupId"]},
+            },
+        },
+        "FileSystem": {
+            "Type": "AWS::FSx::FileSystem",
+            "DependsOn": "Servers",
+            **_WITH_THE_STACK,
+            "Properties": {
+                "FileSystemType": "LUSTRE",
+                "FileSystemTypeVersion": "2.15",
+                "StorageCapacity": storage.size_gib,
+                "StorageType": "SSD",
+                "SubnetIds": [{"Ref": "Subnet"}],
+                "SecurityGroupIds": [{"Fn::GetAtt": ["Group", "GroupId"]}],
+                "LustreConfiguration": {
+                    "DeploymentType": "PERSISTENT_2",
+                    "PerUnitStorageThroughput": storage.mb_per_s_per_tib,
+                    "DataCompressionType": "LZ4",
+                },
+                "Tags": tags,
+            },
+        },
+    }
+    if storage.bucket is not None:
+        events = {"Events": ["NEW", "CHANGED", "DELETED"]}
+        found["Link"] = {
+            "Type": "AWS::FSx::DataRepositoryAssociation",
+            "Properties": {
+                "FileSystemId": {"Ref": "FileSystem"},
+                "FileSystemPath": f"/{DATA}",
+                "DataRepositoryPath": storage.bucket,
+                "BatchImportMetaDataOnCreate": True,
+                "S3": {"AutoImportPolicy": events, "AutoExportPolicy": events},
+                "Tags": tags,
+            },
+        }
+    return found
+
+
+def _efs(tags: list[dict[str, str]]) -> dict[str, Any]:
+    return {
+        "FileSystem": {
+            "Type": "AWS::EFS::FileSystem",
+            **_WITH_THE_STACK,
+            "Properties": {"Encrypted": True, "FileSystemTags": tags},
+        },
+        "Target": {
+            "Type": "AWS::EFS::MountTarget",
+            "Properties": {
+                "FileSystemId": {"Ref": "FileSystem"},
+                "SubnetId": {"Ref": "Subnet"},
+                "SecurityGroups": [{"Fn::GetAtt": ["Group", "GroupId"]}],
+            },
+        },
+    }
+
+
+def _access_point(user: int, tags: list[dict[str, str]]) -> dict[str, Any]:
+    """The folder of EFS that containers see, and write as their user.
+
+    The root of EFS belongs to root, and its driver leaves a pod's fsGroup alone.
+    """
+    whose = str(user)
+    return {
+        "Type": "AWS::EFS::AccessPoint",
+        "Properties": {
+            "FileSystemId": {"Ref": "FileSystem"},
+            "PosixUser": {"Uid": whose, "Gid": whose},
+            "RootDirectory": {
+                "Path": EFS_ROOT,
+                "CreationInfo": {"OwnerUid": whose, "OwnerGid": whose, "Permissions": "0755"},
+            },
+            "AccessPointTags": tags,
+        },
+    }
+
+
+def _efs_clients() -> dict[str, Any]:
+    """Members of the group reach it: instances of Batch."""
+    return {
+        "Clients": {
+            "Type": "AWS::EC2::SecurityGroupIngress",
+            "Properties": {
+                "GroupId": {"Fn::GetAtt": ["Group", "GroupId"]},
+                "IpProtocol": "tcp",
+                "FromPort": NFS_PORTS[0][0],
+                "ToPort": NFS_PORTS[0][1],
+                "SourceSecurityGroupId": {"Fn::GetAtt": ["Group", "GroupId"]},
+            },
+        },
+    }
+
+
+def made_of(outputs: Mapping[str, str]) -> Made:
+    """What the stack's outputs say."""
+    return Made(
+        file_system=outputs["FileSystem"],
+        mount_name=outputs.get("MountName", ""),
+        group=outputs.get("Group", ""),
+        access_point=outputs.get("AccessPoint", ""),
+    )
+
+
+def volume_name(given: Description) -> str:
+    """Of the volume that the claim is on."""
+    return f"shardyard-{given.name}-{given.storage.claim}"
+
+
+def root_job_name(given: Description) -> str:
+    """Of the job that gives the root of FSx to the group of the pods."""
+    return f"{volume_name(given)}-root"
+
+
+def render_root_job(given: Description, owner: str) -> dict[str, Any]:
+    """The job that runs once, before any other pod mounts FSx.
+
+    The driver's fsGroupPolicy is File: where the root is not the group's, the first pod with an
+    fsGroup changes the owner of every file, also of those that stand for objects of the bucket,
+    and AutoExport sends that back. With OnRootMismatch a root of the group ends it. Source:
+    kubernetes/pkg/volume/volume_linux.go (group, rwx for it, setgid).
+    """
+    storage, group = given.storage, USER_ID
+    container = {
+        "name": "root",
+        "image": ROOT_IMAGE,
+        "command": ["sh", "-c", f"chgrp {group} /shared && chmod 2775 /shared"],
+        "securityContext": {
+            "runAsUser": 0,
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"], "add": ["CHOWN", "FOWNER", "FSETID"]},
+        },
+        "volumeMounts": [{"name": "shared", "mountPath": "/shared"}],
+    }
+    claim = {"claimName": storage.claim}
+    pod = {
+        "restartPolicy": "OnFailure",
+        "automountServiceAccountToken": False,
+        "containers": [container],
+        "volumes": [{"name": "shared", "persistentVolumeClaim": claim}],
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {
+            "name": root_job_name(given), "namespace": storage.namespace,
+            "labels": tags_of(given, owner),
+        },
+        "spec": {"backoffLimit": 6, "template": {"spec": pod}},
+    }  # fmt: skip
+
+
+def claim_objects(given: Description, made: Made, owner: str) -> tuple[dict[str, Any], ...]:
+    """The volume, the claim on it, and with FSx the job that gives its root to the pods."""
+    jobs = (render_root_job(given, owner),) if given.storage.kind == "fsx" else ()
+    return (*render_claim(given, made, owner), *jobs)
+
+
+def render_claim(given: Description, made: Made, owner: str) -> tuple[dict[str, Any], ...]:
+    """The volume and the claim on it; deleting the claim deletes no data."""
+    storage = given.storage
+    volume = volume_name(given)
+    size = f"{storage.size_gib if storage.kind == 'fsx' else 1}Gi"  # EFS has none; one is required
+    labels = tags_of(given, owner)
+    spec = {
+        "capacity": {"storage": size},
+        "volumeMode": "Filesystem",
+        "accessModes": ["ReadWriteMany"],
+        "persistentVolumeReclaimPolicy": "Retain",
+        "storageClassName": "",
+        "claimRef": {"name": storage.claim, "namespace": storage.namespace},
+        "csi": _csi(given, made),
+    }
+    if storage.kind == "fsx":
+        spec["mountOptions"] = ["flock"]
+    return (
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": volume, "labels": labels},
+            "spec": spec,
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {
+                "name": storage.claim, "namespace": storage.namespace, "labels": labels
+            },
+            "spec": {
+                "accessModes": ["ReadWriteMany"],
+                "storageClassName": "",
+                "volumeName": volume,
+                "resources": {"requests": {"storage": size}},
+            },
+        },
+    )  # fmt: skip
+
+
+def _csi(given: Description, made: Made) -> dict[str, Any]:
+    if given.storage.kind == "efs":
+        point = f"::{made.access_point}" if made.access_point else ""  # of stacks from before
+        return {"driver": "efs.csi.aws.com", "volumeHandle": f"{made.file_system}{point}"}
+    return {
+        "driver": "fsx.csi.aws.com",
+        "volumeHandle": made.file_system,
+        "volumeAttributes": {
+            "dnsname": f"{made.file_system}.fsx.{given.region}.amazonaws.com",
+            "mountname": made.mount_name,
+        },
+    }
+
+
+def as_json(template: dict[str, Any]) -> str:
+    """The template as CloudFormation is given it."""
+    return json.dumps(template, indent=1) + "\n"

@@ -1,0 +1,53 @@
+"""What FSx for Lustre is still writing into its bucket, which ends with the file system."""
+
+from typing import Any
+
+from shardyard.cluster.sweep import listed_of
+from shardyard.cluster.world import World
+from shardyard.log import warn
+
+_RUNNING = frozenset({"PENDING", "EXECUTING", "CANCELING"})
+"""States of a data repository task that is not over. Source: FSx, DataRepositoryTask."""
+
+
+def running_exports(world: World) -> str:
+    """Export tasks that are not over, in words; empty: none.
+
+    A failed one is told and not waited for: what it was to write stays where it is.
+
+    Raises:
+        ShardyardError: FSx does not say it.
+    """
+    systems = {str(one["FileSystemId"]) for one in listed_of(world, "FSx file system")}
+    if not systems:
+        return ""
+    asked = ("fsx", "describe_data_repository_tasks", "DataRepositoryTasks")
+    tasks = [
+        task
+        for task in world.listed(*asked)
+        if task["FileSystemId"] in systems and task["Type"] == "EXPORT_TO_REPOSITORY"
+    ]
+    running = [f"{task['TaskId']} is {task['Lifecycle']}" for task in tasks if _is_running(task)]
+    if not running:
+        _tell_failed(tasks)
+    return f"exports into its bucket: {', '.join(running)}" if running else ""
+
+
+def _is_running(task: dict[str, Any]) -> bool:
+    return task["Lifecycle"] in _RUNNING
+
+
+def _tell_failed(tasks: list[dict[str, Any]]) -> None:
+    """Of the newest task of each file system, if it failed."""
+    newest: dict[str, dict[str, Any]] = {}
+    for task in tasks:
+        known = newest.get(task["FileSystemId"])
+        if known is None or task["CreationTime"] > known["CreationTime"]:
+            newest[task["FileSystemId"]] = task
+    for task in newest.values():
+        if task["Lifecycle"] == "FAILED":
+            why = task.get("FailureDetails", {}).get("Message", "FSx gives no reason")
+            warn(
+                f"the last export of {task['FileSystemId']}, {task['TaskId']}, failed: {why}. What "
+                "it was to write into the bucket goes with the file system"
+            )

@@ -1,0 +1,561 @@
+"""What a cluster is made of, in the order in which it is made; removed the other way round.
+
+Each part says how it is made, how it stands and how it is removed. How it stands is asked of AWS
+and of the cluster, never taken from what a program said: eksctl and CloudFormation say "deleted" of
+what is still there.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from shardyard.cluster.act import Act, program
+from shardyard.cluster.eksctl import (
+    GROUP,
+    NAME_TAG,
+    OWNER_TAG,
+    SYSTEM_GROUP,
+    render_cluster,
+    render_nodes,
+    tags_of,
+)
+from shardyard.cluster.existing_spec import AdoptedCluster
+from shardyard.cluster.fsx import (
+    Made,
+    as_json,
+    claim_objects,
+    clients_of,
+    made_of,
+    render_root_job,
+    render_stack,
+    stack_name,
+    volume_name,
+)
+from shardyard.cluster.fsx_exports import running_exports
+from shardyard.cluster.reach import account_of, kubectl_json
+from shardyard.cluster.spec import Description
+from shardyard.cluster.sweep import details_of_network
+from shardyard.cluster.world import World
+from shardyard.errors import AccessError, ShardyardError
+from shardyard.launchers.kubernetes.objects import to_yaml
+from shardyard.launchers.kubernetes.prerequisites import DEVICE_PLUGINS, FSX, Prerequisite
+from shardyard.launchers.kubernetes.resources import EFA
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """How a part stands."""
+
+    word: str
+    """``absent``, ``coming``, ``there``, ``going`` or ``failed``."""
+    why: str = ""
+    """Of a failed one."""
+    asked: str = ""
+    """Who was asked."""
+
+
+class ForeignError(AccessError):
+    """What has a part's name was not made from here."""
+
+
+class Part(ABC):
+    """One part of a cluster."""
+
+    kind: ClassVar[str]
+    holds_data: ClassVar[bool] = False
+    is_inside: ClassVar[bool] = False
+    """Whether it is an object of Kubernetes, gone with the control plane."""
+    goes_with_cluster: ClassVar[bool] = False
+    """Whether nothing but the removal of the control plane removes it."""
+
+    @abstractmethod
+    def name(self, given: Description) -> str:
+        """What the ledger and the messages call it."""
+
+    @abstractmethod
+    def text(self, given: Description, owner: str) -> str:
+        """Exactly what is sent, for ``--dry-run``."""
+
+    @abstractmethod
+    def make(self, world: World) -> None:
+        """Begin it, and wait as long as its program does."""
+
+    @abstractmethod
+    def state(self, world: World) -> State:
+        """How it stands, asked anew."""
+
+    @abstractmethod
+    def removal(self, world: World) -> list[Act]:
+        """What begins its removal, in order; none: it goes with the control plane."""
+
+    def remove(self, world: World) -> None:
+        """Begin its removal."""
+        for act in self.removal(world):
+            act.do(world)
+
+    def details(self, world: World) -> dict[str, str]:  # noqa: ARG002 - most have none
+        """What the ledger keeps of it."""
+        return {}
+
+    def mend(self, world: World) -> None:  # noqa: B027 - most parts are whole or not there
+        """Finish what was interrupted behind what ``state`` sees."""
+
+    def held_by(self, world: World) -> str:  # noqa: ARG002 - most by nothing
+        """What somebody has to end before it may be removed; empty: nothing."""
+        return ""
+
+    def unfinished(self, world: World) -> str:  # noqa: ARG002 - most do nothing by themselves
+        """What ends by itself and is waited for before it is removed; empty: nothing."""
+        return ""
+
+
+class Stack(Part):
+    """A part that CloudFormation holds, made by eksctl or by us."""
+
+    @abstractmethod
+    def stack(self, given: Description) -> str:
+        """Name of the stack."""
+
+    def name(self, given: Description) -> str:
+        return self.stack(given)
+
+    def create(self, world: World, template: dict[str, Any], **more: Any) -> None:
+        """Have CloudFormation begin a stack of ours, tagged as made from here.
+
+        Args:
+            more: Of CreateStack, such as ``Parameters``.
+        """
+        given = world.given
+        name, tags = self.stack(given), tags_of(given, world.owner)
+        world.ask(
+            "cloudformation",
+            "create_stack",
+            StackName=name,
+            TemplateBody=as_json(template),
+            Tags=[{"Key": key, "Value": value} for key, value in tags.items()],
+            ClientRequestToken=f"shardyard-{world.owner}-{name.rpartition('-')[2]}",
+            **more,
+        )
+
+    def deletion(self, given: Description) -> Act:
+        """What has CloudFormation delete the stack."""
+        params = {"StackName": self.stack(given)}
+        return Act(service="cloudformation", call="delete_stack", params=params)
+
+    def state(self, world: World) -> State:
+        name = self.stack(world.given)
+        asked = f"cloudformation describe-stacks {name}"
+        answer = world.ask("cloudformation", "describe_stacks", StackName=name)
+        if answer is None or not answer["Stacks"]:
+            return State(word="absent", asked=asked)
+        stack = answer["Stacks"][0]
+        status = str(stack["StackStatus"])
+        if status == "DELETE_COMPLETE":
+            return State(word="absent", asked=asked)
+        refuse_foreign(name, {tag["Key"]: tag["Value"] for tag in stack.get("Tags", [])}, world)
+        if status in ("CREATE_COMPLETE", "UPDATE_COMPLETE"):
+            return State(word="there", asked=asked)
+        if status == "DELETE_IN_PROGRESS":
+            return State(word="going", asked=asked)
+        if status == "CREATE_IN_PROGRESS":
+            return State(word="coming", asked=asked)
+        why = f"{status}: {stack.get('StackStatusReason', 'no reason is given')}"
+        return State(word="failed", why=why, asked=asked)
+
+    def details(self, world: World) -> dict[str, str]:
+        """The account: asked of another one, CloudFormation says that there is no such stack."""
+        answer = world.ask("cloudformation", "describe_stacks", StackName=self.stack(world.given))
+        stacks = (answer or {}).get("Stacks") or [{}]
+        account = account_of(str(stacks[0].get("StackId", "")))
+        return {"account": account} if account else {}
+
+
+def refuse_foreign(name: str, tags: dict[str, str], world: World) -> None:
+    """That nothing is touched that was not made from here.
+
+    Raises:
+        ForeignError: Its tags are another's, or none.
+    """
+    if tags.get(NAME_TAG) == world.given.name and tags.get(OWNER_TAG) == world.owner:
+        return
+    raise ForeignError(
+        f"{name} in {world.given.region} is there and was not made from {world.folder}: its tag "
+        f"{OWNER_TAG} is {tags.get(OWNER_TAG, 'missing')}, not {world.owner}. Nothing of it is "
+        "touched. Give your cluster another name, work in the folder that made it, or remove it "
+        "where nobody needs it."
+    )
+
+
+class ControlPlane(Stack):
+    """EKS's control plane, its network and its add-ons."""
+
+    kind = "control plane"
+
+    def stack(self, given: Description) -> str:
+        return f"eksctl-{given.name}-cluster"
+
+    def text(self, given: Description, owner: str) -> str:
+        return "# eksctl create cluster -f cluster.yaml --without-nodegroup\n" + to_yaml(
+            (render_cluster(given, owner),)
+        )
+
+    def make(self, world: World) -> None:
+        file = _write(world, "cluster.yaml", to_yaml((render_cluster(world.given, world.owner),)))
+        world.run(
+            ["eksctl", "create", "cluster", "-f", file, "--without-nodegroup",
+             "--kubeconfig", str(world.kubeconfig)]
+        )  # fmt: skip
+
+    def mend(self, world: World) -> None:
+        given = world.given
+        file = _write(world, "cluster.yaml", to_yaml((render_cluster(given, world.owner),)))
+        world.run(["eksctl", "utils", "associate-iam-oidc-provider", "-f", file, "--approve"])
+        world.run(["eksctl", "create", "addon", "-f", file])
+        world.run(
+            ["eksctl", "utils", "write-kubeconfig", "--cluster", given.name,
+             "--region", given.region, "--kubeconfig", str(world.kubeconfig)]
+        )  # fmt: skip
+
+    def details(self, world: World) -> dict[str, str]:
+        network = details_of_network(stack_outputs(world, self.stack(world.given)))
+        return {**super().details(world), **network}
+
+    def state(self, world: World) -> State:
+        stack, given = super().state(world), world.given
+        if stack.word != "absent":
+            return stack
+        # The stack may be gone and the control plane not: eksctl does not wait for it.
+        answer = world.ask("eks", "describe_cluster", name=given.name)
+        asked = f"{stack.asked}; eks describe-cluster {given.name}"
+        if answer is None:
+            return State(word="absent", asked=asked)
+        refuse_foreign(f"cluster {given.name}", answer["cluster"].get("tags", {}), world)
+        word = "going" if answer["cluster"]["status"] == "DELETING" else "failed"
+        return State(word=word, why="it is there without its stack", asked=asked)
+
+    def removal(self, world: World) -> list[Act]:
+        given = world.given
+        return [
+            program(
+                "eksctl", "delete", "cluster", "--name", given.name, "--region", given.region,
+                "--wait", "--disable-nodegroup-eviction",
+            )
+        ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class NodeGroup(Stack):
+    """Nodes of one kind."""
+
+    group: str
+    """``system`` or ``accelerators``."""
+
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        return f"{self.group} nodes"
+
+    def stack(self, given: Description) -> str:
+        return f"eksctl-{given.name}-nodegroup-{self.group}"
+
+    def _rendered(self, given: Description, owner: str) -> dict[str, Any]:
+        return render_nodes(given, owner) if self.group == GROUP else render_cluster(given, owner)
+
+    def text(self, given: Description, owner: str) -> str:
+        command = f"# {' '.join(self._create(f'{self.group}.yaml'))}\n"
+        # The system group stands in the file of the control plane already.
+        return command + (to_yaml((self._rendered(given, owner),)) if self.group == GROUP else "")
+
+    def make(self, world: World) -> None:
+        text = to_yaml((self._rendered(world.given, world.owner),))
+        file = _write(world, f"{self.group}.yaml", text)
+        world.run([*self._create(file)])
+
+    def _create(self, file: str) -> tuple[str, ...]:
+        return ("eksctl", "create", "nodegroup", "-f", file, "--include", self.group)
+
+    def removal(self, world: World) -> list[Act]:
+        given = world.given
+        return [
+            program(
+                "eksctl", "delete", "nodegroup", "--cluster", given.name, "--region", given.region,
+                "--name", self.group, "--wait", "--drain=false",
+            )
+        ]  # fmt: skip
+
+
+class Driver(Part):
+    """What lets pods mount FSx for Lustre; EFS's comes with the control plane's add-ons."""
+
+    kind = "storage driver"
+    is_inside = True
+    goes_with_cluster = True
+
+    def name(self, given: Description) -> str:  # noqa: ARG002 - the same in all clusters
+        return FSX.label
+
+    def text(self, given: Description, owner: str) -> str:  # noqa: ARG002
+        return f"# {' '.join(install_act(FSX).argv)}\n"
+
+    def make(self, world: World) -> None:
+        install_act(FSX).do(world)
+
+    def state(self, world: World) -> State:
+        found = kubectl_json(world, "csidriver", FSX.provides)
+        asked = f"kubectl get csidriver {FSX.provides}"
+        return State(word="there" if found else "absent", asked=asked)
+
+    def removal(self, world: World) -> list[Act]:  # noqa: ARG002
+        return []
+
+
+class EfaPlugin(Part):
+    """What offers a node's EFA interfaces to pods, in a version that knows all types."""
+
+    kind = "EFA device plugin"
+    is_inside = True
+    goes_with_cluster = True
+
+    def name(self, given: Description) -> str:  # noqa: ARG002
+        return DEVICE_PLUGINS[EFA].label
+
+    def text(self, given: Description, owner: str) -> str:  # noqa: ARG002
+        return f"# {' '.join(install_act(DEVICE_PLUGINS[EFA]).argv)}\n"
+
+    def make(self, world: World) -> None:
+        # eksctl's own one, where it was put, is older and lacks types; two of them fight.
+        WITHOUT_EKSCTLS_EFA_PLUGIN.do(world)
+        install_act(DEVICE_PLUGINS[EFA]).do(world)
+
+    def state(self, world: World) -> State:
+        asked = "kubectl get daemonset aws-efa-k8s-device-plugin -n kube-system"
+        found = kubectl_json(
+            world, "daemonset", "aws-efa-k8s-device-plugin", "--namespace", "kube-system"
+        )
+        return State(word="there" if found else "absent", asked=asked)
+
+    def removal(self, world: World) -> list[Act]:  # noqa: ARG002
+        return []
+
+
+def install_act(part: Prerequisite) -> Act:
+    """What installs a part of the product's own list into the cluster of a kubeconfig."""
+    return _without_context(part, "install")
+
+
+def uninstall_act(part: Prerequisite) -> Act:
+    """What removes it; safe to repeat."""
+    return _without_context(part, "remove")
+
+
+def _without_context(part: Prerequisite, what: Literal["install", "remove"]) -> Act:
+    assert part.release is not None
+    argv = part.release.install("-") if what == "install" else part.release.remove("-")
+    context = next(word for word in ("--context", "--kube-context") if word in argv)
+    return program(*argv[: argv.index(context)])
+
+
+WITHOUT_EKSCTLS_EFA_PLUGIN = program(
+    "kubectl", "delete", "daemonset", "aws-efa-k8s-device-plugin-daemonset",
+    "--namespace", "kube-system", "--ignore-not-found",
+)  # fmt: skip
+
+
+class FileSystem(Stack):
+    """FSx for Lustre or EFS, with the group that lets nodes in."""
+
+    kind = "file system"
+    holds_data = True
+
+    def stack(self, given: Description) -> str:
+        return stack_name(given)
+
+    def text(self, given: Description, owner: str) -> str:
+        return as_json(render_stack(given, owner))
+
+    def make(self, world: World) -> None:
+        parameters = [
+            {"ParameterKey": key, "ParameterValue": value}
+            for key, value in _network_of(world).items()
+        ]
+        self.create(world, render_stack(world.given, world.owner), Parameters=parameters)
+
+    def unfinished(self, world: World) -> str:
+        return running_exports(world) if world.given.storage.kind == "fsx" else ""
+
+    def removal(self, world: World) -> list[Act]:
+        return [self.deletion(world.given)]
+
+
+def _network_of(world: World) -> dict[str, str]:
+    """The parameters of the file system's stack: where it lies, and who may reach it."""
+    given = world.given
+    if given.kind == "batch":
+        from shardyard.cluster.batch.batch_place import (
+            default_group,
+            place_of,
+        )  # they read stacks of here
+
+        place = place_of(world)
+        found = {"Vpc": place.vpc, "Subnet": place.subnet}
+        groups = {client: default_group(world)["GroupId"] for client in clients_of(given)}
+        return found | groups
+    if isinstance(given, AdoptedCluster):
+        return {
+            "Vpc": str(given.vpc.id),
+            "Subnet": given.vpc.subnets[given.zone],
+            "NodeGroup": given.node_group,
+        }
+    outputs = stack_outputs(world, ControlPlane().stack(given))
+    return {
+        "Vpc": outputs["VPC"],
+        "Subnet": given.vpc.subnets.get(given.zone) or _subnet_in(world, outputs),
+        "NodeGroup": outputs["ClusterSecurityGroupId"],
+        "SharedNodeGroup": outputs["SharedNodeSecurityGroup"],
+    }
+
+
+class Claim(Part):
+    """The claim that recipes name in launch.volumes."""
+
+    kind = "claim"
+    is_inside = True
+
+    def name(self, given: Description) -> str:
+        return f"{given.storage.namespace}/{given.storage.claim}"
+
+    def text(self, given: Description, owner: str) -> str:
+        made = Made(file_system="FILE-SYSTEM", mount_name="MOUNT-NAME", access_point="ACCESS-POINT")
+        return to_yaml(claim_objects(given, made, owner))
+
+    def make(self, world: World) -> None:
+        outputs = stack_outputs(world, stack_name(world.given))
+        jobs = _root_jobs(world.given, world.owner)
+        text = to_yaml(claim_objects(world.given, made_of(outputs), world.owner))
+        program("kubectl", "apply", "-f", _write(world, "claim.yaml", text)).do(world)
+        for job in jobs:  # other pods come after it
+            program(
+                "kubectl", "wait", f"job/{job['metadata']['name']}", "--for=condition=complete",
+                "--namespace", world.given.storage.namespace, "--timeout=600s",
+            ).do(world)  # fmt: skip
+
+    def state(self, world: World) -> State:
+        storage = world.given.storage
+        found = kubectl_json(
+            world, "persistentvolumeclaim", storage.claim, "--namespace", storage.namespace
+        )
+        asked = f"kubectl get pvc {storage.claim} -n {storage.namespace}"
+        if not found:
+            return State(word="absent", asked=asked)
+        going = "deletionTimestamp" in found["metadata"]
+        return State(word="going" if going else "there", asked=asked)
+
+    def removal(self, world: World) -> list[Act]:
+        storage = world.given.storage
+        return [
+            program(
+                "kubectl", "delete", f"persistentvolumeclaim/{storage.claim}",
+                f"persistentvolume/{volume_name(world.given)}",
+                *(f"job/{job['metadata']['name']}" for job in _root_jobs(world.given, world.owner)),
+                "--namespace", storage.namespace, "--ignore-not-found", "--wait=false",
+            )
+        ]  # fmt: skip
+
+
+def _root_jobs(given: Description, owner: str) -> tuple[dict[str, Any], ...]:
+    return (render_root_job(given, owner),) if given.storage.kind == "fsx" else ()
+
+
+def parts_of(given: Description) -> list[Part]:
+    """The parts of a cluster, in the order in which they are made."""
+    return list(_parts(given))
+
+
+def _parts(given: Description) -> Iterator[Part]:
+    if given.kind == "batch":
+        yield from _parts_of_batch(given)
+        return
+    if isinstance(given, AdoptedCluster):
+        from shardyard.cluster.existing_resources import added_parts  # it is made of parts of here
+
+        yield from added_parts(given)
+        return
+    yield ControlPlane()
+    yield NodeGroup(SYSTEM_GROUP)
+    if given.storage.kind == "fsx":
+        yield Driver()
+    if given.storage.kind != "none":
+        yield FileSystem()
+        yield Claim()
+    yield NodeGroup(GROUP)  # late: they bill
+    if given.has_efa:
+        yield EfaPlugin()  # behind the group, with which eksctl puts its own there
+
+
+def plane_of(given: Description) -> Part:
+    """The control plane that everything stands on, made by us or there before."""
+    if isinstance(given, AdoptedCluster):
+        from shardyard.cluster.existing_resources import (
+            StandingCluster,  # it is made of parts of here
+        )
+
+        return StandingCluster()
+    return ControlPlane()
+
+
+def every_part(given: Description) -> list[Part]:
+    """Each part that such a cluster may ever have had, in the order in which they are made."""
+    if isinstance(given, AdoptedCluster):
+        from shardyard.cluster.existing_resources import all_added  # it is made of parts of here
+
+        return all_added(given)
+    from shardyard.cluster.batch.environment import Environment, Network  # made of parts of here
+
+    return [Network(), ControlPlane(), NodeGroup(SYSTEM_GROUP), Driver(), FileSystem(), Claim(),
+            Environment(), NodeGroup(GROUP), EfaPlugin()]  # fmt: skip
+
+
+def _parts_of_batch(given: Description) -> Iterator[Part]:
+    from shardyard.cluster.batch.environment import Environment, Network  # made of parts of here
+
+    if given.vpc.id is None:
+        yield Network()
+    if given.storage.kind != "none":
+        yield FileSystem()
+    yield Environment()  # behind what its instances mount
+
+
+def stack_outputs(world: World, stack: str) -> dict[str, str]:
+    """What a stack says of what it made.
+
+    Raises:
+        ShardyardError: There is no such stack.
+    """
+    answer = world.ask("cloudformation", "describe_stacks", StackName=stack)
+    if answer is None:
+        raise ShardyardError(
+            f"stack {stack} is not in {world.given.region}, though it was made. Somebody removed "
+            "it. Delete the cluster with `shardyard cluster delete` and make it anew."
+        )
+    outputs = answer["Stacks"][0].get("Outputs", [])
+    return {output["OutputKey"]: output["OutputValue"] for output in outputs}
+
+
+def _subnet_in(world: World, outputs: dict[str, str]) -> str:
+    """The private subnet of the accelerators' zone."""
+    answer = world.ask(
+        "ec2", "describe_subnets", SubnetIds=outputs["SubnetsPrivate"].split(",")
+    ) or {"Subnets": []}
+    for subnet in answer["Subnets"]:
+        if subnet["AvailabilityZone"] == world.given.zone:
+            return str(subnet["SubnetId"])
+    raise ShardyardError(
+        f"the cluster's network has no private subnet in {world.given.zone}. Somebody changed it. "
+        "Delete the cluster with `shardyard cluster delete` and make it anew."
+    )
+
+
+def _write(world: World, name: str, text: str) -> str:
+    path = world.folder / name
+    path.write_text(text, encoding="utf-8")
+    return str(path)

@@ -1,0 +1,600 @@
+"""A cluster to be made in an AWS account, as its file describes it.
+
+    name: trainers
+    region: us-east-1
+    zone: us-east-1a             # of the accelerators and the file system
+    other_zone: us-east-1b       # the control plane needs two
+    recipe: train.yaml           # what the nodes are, where nodes.instance is left out
+    nodes: {instance: p5.48xlarge, max: 4, capacity: reservation:cr-0123456789abcdef0}
+    storage: {kind: fsx, size_gib: 4800, bucket: s3://my-data/imagenet}
+
+With ``kind: batch`` it is a queue of AWS Batch with all that it needs. ``OF_KIND`` has the settings
+that belong to one kind alone; they are refused with another.
+
+Several files and ``key=value`` are merged as those of a recipe are: later ones win.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
+
+from shardyard.config.load import load_recipe
+from shardyard.config.schema.base import Section
+from shardyard.config.schema.recipe import Recipe
+from shardyard.config.schema.reference import section_of
+from shardyard.config.secret_reference import parse_references
+from shardyard.errors import Problem, RecipeError, RequestError
+from shardyard.file_faults import link_to_nothing
+from shardyard.hardware.catalogue import Instance, instance
+from shardyard.io.yaml import read_yaml
+from shardyard.launchers.kubernetes.eks import eks_cluster
+
+SYSTEM_USD_PER_HOUR = {"c5.2xlarge": 0.34, "m5.8xlarge": 1.536}
+"""Types of the nodes without accelerators, and their price: on-demand, us-east-1, karpenter.sh
+price table generated 2026-07-20."""
+
+LARGEST_GROUP = 64
+"""Nodes with accelerators in one group, as the sources' clusters have."""
+
+MOST_USER_DATA_BYTES = 14 * 1024
+"""EC2 takes 16 KiB, of which 2 are for our own parts. Source: Amazon EC2 User Guide, Run commands
+when you launch an EC2 instance."""
+
+ONLY_VPC = "private"
+"""Of ``access``: no address outside the VPC."""
+
+STOP_MARGIN_S = 30
+"""Seconds between the end of a drain and the kill."""
+
+OF_KIND: dict[str, tuple[str, ...]] = {
+    "eks": (
+        "other_zone", "version", "access", "system", "nodes.efa", "storage.claim",
+        "storage.namespace",
+    ),
+    "batch": ("nodes.user_data", "nodes.stop_s", "jobs"),
+}  # fmt: skip
+"""Kind -> settings, or sections of them, that no other kind reads."""
+
+NEEDED: dict[str, tuple[str, ...]] = {"eks": ("other_zone",)}
+"""Kind -> settings that it needs, and others do not."""
+
+OF_A_STANDING_CLUSTER = ("other_zone", "version", "access", "system", "vpc.id")
+"""Settings that ``adopt`` reads off the cluster."""
+
+_CAPACITY = re.compile(r"on-demand|spot|(reservation|block):cr-[0-9a-f]{8,17}", re.ASCII)
+_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", re.ASCII)
+_REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d", re.ASCII)
+_SECRET = re.compile(r"arn:aws[a-z-]*:(secretsmanager|ssm):[A-Za-z0-9:/_+=.@-]+", re.ASCII)
+_PARAMETER = re.compile(r"[A-Za-z0-9_./-]{1,1011}", re.ASCII)
+_BUCKET = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()/-]*)?", re.ASCII)
+
+
+class Vpc(Section):
+    """A network that exists; left out, a new one is made."""
+
+    id: str | None = None
+    """vpc-...; null: a new one, with a NAT gateway."""
+    subnets: dict[str, str] = Field(default={})
+    """Zone -> its private subnet (subnet-...), of both zones; with kind=batch of the one."""
+
+
+class System(Section):
+    """Nodes without accelerators, for what runs beside the training."""
+
+    instance: Literal["c5.2xlarge", "m5.8xlarge"] = "c5.2xlarge"
+    """Their type."""
+    nodes: Annotated[int, Field(ge=1, le=16)] = 2
+    """How many; they stand and cost while the cluster is there."""
+
+
+class Nodes(Section):
+    """Nodes with accelerators: one group, in one zone."""
+
+    instance: str | None = None
+    """EC2 instance type; null: cluster.instance of the recipe."""
+    count: Annotated[int, Field(ge=0, le=LARGEST_GROUP)] = 0
+    """Nodes that are started at once, and with kind=batch stand without a job; they cost."""
+    max: Annotated[int, Field(ge=1, le=LARGEST_GROUP)] | None = None
+    """Most nodes of the group; null: cluster.nodes of the recipe, or 64."""
+    capacity: str | None = None
+    """on-demand, spot (kind=eks), reservation:cr-..., or block:cr-... (a capacity block for ML);
+    null: cluster.capacity of the recipe, or on-demand."""
+    efa: bool | Literal["auto"] = "auto"
+    """Elastic Fabric Adapters (kind=eks); auto: where the type has some."""
+    disk_gib: Annotated[int, Field(ge=50, le=16384)] = 500
+    """Root disk of a node: images, and what pods write outside volumes."""
+    ami: str | None = None
+    """Image of the nodes (ami-...); null: AWS's own, which has no drivers for p3 and dl1."""
+    user_data: str | None = None
+    """Script (#!...) or #cloud-config that nodes run as they start, behind ours (kind=batch)."""
+    stop_s: Annotated[int, Field(ge=30, le=86400)] | None = None
+    """Seconds that a container gets to end (kind=batch); null: 30 more than a drain of the recipe
+    may take."""
+
+
+class Storage(Section):
+    """A file system that all nodes can write, and a claim on it."""
+
+    kind: Literal["none", "fsx", "efs"] = "none"
+    """FSx for Lustre, or EFS."""
+    size_gib: Annotated[int, Field(ge=1)] = 1200
+    """FSx: its size, 1,200, 2,400 and then steps of 2,400."""
+    mb_per_s_per_tib: Literal[125, 250, 500, 1000] = 250
+    """FSx: throughput of each TiB."""
+    bucket: str | None = None
+    """FSx: s3://bucket/prefix that stands in it under /data, both ways."""
+    claim: str = "shared"
+    """Name of the claim, for launch.volumes (kind=eks)."""
+    namespace: str = "default"
+    """Namespace of the claim (kind=eks)."""
+
+
+class Jobs(Section):
+    """What the containers of Batch's jobs may do."""
+
+    bucket: str | None = None
+    """s3://bucket/prefix that they may read and write (kind=batch); null: no role for them."""
+    secrets: Annotated[tuple[str, ...], Field(strict=False)] | None = None
+    """Secrets that may be read for them (kind=batch): ARNs, or names of SSM parameters; null: those
+    of the recipe."""
+
+
+class Description(Section):
+    """A cluster."""
+
+    kind: Literal["eks", "batch"] = "eks"
+    """An EKS cluster, or a queue of AWS Batch with all that it needs."""
+    name: str
+    """Name of the cluster, unique in its region."""
+    region: str
+    """AWS region."""
+    zone: str
+    """Zone of the accelerators and the file system."""
+    other_zone: str | None = None
+    """A second zone, for the control plane alone (kind=eks)."""
+    version: Annotated[str, Field(pattern=r"^1\.\d\d$", description='a version such as "1.34"')] = (
+        "1.34"
+    )
+    """Of Kubernetes (kind=eks)."""
+    access: Annotated[tuple[str, ...], Field(strict=False)] | None = None
+    """Address ranges that reach the API server (kind=eks), or [private]; null: every address."""
+    recipe: str | None = None
+    """A recipe that is to run there."""
+    vpc: Vpc = Vpc()
+    system: System = System()
+    nodes: Nodes = Nodes()
+    storage: Storage = Storage()
+    jobs: Jobs = Jobs()
+
+    @property
+    def zones(self) -> tuple[str, ...]:
+        """Zones that need a subnet."""
+        return (self.zone,) if self.other_zone is None else (self.zone, self.other_zone)
+
+    @property
+    def instance(self) -> Instance:
+        """The type of the nodes with accelerators; it is known once the description is checked."""
+        assert self.nodes.instance is not None
+        return instance(self.nodes.instance)
+
+    @property
+    def has_efa(self) -> bool:
+        """Whether the nodes are given Elastic Fabric Adapters."""
+        return bool(self.instance.efa_count) if self.nodes.efa == "auto" else self.nodes.efa
+
+    @property
+    def capacity(self) -> "Capacity":
+        """What the nodes are taken from."""
+        kind, _, reservation = str(self.nodes.capacity).partition(":")
+        return Capacity(kind=kind, reservation=reservation or None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capacity:
+    """What nodes are taken from."""
+
+    kind: str
+    """``on-demand``, ``spot``, ``reservation`` or ``block``."""
+    reservation: str | None
+
+
+def read_description(sources: Sequence[str], *, is_adopted: bool = False) -> Description:
+    """The cluster of files and ``key=value`` overrides, complete and possible.
+
+    Args:
+        sources: A recipe is one, too, as if it were named by ``recipe=``.
+        is_adopted: Whether it is there, so that its network and version are not described.
+
+    Raises:
+        RequestError: A file cannot be read, or the recipe is wrong.
+        RecipeError: Settings are wrong; all of them.
+    """
+    tree: dict[str, Any] = {}
+    for source in sources:
+        _merge(tree, _override(source) if _is_override(source) else _file(Path(source)))
+    if is_adopted:
+        tree = {**_place_of(tree), **tree}
+    problems: list[Problem] = []
+    known = _known(tree, problems)
+    problems += _of_another(known) if is_adopted else _missing(known)
+    problems += _wrong_kind(known)
+    try:
+        description = Description.model_validate(known)
+    except ValidationError as error:
+        problems += [_problem(detail, known) for detail in error.errors(include_url=False)]
+    else:
+        description = _with_recipe(description, problems)
+        problems += _impossible(description)
+        problems += () if is_adopted else _wrong_network(description)
+    if problems:
+        raise RecipeError(list(dict.fromkeys(problems)), "the cluster")
+    return description
+
+
+def legal_size_gib(size_gib: int) -> int:
+    """The size that FSx would make of it (PERSISTENT_2): 1,200, or steps of 2,400 GiB."""
+    return 1200 if size_gib <= 1200 else -(-size_gib // 2400) * 2400
+
+
+def _is_override(source: str) -> bool:
+    return bool(re.match(r"[a-z_]+(\.[a-z_]+)*=", source))
+
+
+def _override(source: str) -> dict[str, Any]:
+    name, _, text = source.partition("=")
+    value: Any = read_yaml(text, source=f"override {name}", is_file=False)
+    for part in reversed(name.split(".")):
+        value = {part: value}
+    assert isinstance(value, dict)
+    return value
+
+
+def _file(path: Path) -> dict[str, Any]:
+    try:
+        content = read_yaml(path.read_text(encoding="utf-8"), source=str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        unread = (
+            f" cannot be read: {why}. Give a YAML file that describes a cluster, or settings such "
+            "as name=trainers; docs/verbs/cluster.md lists them."
+        )
+        raise RequestError(f"cluster file {path}{link_to_nothing(path) or unread}") from error
+    if not isinstance(content, dict):
+        raise RequestError(
+            f"cluster file {path} holds no settings. Write `name: trainers` and what else "
+            "docs/verbs/cluster.md lists."
+        )
+    is_recipe = bool(content) and content.keys() <= Recipe.model_fields.keys()
+    return {"recipe": str(path)} if is_recipe else content
+
+
+def _place_of(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Name and region of the EKS cluster that the recipe's context is, where it says so."""
+    recipe = tree.get("recipe")
+    context = load_recipe(recipe).launch.kubernetes.context if isinstance(recipe, str) else None
+    try:
+        region, name = eks_cluster(context or "")
+    except RequestError:
+        return {}
+    return {"name": name, "region": region}
+
+
+def _merge(into: dict[str, Any], tree: Mapping[str, Any]) -> None:
+    for key, value in tree.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = value
+
+
+def settings() -> dict[str, Any]:
+    """Dotted name -> setting, as the help and the messages show it."""
+    return {
+        setting.name.removeprefix("cluster."): setting
+        for setting in section_of("cluster", Description).settings
+    }
+
+
+def _known(tree: Mapping[str, Any], problems: list[Problem], at: str = "") -> dict[str, Any]:
+    """The part of a tree whose names there are; what is unknown becomes a problem."""
+    import difflib
+
+    names, found = list(settings()), {}
+    for key, value in tree.items():
+        path = f"{at}{key}"
+        inside = [name for name in names if name.startswith(f"{path}.")]
+        if path in names:
+            found[key] = value
+        elif inside and isinstance(value, dict):
+            found[key] = _known(value, problems, f"{path}.")
+        elif inside:
+            problems.append(Problem(path, f"={value} is no settings. Write `{inside[0]}=...`."))
+        else:
+            near = difflib.get_close_matches(path, names, n=1, cutoff=0.5)
+            hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(names)}."
+            problems.append(Problem(path, f"there is no such setting of a cluster. {hint}"))
+    return found
+
+
+def _wrong_kind(tree: Mapping[str, Any]) -> list[Problem]:
+    """Settings that the kind does not read."""
+    kind, found = tree.get("kind", "eks"), []
+    for other, names in OF_KIND.items() if kind in OF_KIND else ():
+        for name in names if other != kind else ():
+            if _value(tree, name) is not None:
+                text = f"belongs to kind={other}, and this is kind={kind}. Leave it out."
+                found.append(Problem(name, text))
+    return found
+
+
+def _missing(tree: Mapping[str, Any]) -> list[Problem]:
+    """Settings that the kind needs."""
+    found = []
+    for name in NEEDED.get(tree.get("kind", "eks"), ()):
+        if _value(tree, name) is None:
+            text = f"is missing: {settings()[name].sentence} Give it in a file, or as {name}=..."
+            found.append(Problem(name, text))
+    return found
+
+
+def _of_another(tree: Mapping[str, Any]) -> list[Problem]:
+    """Settings that say how a cluster is made, of one that is there."""
+    found = []
+    if tree.get("kind", "eks") != "eks":
+        text = f"={tree['kind']}: only an EKS cluster is adopted. Leave it out, or use `create`."
+        found.append(Problem("kind", text))
+    for name in OF_A_STANDING_CLUSTER:
+        if _value(tree, name) is not None:
+            text = "is read off the cluster, which is there. Leave it out."
+            found.append(Problem(name, text))
+    return found
+
+
+def _value(tree: Mapping[str, Any], name: str) -> Any:
+    """What a tree holds at a dotted name; None: nothing."""
+    value: Any = tree
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def _problem(detail: Any, tree: Mapping[str, Any]) -> Problem:
+    parts = [str(part) for part in detail["loc"]]
+    known = settings()
+    path = next(
+        name for end in range(len(parts), 0, -1) if (name := ".".join(parts[:end])) in known
+    )
+    setting, value = known[path], tree
+    for part in path.split("."):
+        if part not in value:
+            text = f"is missing: {setting.sentence} Give it in a file, or as {path}=..."
+            return Problem(path, text)
+        value = value[part]
+    return Problem(path, f"={value} is not {setting.accepts}. ({setting.sentence})")
+
+
+def _with_recipe(given: Description, problems: list[Problem]) -> Description:
+    """What the recipe says, where the description does not."""
+    recipe = load_recipe(given.recipe or ())
+    if given.kind == "batch":
+        given = _with_jobs(given, recipe)
+    nodes, cluster = given.nodes, recipe.cluster
+    if given.recipe is not None:
+        nodes = nodes.model_copy(
+            update={
+                "instance": nodes.instance or cluster.instance,
+                "max": nodes.max or max(cluster.nodes, nodes.count),
+                "capacity": nodes.capacity or cluster.capacity,
+            }
+        )
+    if nodes.instance is None:
+        text = "is missing, and no recipe says it. Name an EC2 type, such as p5.48xlarge."
+        problems.append(Problem("nodes.instance", text))
+        return given
+    try:
+        instance(nodes.instance)
+    except RequestError as error:
+        text = str(error).partition(" ")[2]
+        problems.append(Problem("nodes.instance", f"={nodes.instance} {text}"))
+        return given.model_copy(update={"nodes": nodes.model_copy(update={"instance": None})})
+    whole = {"max": nodes.max or LARGEST_GROUP, "capacity": nodes.capacity or "on-demand"}
+    nodes = nodes.model_copy(update=whole)
+    return given.model_copy(update={"nodes": nodes})
+
+
+def _with_jobs(given: Description, recipe: Recipe) -> Description:
+    """What containers of this recipe need: time to drain, and its secrets."""
+    stop_s = given.nodes.stop_s or int(recipe.elastic.drain_timeout_s) + STOP_MARGIN_S
+    secrets = given.jobs.secrets
+    if secrets is None:
+        found = parse_references(recipe.secrets).items()
+        places = [(one.kind, one.name or name) for name, one in found]
+        # The name of a secret is refused by `launch`, which says what to write.
+        secrets = tuple(
+            place
+            for kind, place in places
+            if kind == "ssm" or (kind == "aws-sm" and place.startswith("arn:"))
+        )
+    return given.model_copy(
+        update={
+            "nodes": given.nodes.model_copy(update={"stop_s": stop_s}),
+            "jobs": given.jobs.model_copy(update={"secrets": secrets}),
+        }
+    )
+
+
+def _impossible(given: Description) -> list[Problem]:
+    from shardyard.cluster.api_access import access_problems
+
+    return [
+        *_wrong_names(given), *_wrong_nodes(given), *_wrong_storage(given),
+        *access_problems(given.access),
+        *(_wrong_batch(given) if given.kind == "batch" else ()),
+    ]  # fmt: skip
+
+
+def _wrong_names(given: Description) -> list[Problem]:
+    found = []
+    if not _NAME.fullmatch(given.name):
+        text = (
+            f"={given.name} cannot be a cluster's name. It becomes part of the names of stacks and "
+            "roles: use at most 40 lower-case letters, digits and hyphens, a letter first."
+        )
+        found.append(Problem("name", text))
+    if not _REGION.fullmatch(given.region):
+        text = f"={given.region} is no AWS region. Write it as us-east-1."
+        found.append(Problem("region", text))
+    for key, zone in zip(("zone", "other_zone"), given.zones, strict=False):
+        if not re.fullmatch(re.escape(given.region) + r"[a-z]", zone):
+            text = f"={zone} is no zone of {given.region}. Write it as {given.region}a."
+            found.append(Problem(key, text))
+    if given.zone == given.other_zone:
+        text = (
+            f"={given.other_zone} is zone, too. The control plane of EKS needs subnets in two "
+            "zones. Name another."
+        )
+        found.append(Problem("other_zone", text))
+    return found
+
+
+def _wrong_network(given: Description) -> list[Problem]:
+    vpc = given.vpc
+    if vpc.id is None and vpc.subnets:
+        text = "are given and vpc.id is not. Give both, or neither for a new network."
+        return [Problem("vpc.subnets", text)]
+    if vpc.id is None:
+        return []
+    found = []
+    if not re.fullmatch(r"vpc-[0-9a-f]{8,17}", vpc.id):
+        found.append(Problem("vpc.id", f"={vpc.id} is no VPC. Write it as vpc-0123456789abcdef0."))
+    wanted = set(given.zones)
+    if vpc.subnets.keys() != wanted:
+        text = (
+            f"names {', '.join(sorted(vpc.subnets)) or 'no zone'}. Give one private subnet of each "
+            f"of {', '.join(sorted(wanted))}: {{{given.zone}: subnet-...}}."
+        )
+        found.append(Problem("vpc.subnets", text))
+    for subnet in vpc.subnets.values():
+        if not re.fullmatch(r"subnet-[0-9a-f]{8,17}", subnet):
+            text = f"={subnet} is no subnet. Write it as subnet-0123456789abcdef0."
+            found.append(Problem("vpc.subnets", text))
+    return found
+
+
+WITHOUT_DRIVERS = ("p3", "g3", "dl1")
+"""Families for which EKS's own AL2023 images are not known to have drivers: Volta and Gaudi 1."""
+
+
+def _wrong_nodes(given: Description) -> list[Problem]:
+    nodes, found = given.nodes, []
+    if not _CAPACITY.fullmatch(nodes.capacity or "on-demand"):
+        text = (
+            f"={nodes.capacity} is none of on-demand, spot, reservation:cr-... and block:cr-.... "
+            "The id of a reservation stands in the EC2 console and begins with cr-."
+        )
+        found.append(Problem("nodes.capacity", text))
+    if nodes.max is not None and nodes.count > nodes.max:
+        text = f"={nodes.count} is more than nodes.max={nodes.max}. Lower it, or raise nodes.max."
+        found.append(Problem("nodes.count", text))
+    if nodes.ami is not None and not re.fullmatch(r"ami-[0-9a-f]{8,17}", nodes.ami):
+        found.append(Problem("nodes.ami", f"={nodes.ami} is no image. Write it as ami-0123abcd."))
+    if nodes.instance is None:
+        return found
+    if nodes.efa is True and not given.instance.efa_count:
+        text = f"=true but {nodes.instance} has no Elastic Fabric Adapter. Leave it out."
+        found.append(Problem("nodes.efa", text))
+    if nodes.instance.partition(".")[0] in WITHOUT_DRIVERS and nodes.ami is None:
+        text = (
+            f"is missing: AWS's own Amazon Linux 2023 images have no drivers for "
+            f"{given.instance.accelerator.name}. Give an image that has them"
+            + (", one of ECS." if given.kind == "batch" else f"{_nvidia_image(given)}.")
+        )
+        found.append(Problem("nodes.ami", text))
+    return found
+
+
+def _nvidia_image(given: Description) -> str:
+    """How EKS's image for NVIDIA is found, for Volta; empty: it is not for these devices.
+
+    It has both kernel modules of NVIDIA and takes one by the instance type. Source: maintainers of
+    awslabs/amazon-eks-ami in its issue 2095, and in aws/amazon-ecs-ami, pull request 370.
+    """
+    if given.instance.accelerator.device != "cuda":
+        return ""
+    name = f"{given.version}/amazon-linux-2023/x86_64/nvidia/recommended/image_id"
+    return (
+        ", such as the one for NVIDIA that EKS publishes: nodes.ami=$(aws ssm get-parameter --name "
+        f"/aws/service/eks/optimized-ami/{name} --region {given.region} --query Parameter.Value "
+        "--output text)"
+    )
+
+
+def _wrong_storage(given: Description) -> list[Problem]:
+    storage, found = given.storage, []
+    if storage.bucket is not None and storage.kind != "fsx":
+        text = f"={storage.bucket} is read by storage.kind=fsx alone. Leave it out, or take fsx."
+        found.append(Problem("storage.bucket", text))
+    elif storage.bucket is not None and not _BUCKET.fullmatch(storage.bucket):
+        text = f"={storage.bucket} is no bucket. Write it as s3://my-bucket/prefix."
+        found.append(Problem("storage.bucket", text))
+    legal = legal_size_gib(storage.size_gib)
+    if storage.kind == "fsx" and storage.size_gib != legal:
+        from shardyard.cluster.prices import fsx_usd_per_month
+
+        usd = fsx_usd_per_month(legal, storage.mb_per_s_per_tib)
+        price = "" if usd is None else f", ${usd:,.0f} a month"
+        text = (
+            f"={storage.size_gib} is no size of FSx for Lustre, which would make it {legal} and "
+            f"bill that{price}. Give {legal}, or the step below."
+        )
+        found.append(Problem("storage.size_gib", text))
+    for key in ("claim", "namespace"):
+        name = getattr(storage, key)
+        if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", name):
+            text = f"={name} is no name in Kubernetes. Use lower-case letters, digits and hyphens."
+            found.append(Problem(f"storage.{key}", text))
+    return found
+
+
+def _wrong_batch(given: Description) -> list[Problem]:
+    """What AWS Batch cannot do for a job of several nodes, or would do wrong in silence."""
+    nodes, found = given.nodes, []
+    if nodes.capacity == "spot":
+        text = (
+            "=spot: Batch runs no multi-node job on Spot instances. Use on-demand, a reservation "
+            "or a capacity block."
+        )
+        found.append(Problem("nodes.capacity", text))
+    if nodes.instance is not None and given.instance.accelerator.device not in ("cuda", "hpu"):
+        name = given.instance.accelerator.name
+        text = f"={nodes.instance}: a run on {name} can be planned, not trained yet. Name another."
+        found.append(Problem("nodes.instance", text))
+    script = nodes.user_data
+    if script is not None and not script.startswith(("#!", "#cloud-config\n")):
+        text = (
+            "begins with neither #! nor a line #cloud-config, by which instances know how to run "
+            "it. Begin a script with #!/bin/sh."
+        )
+        found.append(Problem("nodes.user_data", text))
+    if script is not None and len(script.encode()) > MOST_USER_DATA_BYTES:
+        text = (
+            f"has {len(script.encode()):,} bytes, and beside ours EC2 takes "
+            f"{MOST_USER_DATA_BYTES:,}. Let it fetch what is long, such as from S3."
+        )
+        found.append(Problem("nodes.user_data", text))
+    bucket = given.jobs.bucket
+    if bucket is not None and not _BUCKET.fullmatch(bucket):
+        text = f"={bucket} is no bucket. Write it as s3://my-bucket/prefix."
+        found.append(Problem("jobs.bucket", text))
+    for secret in given.jobs.secrets or ():
+        if not (_SECRET if secret.startswith("arn:") else _PARAMETER).fullmatch(secret):
+            text = (
+                f"has {secret}, which is neither the ARN of a secret nor the name of an SSM "
+                "parameter. `aws secretsmanager describe-secret --secret-id NAME` prints the ARN."
+            )
+            found.append(Problem("jobs.secrets", text))
+    return found

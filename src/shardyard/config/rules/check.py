@@ -1,0 +1,469 @@
+"""What no type can say about a recipe: settings that contradict each other or are not built yet.
+
+One small function for each kind of problem; all are run, so that a user sees everything at once.
+"""
+
+import difflib
+from collections.abc import Callable, Iterable, Sequence
+
+from shardyard.config.alerts import alert_problems
+from shardyard.config.cluster_choice import chosen_cluster, devices_of_node
+from shardyard.config.credentials import HIDDEN, find_credential
+from shardyard.config.data_formats import DATA_FORMATS
+from shardyard.config.load import Sources, name_of, read_settings
+from shardyard.config.meeting_place import parse_meeting_place
+from shardyard.config.optimizers import OPTIMIZERS, factors_of, optimizer_of, readers_of
+from shardyard.config.phases import phase_problems, problems_of_each
+from shardyard.config.rules.data_problems import data_problems, formats_of
+from shardyard.config.rules.dialogue_problems import dialogue_problems
+from shardyard.config.rules.environment import environment_problems
+from shardyard.config.rules.exporter_problems import exporter_problems
+from shardyard.config.rules.images import image_problems
+from shardyard.config.rules.launch_problems import launch_problems
+from shardyard.config.rules.left_out_nodes import left_out_problems
+from shardyard.config.rules.lora_problems import lora_problems
+from shardyard.config.rules.model_problems import misfits
+from shardyard.config.rules.own_module import own_module_problems
+from shardyard.config.rules.precision import format_problems
+from shardyard.config.rules.profile_problems import profile_problems
+from shardyard.config.rules.reproducible import exact_problems
+from shardyard.config.rules.text_problems import text_problems, texts
+from shardyard.config.rules.timeouts import timeout_problems
+from shardyard.config.rules.trainable import trainable_problems
+from shardyard.config.schema.base import section_key
+from shardyard.config.schema.recipe import Optim, Recipe, Task
+from shardyard.config.secret_reference import is_variable, parse_references
+from shardyard.config.snapshots import takes_snapshots
+from shardyard.config.task_lookup import task_row
+from shardyard.config.tasks import TASKS
+from shardyard.errors import Problem, RecipeError, RequestError
+from shardyard.families.images.registry import IMAGE_PRESETS
+from shardyard.families.presets import PRESETS, preset_named
+from shardyard.hardware.accelerator import wrong_kind
+
+
+def check(recipe: Recipe, source: str = "recipe", *, to_train: bool = True) -> None:
+    """Refuse what cannot be done, before anything is read or started.
+
+    Args:
+        source: What messages call the recipe: its files.
+        to_train: Whether what can be planned but not trained yet is refused too.
+
+    Raises:
+        RecipeError: All problems.
+    """
+    found = _find_problems(recipe, to_train=to_train)
+    if found:
+        raise RecipeError(found, source)
+
+
+def load_checked_recipe(
+    sources: Sources = (),
+    overrides: Sequence[str] = (),
+    *,
+    to_train: bool = True,
+    of_run: bool = False,
+) -> Recipe:
+    """Load and check a recipe, so that wrong settings and contradictions are told together.
+
+    Args:
+        sources: A path, a dict or a ``Recipe``, or several of them; these, ``overrides`` and
+            ``of_run`` are as for ``load_recipe``.
+        to_train: Whether what can be planned but not trained yet is refused too.
+
+    Raises:
+        RequestError: A file cannot be read or is no YAML mapping, or a source is something else.
+        RecipeError: All problems of the recipe.
+    """
+    recipe, problems = read_settings(sources, overrides, of_run=of_run)
+    # a section that has lost a setting for being wrong is not told that it lacks one
+    broken = {problem.path for problem in problems}
+    broken |= {problem.path.partition(".")[0] for problem in problems}
+    found = _find_problems(recipe, to_train=to_train)
+    problems += [problem for problem in found if problem.path not in broken]
+    if problems:
+        raise RecipeError(problems, name_of(sources))
+    return recipe
+
+
+def _find_problems(recipe: Recipe, *, to_train: bool) -> list[Problem]:
+    recipe, nameless = _with_known_task(recipe)
+    unwritable = list(text_problems(recipe))
+    if unwritable:  # without the others, which open the files that texts name
+        return [*unwritable, *nameless, *_credentials(recipe), *environment_problems(recipe)]
+    found = nameless or list(_unread_sections(recipe))
+    found += phase_problems(recipe)
+    others = list(problems_of_each(recipe, _problems_of_phase))
+    found += [problem for problem in others if not nameless or problem.path != "task.name"]
+    return [*found, *problems_of_each(recipe, trainable_problems)] if to_train else found
+
+
+def _problems_of_phase(recipe: Recipe) -> Iterable[Problem]:
+    return (problem for look in _CHECKS for problem in look(recipe))
+
+
+def _with_known_task(recipe: Recipe) -> tuple[Recipe, list[Problem]]:
+    """A recipe whose task the checks can ask, and what is wrong with the one that it names."""
+    try:
+        task_row(recipe.task.name)
+    except RequestError as error:
+        task = recipe.task.model_copy(update={"name": Task().name})
+        run = recipe.run.model_copy(update={"target": None})  # of metrics that nobody knows
+        problem = Problem("task.name", f"={_show(recipe.task.name)}: {error}")
+        return recipe.model_copy(update={"task": task, "run": run}), [problem]
+    return recipe, []
+
+
+def _credentials(recipe: Recipe) -> Iterable[Problem]:
+    for path, text in texts(recipe.model_dump()):
+        kind = find_credential(text)
+        if kind:
+            yield Problem(
+                path,
+                f"holds {kind} {HIDDEN}. Recipes are copied into run folders and reports. "
+                "Remove it here, replace it at its issuer, and say where the new one is kept: "
+                "`secrets: {HF_TOKEN: env}`.",
+            )
+
+
+def _data_format(recipe: Recipe) -> Iterable[Problem]:
+    name = recipe.data.format
+    if name not in DATA_FORMATS:
+        near = difflib.get_close_matches(name, DATA_FORMATS, n=1)
+        hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(DATA_FORMATS)}."
+        yield Problem("data.format", f"={_show(name)}: there is no such format. {hint}")
+        return
+    wanted = task_row(recipe.task.name).data_formats
+    if wanted and name not in wanted:
+        text = f"={name} does not prepare what task.name={recipe.task.name} reads. "
+        yield Problem("data.format", f"{text}Use {', '.join(wanted)}.")
+    elif DATA_FORMATS[name].holds_ids and not wanted:
+        readers = [task for task, row in TASKS.items() if name in row.data_formats]
+        text = f"={name} holds whole samples, which task.name={recipe.task.name} does not read. "
+        yield Problem("data.format", f"{text}Use task.name={' or '.join(readers)}.")
+    names = formats_of(recipe.data)
+    for key in sorted(recipe.data.model_fields_set):
+        readers = [other for other, row in DATA_FORMATS.items() if key in row.settings]
+        is_ignored = bool(names) and all(key in DATA_FORMATS[each].ignores for each in names)
+        if (readers and not {*readers} & {*names}) or is_ignored:
+            where = " and ".join(names)
+            text = f"={_show(getattr(recipe.data, key))} says nothing where data.format is {where}"
+            of = f": it is a setting of {' and '.join(readers)}" if readers else ""
+            yield Problem(f"data.{key}", f"{text}{of}. Leave it out.")
+
+
+def _length(recipe: Recipe) -> Iterable[Problem]:
+    run = recipe.run
+    lengths = {"steps": run.steps, "tokens": run.tokens, "samples": run.samples}
+    given = [key for key, value in {**lengths, "epochs": run.epochs}.items() if value is not None]
+    if len(given) > 1:
+        named = ", ".join(f"run.{key}" for key in given)
+        yield Problem("run", f"{named} are all lengths of the run. Keep one, set others to null.")
+
+
+def _model(recipe: Recipe) -> Iterable[Problem]:
+    model = recipe.model
+    sources = {"path": model.path, "hub": model.hub, "module": model.module}
+    given = [key for key, value in sources.items() if value is not None]
+    if not given and model.preset is None:
+        yield Problem(
+            "model",
+            "names nothing to train. Write `model: {preset: llama-tiny}`, or path or hub. "
+            f"Presets are {', '.join(PRESETS)}.",
+        )
+    if len(given) > 1:
+        named = " and ".join(f"model.{key}" for key in given)
+        yield Problem("model", f"{named} each name a model. Keep one of them.")
+    if model.config is not None and model.preset is not None:
+        text = "and model.preset each say what shape the model has. Keep one of them."
+        yield Problem("model.config", text)
+    elif model.config is not None and not (model.path or model.hub):
+        text = "says what shape a model has, and names none. Give model.path or model.hub too."
+        yield Problem("model.config", text)
+    if model.preset is not None and not _is_preset(model.preset):
+        near = difflib.get_close_matches(model.preset, [*PRESETS, *IMAGE_PRESETS], n=1)
+        hint = f"Did you mean {near[0]}?" if near else f"Presets are {', '.join(PRESETS)}."
+        yield Problem("model.preset", f"={_show(model.preset)} is no preset. {hint}")
+    if model.revision is not None and model.hub is None:
+        text = f"={_show(model.revision)} is of a repository on the hub, and model.hub names none. "
+        yield Problem("model.revision", f"{text}Name it, or leave the revision out.")
+    if model.preset is not None and not given and model.weights == "load":
+        text = "=load but a preset has no weights. Use model.path or model.hub, or weights: random."
+        yield Problem("model.weights", text)
+
+
+def _is_preset(name: str) -> bool:
+    return name in IMAGE_PRESETS or preset_named(name) is not None
+
+
+def _secrets(recipe: Recipe) -> Iterable[Problem]:
+    for name, text in recipe.secrets.items():
+        if find_credential(text) or not is_variable(name):
+            continue  # told already
+        try:
+            parse_references({name: text})
+        except RequestError as error:
+            yield Problem(f"secrets.{name}", str(error).removeprefix(f"secrets.{name}").strip(": "))
+        if name in recipe.launch.env:
+            why = "is in launch.env too, and a process has one value for it. Keep one of them."
+            yield Problem(f"secrets.{name}", why)
+
+
+def _fit(recipe: Recipe) -> Iterable[Problem]:
+    """Legality, as far as it can be decided without a machine or a model's folder."""
+    reads_text = task_row(recipe.task.name).reads == "text"
+    preset = preset_named(recipe.model.preset) if reads_text else None
+    shape = None if preset is None else preset.shape
+    yield from misfits(recipe, shape, devices_per_node=devices_of_node(recipe.cluster))
+
+
+def _optim(recipe: Recipe) -> Iterable[Problem]:
+    optim = recipe.optim
+    row = optimizer_of(optim)
+    if not row.knows_lr and optim.lr == "auto":
+        known = " and ".join(name for name, other in OPTIMIZERS.items() if other.knows_lr)
+        text = f"=auto is known for {known} only. Give one; {row.usual_lr} is a usual start for"
+        yield Problem("optim.lr", f"{text} {optim.name}.")
+    for key in sorted(optim.model_fields_set):
+        readers = readers_of(key)
+        if readers and optim.name not in readers:
+            text = f"={getattr(optim, key)} is a setting of {' and '.join(readers)}"
+            reads = " and ".join(row.settings) or "none that others do not read"
+            text = f"{text}; optim.name is {optim.name}, which reads {reads}. Leave it out."
+            yield Problem(f"optim.{key}", text)
+    if "nesterov" in row.settings and optim.nesterov and not optim.momentum:
+        text = "=True steps along the momentum, and optim.momentum is 0. Give one, such as 0.9"
+        yield Problem("optim.nesterov", f"{text}, or leave it out.")
+    warmup, decay = optim.warmup_steps, optim.decay_steps
+    if warmup != "auto" and decay != "auto" and warmup >= decay:
+        text = (
+            f"={warmup} is not before optim.decay_steps={decay}. The learning rate rises for "
+            f"warmup_steps and falls until decay_steps. Use at most {decay - 1}."
+        )
+        yield Problem("optim.warmup_steps", text)
+
+
+def _batch(recipe: Recipe) -> Iterable[Problem]:
+    """Settings of batch and schedule that say the same twice, or that nothing would read."""
+    optim = recipe.optim
+    if optim.batch_per_device is not None and optim.global_batch != "auto":
+        text = (
+            f"={optim.batch_per_device} and optim.global_batch={optim.global_batch} each say how "
+            "many samples a step has: the first on each device, so that the batch follows their "
+            "number, the second over all of them. Keep one of them."
+        )
+        yield Problem("optim.batch_per_device", text)
+    if optim.lr_scaling != "none" and optim.batch_per_device is None:
+        text = (
+            f"={optim.lr_scaling} follows a batch that changes with the devices, and here it is "
+            "the same on any number of them. Give optim.batch_per_device in place of "
+            "optim.global_batch, or leave it out."
+        )
+        yield Problem("optim.lr_scaling", text)
+    if optim.lr_batch is not None and optim.lr_scaling == "none":
+        text = f"={optim.lr_batch} is the batch that optim.lr is for, and optim.lr_scaling=none "
+        yield Problem("optim.lr_batch", f"{text}never reads it. Use linear or sqrt there.")
+    warmups = {
+        "optim.warmup_share": optim.warmup_share,
+        "optim.warmup_epochs": optim.warmup_epochs,
+        "optim.warmup_steps": None if optim.warmup_steps == "auto" else optim.warmup_steps,
+    }
+    given = [(path, f"{value:g}") for path, value in warmups.items() if value is not None]
+    if len(given) > 1:
+        others = " and ".join(f"{path}={value}" for path, value in given[1:])
+        text = f"={given[0][1]} and {others} each say how long the warm-up is. Keep one of them."
+        yield Problem(given[0][0], text)
+    yield from _schedule(optim)
+
+
+def _schedule(optim: Optim) -> Iterable[Problem]:
+    """Settings of one schedule, where another is chosen; and a schedule without its own."""
+    for key, schedule in _OF_SCHEDULE.items():
+        if key in optim.model_fields_set and optim.schedule != schedule:
+            value = getattr(optim, key)
+            shown = f"{value:g}" if isinstance(value, float) else ", ".join(f"{m:g}" for m in value)
+            text = f"={shown} is of schedule {schedule}, and optim.schedule={optim.schedule} does "
+            yield Problem(f"optim.{key}", f"{text}not read it. Use {schedule}, or leave it out.")
+    if optim.schedule != "step":
+        return
+    if not optim.milestones or sorted(set(optim.milestones)) != list(optim.milestones):
+        text = "says at which epochs the learning rate falls, each after the one before"
+        yield Problem("optim.milestones", f"{text}. Give them, such as [30, 60, 80].")
+    for key in ("min_lr_ratio", "decay_steps"):
+        if key in optim.model_fields_set:
+            text = f"={getattr(optim, key)}: with optim.schedule=step the rate falls by "
+            text += "optim.milestone_factor at optim.milestones, and has no other end."
+            yield Problem(f"optim.{key}", f"{text} Leave it out.")
+
+
+_OF_SCHEDULE = {"poly_power": "poly", "milestones": "step", "milestone_factor": "step"}
+"""Setting of ``optim`` -> the one schedule that reads it."""
+
+
+def _optimizer_states(recipe: Recipe) -> Iterable[Problem]:
+    """bf16 keeps 8 bits: averages that move less than the last of them stand still."""
+    if recipe.precision.optimizer_states == "fp32":
+        return
+    for key, value in factors_of(recipe.optim).items():
+        if value > MOST_AVERAGING_IN_BF16:
+            text = (
+                f"=bf16 with optim.{key} of {value}: a step moves such an average by "
+                f"{1 - value:.2g} of a difference, and bf16 rounds changes below 1/256 away. Use "
+                f"at most {MOST_AVERAGING_IN_BF16} there, or precision.optimizer_states=fp32."
+            )
+            yield Problem("precision.optimizer_states", text)
+
+
+MOST_AVERAGING_IN_BF16 = 0.99
+"""An average then settles within 40 % of what it averages; within 8 % at 0.95, the default."""
+
+
+def _generation(recipe: Recipe) -> Iterable[Problem]:
+    task = recipe.task
+    if task.generate_tokens and not task_row(task.name).continues_text:
+        text = f"={task.generate_tokens}: a model that fills gaps does not continue text. Use 0."
+        yield Problem("task.generate_tokens", text)
+
+
+def _unread_sections(recipe: Recipe) -> Iterable[Problem]:
+    """Of launchers a recipe may have several; it has one task."""
+    for key in recipe.task.model_extra or ():
+        if key != section_key(recipe.task.name):
+            text = f"holds settings of a task, and task.name={recipe.task.name} does not read them."
+            yield Problem(f"task.{key}", f"{text} Name that task, or leave them out.")
+
+
+def _evaluation(recipe: Recipe) -> Iterable[Problem]:
+    task = recipe.task
+    if task.eval_every_steps is not None and task.eval_every_epochs is not None:
+        text = "eval_every_steps and eval_every_epochs say the same in two ways. Keep one."
+        yield Problem("task", text)
+    wants = {
+        "task.eval_every_steps": task.eval_every_steps,
+        "task.eval_every_epochs": task.eval_every_epochs,
+        "run.target": recipe.run.target,
+    }
+    wanting = [name for name, value in wants.items() if value is not None]
+    if wanting and recipe.data.eval_fraction == 0:
+        text = f"=0 holds nothing out, but {wanting[0]} needs an evaluation. Use 0.05, say."
+        yield Problem("data.eval_fraction", text)
+
+
+def _target(recipe: Recipe) -> Iterable[Problem]:
+    """A metric that the task does not have would never be reached."""
+    metrics = list(task_row(recipe.task.name).targets)
+    for name in recipe.run.target or ():
+        if name not in metrics:
+            near = difflib.get_close_matches(name, metrics, n=1)
+            hint = f"Did you mean {near[0]}?" if near else f"It has {', '.join(metrics)}."
+            text = f"names {_show(name)}, which is no metric of {recipe.task.name}. {hint}"
+            yield Problem("run.target", text)
+
+
+def _cluster(recipe: Recipe) -> Iterable[Problem]:
+    nodes, elastic = recipe.cluster.nodes, recipe.elastic
+    if elastic.min_nodes != "auto" and elastic.min_nodes > nodes:
+        text = f"={elastic.min_nodes} is more than cluster.nodes={nodes}. Use at most {nodes}."
+        yield Problem("elastic.min_nodes", text)
+    if elastic.max_nodes != "auto" and elastic.max_nodes < nodes:
+        text = f"={elastic.max_nodes} is less than cluster.nodes={nodes}. Use at least {nodes}."
+        yield Problem("elastic.max_nodes", text)
+    yield from _snapshot_neighbour(recipe)
+    try:
+        parse_meeting_place(elastic.rendezvous)
+    except RequestError as error:
+        yield Problem("elastic.rendezvous", str(error))
+
+
+def _snapshot_neighbour(recipe: Recipe) -> Iterable[Problem]:
+    elastic, setting = recipe.elastic, "elastic.snapshot_neighbour"
+    if elastic.snapshot_neighbour is not True:
+        return
+    if not takes_snapshots(recipe):
+        text = "=true copies snapshots, of which there are none. Set elastic.snapshot_every=auto."
+        yield Problem(setting, text)
+    if recipe.cluster.nodes == 1 and elastic.max_nodes in ("auto", 1):
+        text = "=true needs a second node, which keeps the copies. Leave it at auto."
+        yield Problem(setting, text)
+
+
+def _device(recipe: Recipe) -> Iterable[Problem]:
+    """Words for an accelerator that torch has another name for; any other may be a vendor's."""
+    wrong = wrong_kind(recipe.cluster.device)
+    if wrong is not None:
+        yield Problem("cluster.device", wrong)
+
+
+def _machines(recipe: Recipe) -> Iterable[Problem]:
+    """What cluster.instance or cluster.file names."""
+    cluster = recipe.cluster
+    if cluster.instance is not None and cluster.file is not None:
+        text = f"={_show(cluster.file)} and cluster.instance={cluster.instance} each name the "
+        yield Problem("cluster.file", f"{text}machines. Keep one of them.")
+        return
+    try:
+        chosen = chosen_cluster(cluster)
+        if chosen is not None and cluster.device not in ("auto", "cpu", chosen.accelerator.device):
+            text = (
+                f"={cluster.device} but {chosen.name} has {chosen.accelerator.name}, which is "
+                f"{chosen.accelerator.device}. Use auto, or other machines."
+            )
+            yield Problem("cluster.device", text)
+    except RecipeError as error:
+        for problem in error.problems:
+            yield Problem("cluster.file", f"={_show(cluster.file)}: {problem}")
+    except RequestError as error:
+        text = str(error)
+        setting = text.partition("=")[0] if text.startswith("cluster.") else "cluster.file"
+        yield Problem(setting, text.removeprefix(setting))
+
+
+def _bits(recipe: Recipe) -> Iterable[Problem]:
+    every, parallel = recipe.elastic.check_bits_every, recipe.parallel
+    if every is None:
+        return
+    for axis in ("tp", "pp", "cp", "ep"):
+        if (degree := getattr(parallel, axis)) > 1:
+            text = (
+                f"={every} compares ranks that compute the same, and with parallel.{axis}={degree} "
+                "each computes a part of its own. Data axes alone can be checked: leave one out."
+            )
+            yield Problem("elastic.check_bits_every", text)
+
+
+_CHECKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (
+    _credentials,
+    _data_format,
+    data_problems,
+    dialogue_problems,
+    _length,
+    _model,
+    own_module_problems,
+    image_problems,
+    lora_problems,
+    _secrets,
+    environment_problems,
+    _fit,
+    _generation,
+    format_problems,
+    exact_problems,
+    _optim,
+    _batch,
+    _optimizer_states,
+    _evaluation,
+    _target,
+    _cluster,
+    _device,
+    _machines,
+    launch_problems,
+    timeout_problems,
+    left_out_problems,
+    alert_problems,
+    profile_problems,
+    exporter_problems,
+    _bits,
+)
+
+
+def _show(value: object) -> str:
+    return HIDDEN if find_credential(str(value)) else str(value)

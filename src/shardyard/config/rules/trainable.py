@@ -1,0 +1,38 @@
+"""What can be planned but not trained yet: asked by the verbs that prepare or start a training.
+
+The planner looks further than the training half has come: `plan` and `config` accept what is
+refused here, and say that it is. What can never be done is refused by all (``config/rules/check.py``).
+"""
+
+from collections.abc import Iterable
+
+from shardyard.config.cluster_choice import chosen_cluster
+from shardyard.config.rules.plan_only import DEVICES, planned_only, settings_planned_only
+from shardyard.config.schema.recipe import Recipe
+from shardyard.errors import Problem, RequestError
+from shardyard.hardware.cluster import Cluster
+
+
+def trainable_problems(recipe: Recipe) -> list[Problem]:
+    """Every setting of a recipe that `plan` can predict and `train` cannot carry out yet.
+
+    A model in a folder or on the hub is judged by its config.json.
+    """
+    return [*settings_planned_only(recipe), *_machines(recipe)]
+
+
+def _machines(recipe: Recipe) -> Iterable[Problem]:
+    cluster, chosen = recipe.cluster, _chosen(recipe)
+    if chosen is None or chosen.accelerator.device != "xla" or cluster.device == "xla":
+        return  # or told already
+    setting = "file" if cluster.instance is None else "instance"
+    what = f"a run on {chosen.accelerator.name}"
+    yield planned_only(f"cluster.{setting}", getattr(cluster, setting), what, DEVICES)
+
+
+def _chosen(recipe: Recipe) -> Cluster | None:
+    """The machines that a recipe names; None: this one, or another check says what is wrong."""
+    try:
+        return chosen_cluster(recipe.cluster)
+    except RequestError:
+        return None

@@ -1,0 +1,53 @@
+"""The task of a name: ours (``config/tasks.py``), or one that a package adds."""
+
+from typing import Any
+
+from shardyard.config.tasks import TASKS, TaskRow
+from shardyard.errors import RequestError
+from shardyard.plugins import PlugIn, brought, loaded, part
+
+NOT_BUILT = ("dpo", "ipo", "kto", "orpo", "simpo", "cpo", "ppo", "grpo", "rlhf", "reward")
+"""What others call tasks that there are none of here."""
+
+
+def task_row(name: str) -> TaskRow:
+    """The row of a task, ours or a package's.
+
+    Raises:
+        RequestError: There is none, or a package's cannot be used.
+    """
+    ours = TASKS.get(name)
+    if ours is not None:
+        return ours
+    if name in NOT_BUILT and brought("tasks", name) is None:
+        raise RequestError(
+            "tuning by preferences or rewards is not built. Train on the answers that were "
+            "preferred (task.name=causal_lm), or give what `shardyard export` writes to a tool for "
+            "it, such as TRL."
+        )
+    row: TaskRow = loaded("tasks", name, ours=TASKS, wrong=_wrong_row)
+    return row
+
+
+def task_code(name: str) -> Any:
+    """What a task's row names as its code; imports torch.
+
+    Raises:
+        RequestError: As ``task_row``, or a package's code cannot be imported.
+    """
+    return part(_package(name), task_row(name).code)
+
+
+def task_prepare(name: str) -> Any:
+    """What writes a task's data set; raises as ``task_code``."""
+    return part(_package(name), task_row(name).prepare)
+
+
+def _package(name: str) -> PlugIn | None:
+    return None if name in TASKS else brought("tasks", name)
+
+
+def _wrong_row(content: Any) -> str:
+    if not isinstance(content, TaskRow):
+        return f"is {type(content).__name__}, not a shardyard.config.tasks.TaskRow"
+    return "" if next(iter(content.metrics), "") == "loss" else "has no loss as its first metric"

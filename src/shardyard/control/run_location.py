@@ -1,0 +1,77 @@
+"""Where a run's files are: in a folder that this machine sees, or on the nodes' storage alone."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardyard.config.schema.recipe import Recipe
+from shardyard.control.job import Job, fetch_progress, launched_of, refuse_bench
+from shardyard.control.submission import Launchers
+from shardyard.errors import RequestError
+from shardyard.launchers.base import JobState
+from shardyard.launchers.ledger import Ledger
+from shardyard.rundir.jsonl import read_lines
+from shardyard.rundir.layout import RunDir
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunHome:
+    """A run that was found, and its other home, if it has one."""
+
+    run_dir: RunDir
+    """Here: what the launcher keeps."""
+    folder: RunDir | None
+    """Where its files are, as this machine sees it; None: only the nodes see them."""
+    launched: Job | None
+    """The newest training's job; None: it was trained here."""
+
+    @property
+    def far(self) -> tuple[Job, Recipe]:
+        """The job whose nodes alone see the files, and what it was asked."""
+        assert self.folder is None and self.launched is not None
+        return self.launched, self.launched.recipe()
+
+
+def home_of(run_dir: RunDir, launchers: Launchers | None) -> RunHome:
+    """Look where the files of a run are.
+
+    Raises:
+        RequestError: It is no training.
+    """
+    refuse_bench(run_dir)
+    if not Ledger(run_dir.ledger).jobs():
+        return RunHome(run_dir=run_dir, folder=run_dir, launched=None)
+    launched = launched_of(run_dir, launchers)
+    folder: RunDir | None = None
+    if launched.launcher.capabilities.shares_folder:
+        there = Path(nodes_folder(launched.recipe(), run_dir)).expanduser()
+        if there.is_dir():
+            folder = RunDir(there.resolve())
+        elif run_dir.attempts():
+            folder = run_dir
+    return RunHome(run_dir=run_dir, folder=folder, launched=launched)
+
+
+def nodes_folder(recipe: Recipe, run_dir: RunDir) -> str:
+    """The run's folder as its nodes see it."""
+    return f"{recipe.run.dir.rstrip('/')}/{run_dir.run_id}"
+
+
+def refuse_without_checkpoint(launched: Job) -> None:
+    """Raise where no checkpoint can be there yet, before anything is submitted for one.
+
+    Raises:
+        RequestError: The run has not saved yet, and goes on.
+    """
+    state = launched.status().state
+    if state.is_over:
+        return  # what its log told may be gone with its pods: the folder itself is asked
+    if state is not JobState.WAITING:
+        fetch_progress(launched)
+    events = read_lines(launched.run_dir.events)
+    if not any(event.get("kind") == "checkpoint_durable" for event in events):
+        raise RequestError(
+            f"run {launched.run_dir.run_id} has no checkpoint yet and its job is {state.value}: "
+            "one is written every checkpoint.every steps and at the end. Follow it with `shardyard "
+            f"watch {launched.run_dir.handle}`, or let it save now and end: `shardyard cancel "
+            f"{launched.run_dir.handle}`."
+        )

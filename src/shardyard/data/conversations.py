@@ -1,0 +1,238 @@
+"""Rows of dialogues, in the shapes that people have, as one: a list of messages.
+
+A shape is known by its keys alone. What is ambiguous, broken or made for another kind of training
+is refused with its place.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from shardyard.data.byte_ranges import shown
+from shardyard.data.readers.rows import kind_of, refuse_surrogates, some_keys
+from shardyard.errors import SourceError
+from shardyard.io.files import parse_json
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Keys of a message under which people keep what is thought before an answer."""
+
+_KEPT = ("role", "content", *REASONING, "name", "tool_calls", "tool_call_id", "weight")
+"""Of a message; what else it has (ids, times, votes) says nothing to a model."""
+
+_OTHER_TRAINING = {
+    "chosen": "preference tuning (an answer that is better and one that is worse)",
+    "rejected": "preference tuning (an answer that is better and one that is worse)",
+    "label": "preference tuning (answers that are good or bad)",
+    "images": "training on pictures",
+    "videos": "training on videos",
+    "audio": "training on sound",
+}
+"""Keys that make a row one of something that is not built; learnt as a dialogue it would teach the
+wrong thing."""
+
+_SPEAKERS = {"system": "system", "human": "user", "user": "user", "gpt": "assistant",
+             "assistant": "assistant", "chatgpt": "assistant", "model": "assistant"}  # fmt: skip
+"""``from`` of ShareGPT's turns -> role."""
+
+Row = Mapping[str, Any]
+Messages = list[dict[str, Any]]
+
+
+class _RowError(Exception):
+    """What is wrong with a row, and what to do, without its place."""
+
+
+def dialogue_text(row: Any, place: object) -> str:
+    """A dialogue as JSON: ``{"messages": [...]}``, and ``tools`` where the row has them.
+
+    Raises:
+        SourceError: The row is none of the shapes, or a broken one.
+    """
+    try:
+        if not isinstance(row, dict):
+            raise _RowError(f"{kind_of(row)}, not an object. {_FORMS}")
+        there = {key: value for key, value in row.items() if value is not None}
+        messages = [_checked(message) for message in _messages_of(there)]
+        if not any(is_learnt(message) for message in messages):
+            raise _RowError("the dialogue has no answer to learn. Take the row out.")
+        dialogue: dict[str, Any] = {"messages": messages}
+        if there.get("tools"):
+            dialogue["tools"] = there["tools"]
+        text = json.dumps(dialogue, ensure_ascii=False, separators=(",", ":"))
+    except _RowError as error:
+        raise SourceError(f"{place}: {error}") from error
+    except (TypeError, ValueError) as error:
+        raise SourceError(
+            f"{place}: the dialogue holds what JSON cannot say ({error}). Write texts, numbers, "
+            "lists and objects alone."
+        ) from error
+    refuse_surrogates(text, place, "the dialogue")
+    return text
+
+
+def is_learnt(message: Mapping[str, Any]) -> bool:
+    """Whether a message is an answer that is to be learnt."""
+    return bool(message["role"] == "assistant" and message.get("weight", 1) != 0)
+
+
+def words_of(text: str) -> str:
+    """What is said in a dialogue, without who says it: a tokenizer is trained on it."""
+    contents = (message.get("content") or "" for message in parse_json(text)["messages"])
+    return "\n".join(contents)
+
+
+def _messages_of(row: Row) -> Messages:
+    found = [name for name, (keys, _) in _SHAPES.items() if keys <= row.keys()]
+    for key, training in _OTHER_TRAINING.items():
+        if key in row and (key != "label" or isinstance(row[key], bool)) and row[key] != []:
+            raise _RowError(
+                f"its key {key!r} is of {training}, which is not built. Take these rows out, or "
+                f"the key if it means something else."
+            )
+    if len(found) != 1:
+        what = f"is of several shapes ({', '.join(found)})" if found else "is of no known shape"
+        raise _RowError(f"the row {what}; its keys: {some_keys(row)}. {_FORMS}")
+    _, messages_of = _SHAPES[found[0]]
+    return messages_of(row)
+
+
+def _of_messages(row: Row) -> Messages:
+    return _list_of_objects(row, "messages")
+
+
+def _of_completion(row: Row) -> Messages:
+    """Texts, or lists of messages of which only those of the completion are learnt."""
+    if isinstance(row["prompt"], str):
+        answer = {"role": "assistant", "content": _text(row, "completion")}
+        return [*_system(row), {"role": "user", "content": row["prompt"]}, answer]
+    asked = [{**message, "weight": 0} for message in _list_of_objects(row, "prompt")]
+    for message in asked:
+        if message.get("role") != "assistant":
+            del message["weight"]
+    return [*_system(row), *asked, *_list_of_objects(row, "completion")]
+
+
+def _of_instruction(row: Row) -> Messages:
+    if row.get("history"):
+        raise _RowError(
+            "its key 'history' holds earlier turns, which no two tools write alike. Write the row "
+            "as messages."
+        )
+    further = _text(row, "input") if "input" in row else ""
+    asked = "\n\n".join(part for part in (_text(row, "instruction"), further) if part)
+    answer = {"role": "assistant", "content": _text(row, "output")}
+    return [*_system(row), {"role": "user", "content": asked}, answer]
+
+
+def _of_conversations(row: Row) -> Messages:
+    turns = _list_of_objects(row, "conversations")
+    if all("role" in turn and "from" not in turn for turn in turns):
+        return turns
+    messages: Messages = []
+    for number, turn in enumerate(turns, start=1):
+        speaker = turn.get("from")
+        role = _SPEAKERS.get(speaker) if isinstance(speaker, str) else None
+        if role is None:
+            raise _RowError(
+                f"turn {number} is from {_quoted(speaker)}; known are {', '.join(_SPEAKERS)}. "
+                "Write the row as messages, with tool calls as OpenAI has them, or take it out."
+            )
+        weight = {"weight": turn["weight"]} if turn.get("weight") is not None else {}
+        messages.append({"role": role, "content": turn.get("value"), **weight})
+    return [*_system(row), *messages]
+
+
+_SHAPES: Mapping[str, tuple[frozenset[str], Callable[[Row], Messages]]] = {
+    "messages": (frozenset({"messages"}), _of_messages),
+    "prompt and completion": (frozenset({"prompt", "completion"}), _of_completion),
+    "alpaca": (frozenset({"instruction", "output"}), _of_instruction),
+    "sharegpt": (frozenset({"conversations"}), _of_conversations),
+}
+"""Name -> the keys that make a row one of it, and how its messages are read."""
+
+_FORMS = (
+    "data.format=chat takes messages (a list of role and content), prompt and completion, "
+    "instruction and output (and input), or conversations (a list of from and value). Rename the "
+    "row's keys."
+)
+
+
+def _system(row: Row) -> Messages:
+    return [{"role": "system", "content": _text(row, "system")}] if row.get("system") else []
+
+
+def _text(row: Row, key: str) -> str:
+    if not isinstance(row[key], str):
+        raise _RowError(f"{key!r} holds {kind_of(row[key])}, not a string. Mend the row.")
+    text: str = row[key]
+    return text
+
+
+def _list_of_objects(row: Row, key: str) -> Messages:
+    value = row[key]
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        found = "a JSON list" if isinstance(value, list) else kind_of(value)
+        raise _RowError(f"{key!r} holds {found}, not a list of objects. Mend the row.")
+    return value
+
+
+def _checked(message: dict[str, Any]) -> dict[str, Any]:
+    """A message with what a template may read, or why it is none."""
+    if message.get("function_call") is not None:
+        raise _RowError(
+            "a message has a function_call, OpenAI's older form. Write it as tool_calls."
+        )
+    kept = {key: message[key] for key in _KEPT if message.get(key) is not None}
+    role = kept.get("role")
+    if role not in ROLES:
+        raise _RowError(f"a message's role is {_quoted(role)}, not {', '.join(ROLES)}. Mend it.")
+    if kept.get("weight", 1) not in (0, 1) or ("weight" in kept and role != "assistant"):
+        raise _RowError(
+            f"a message of {role} has weight {_quoted(kept['weight'])}: an answer's weight is 0 "
+            "(not learnt) or 1, and nothing else has one. Mend it."
+        )
+    if "tool_calls" in kept:
+        kept["tool_calls"] = [_checked_call(call) for call in _list_of_objects(kept, "tool_calls")]
+    content = _joined(kept.get("content", ""))
+    if role == "assistant" and not content.strip() and not kept.get("tool_calls"):
+        raise _RowError("an answer is empty. Take it out, or the row.")
+    if "content" in kept or not kept.get("tool_calls"):
+        kept["content"] = content
+    return kept
+
+
+def _joined(content: Any) -> str:
+    """The text of a content: a string, or OpenAI's list of parts of text."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else [content]
+    texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise _RowError(
+            f"the content of a message is {kind_of(content)} with what is no text. Dialogues are "
+            "learnt as text alone: mend it, or take the row out."
+        )
+    return "".join(text for text in texts if text is not None)
+
+
+def _checked_call(call: dict[str, Any]) -> dict[str, Any]:
+    """A tool call; its arguments as an object, which templates expect, where OpenAI has text."""
+    function = call.get("function", call)
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise _RowError("a tool call names no function. Mend it, or take the row out.")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            parsed = parse_json(arguments)
+        except (ValueError, RecursionError) as error:
+            raise _RowError(
+                f"the arguments of a tool call are not JSON ({error}). Mend them."
+            ) from error
+        function = {**function, "arguments": parsed}
+    return {**call, "function": function} if "function" in call else function
+
+
+def _quoted(value: Any) -> str:
+    return shown(json.dumps(value, default=str)[:60])

@@ -1,0 +1,340 @@
+"""The pictures of a part of the source, one after the other, with what is said of each.
+
+Of a tar shard the files of one name belong together up to the first dot of it, as webdataset has
+it, in any order: ``key.jpg`` with ``key.cls`` or ``key.json``. A tar file without any of these is
+read as class folders. Of Parquet files a column holds structs of bytes and a path, as Hugging
+Face's datasets write them.
+"""
+
+import gzip
+import re
+import shutil
+import zlib
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryFile
+from typing import Any, BinaryIO
+
+from shardyard.config.sources import is_remote
+from shardyard.data.byte_ranges import SourceFile, shown
+from shardyard.data.images.digits import png, read_digits
+from shardyard.data.images.files import content_of
+from shardyard.data.images.sources import PICTURES, Split, held_out_word, split_word
+from shardyard.data.images.tar import Member, members
+from shardyard.data.optional_imports import extra
+from shardyard.data.stores.base import open_file
+from shardyard.errors import SourceError
+from shardyard.io.files import parse_json
+
+_COPY_BYTES = 8 * 2**20
+_BATCH_ROWS = 64
+_AT_ONCE = 8
+_LABEL_BYTES = 2**20
+_KEY = re.compile(r"((?:.*/)?[^/.]+)\.([^/]+)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One picture of the source, as it is there."""
+
+    name: str
+    """Path, or file and member or row: unique in the source."""
+    label: int | str
+    """Number of its class, or its name."""
+    class_name: str | None
+    """Where the label is a number that the source has a name for."""
+    split: Split | None
+    """None: a hash of the picture says it."""
+    content: bytes
+    offset: int
+    """Where it begins in its file; -1: it does not lie there as it is."""
+
+
+def of_files(
+    files: tuple[SourceFile, ...], labels: tuple[str, ...], splits: tuple[Split | None, ...]
+) -> Iterator[Picture]:
+    """Pictures of class folders.
+
+    Raises:
+        SourceError: One cannot be read.
+    """
+    for file, label, split, content in zip(files, labels, splits, _contents(files), strict=True):
+        yield Picture(file.path, label, None, split, content, 0)
+
+
+def _contents(files: tuple[SourceFile, ...]) -> Iterator[bytes]:
+    """Whole files in order; elsewhere some are asked for at once, as each takes a while to come."""
+    if not any(is_remote(file.path) for file in files):
+        yield from map(content_of, files)
+        return
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        asked: deque[Future[bytes]] = deque()
+        try:
+            for file in files:
+                asked.append(pool.submit(content_of, file))
+                if len(asked) == 2 * _AT_ONCE:
+                    yield asked.popleft().result()
+            while asked:
+                yield asked.popleft().result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def of_tar(
+    file: SourceFile, split: Split | None, *, label_key: str, scratch: Path
+) -> Iterator[Picture]:
+    """Pictures of a tar shard, in its order.
+
+    Args:
+        split: Of the whole shard, if its name says it.
+        label_key: Of the label in JSON.
+        scratch: Folder for a copy of what is packed, or elsewhere: labels stand anywhere in it.
+
+    Raises:
+        SourceError: It is damaged, or a picture has no label.
+    """
+    try:
+        with _local(file, scratch) as opened:
+            yield from _Tar(opened, file, label_key).pictures(split)
+    except OSError as error:
+        raise _unreadable(file, error) from error
+
+
+def _local(file: SourceFile, scratch: Path) -> BinaryIO:
+    """A file as plain bytes that can be read anywhere at once."""
+    is_packed = file.format != "tar"
+    opened = open_file(file)
+    if not is_packed and not is_remote(file.path):
+        return opened
+    copy = TemporaryFile(dir=scratch)  # noqa: SIM115 - the caller closes it
+    with opened:
+        try:
+            source = gzip.GzipFile(fileobj=opened) if is_packed else opened
+            shutil.copyfileobj(source, copy, _COPY_BYTES)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            copy.close()
+            raise SourceError(
+                f"{shown(file.path)} is no gzip file, damaged or cut off: {error}. Copy it again, "
+                "or take it out of data.source."
+            ) from error
+    copy.seek(0)
+    return copy
+
+
+class _Tar:
+    """An open tar file and what its names say."""
+
+    def __init__(self, opened: BinaryIO, file: SourceFile, label_key: str) -> None:
+        self._opened = opened
+        self._path = shown(file.path)
+        self._file = file
+        self._label_key = label_key
+
+    def pictures(self, split: Split | None) -> Iterator[Picture]:
+        pictures: dict[str, Member] = {}
+        labels: dict[str, dict[str, Member]] = {}
+        for member in members(self._opened, self._file.path):
+            found = _KEY.fullmatch(member.name)
+            if found is None or PurePosixPath(member.name).name.startswith((".", "__")):
+                continue
+            key, suffix = found[1], found[2].lower()
+            if suffix in PICTURES:
+                self._refuse_twin(pictures.get(key), member)
+                pictures[key] = member
+            elif suffix in ("cls", "json"):
+                self._refuse_twin(labels.get(key, {}).get(suffix), member)
+                labels.setdefault(key, {})[suffix] = member
+        self._refuse_without_picture(pictures, labels)
+        label_of = self._from_file if labels else self._from_folder
+        split_of = self._splits(pictures) if split is None and not labels else {}
+        for key, member in sorted(pictures.items(), key=lambda each: each[1].offset):
+            if split_of and key not in split_of:
+                continue  # of a test split next to a validation split
+            label = label_of(member, labels.get(key, {}))
+            own = split_of.get(key, split)
+            name = f"{self._file.path}, member {member.name}"
+            yield Picture(name, label, None, own, self._read(member), member.offset)
+
+    def _read(self, member: Member) -> bytes:
+        self._opened.seek(member.offset)
+        content = self._opened.read(member.size)
+        if len(content) != member.size:
+            raise SourceError(f"{self._path} changed while it was read. Prepare again.")
+        return content
+
+    def _refuse_twin(self, first: Member | None, second: Member) -> None:
+        if first is not None:
+            raise SourceError(
+                f"{self._path} holds {shown(first.name)} and {shown(second.name)}, which are of "
+                "one sample. Give each picture a name of its own."
+            )
+
+    def _refuse_without_picture(
+        self, pictures: Mapping[str, Member], labels: Mapping[str, Mapping[str, Member]]
+    ) -> None:
+        for key in labels.keys() - pictures.keys():
+            (member, *_) = labels[key].values()
+            raise SourceError(
+                f"{self._path}: member {shown(member.name)} belongs to no picture of that name in "
+                "this file. Write the shard again with all parts of a sample side by side."
+            )
+
+    def _from_folder(self, member: Member, _: Mapping[str, Member]) -> int | str:
+        parts = PurePosixPath(member.name).parts
+        if len(parts) < 2 or parts[-2] == ".":
+            raise SourceError(
+                f"{self._path}: member {shown(member.name)} has no label: neither .cls nor .json "
+                "beside it, nor a folder of its class. Write the shard as webdataset has it."
+            )
+        return parts[-2]
+
+    def _splits(self, pictures: Mapping[str, Member]) -> dict[str, Split]:
+        """What folders in a tar file of class folders say: ``.../train/CLASS/name.jpg``."""
+        words = {
+            key: split_word("/".join(PurePosixPath(member.name).parts[-3:]), "folders")
+            for key, member in pictures.items()
+        }
+        held_out = held_out_word(set(words.values()))
+        if held_out is None:
+            return {}
+        used: dict[str | None, Split] = {held_out: "eval", "train": "train"}
+        return {key: used[word] for key, word in words.items() if word in used}
+
+    def _from_file(self, member: Member, labels: Mapping[str, Member]) -> int | str:
+        where = f"{self._path}, member {shown(member.name)}"
+        if "cls" in labels:
+            text = self._read(labels["cls"])[:_LABEL_BYTES].decode(errors="replace").strip()
+            if not text:
+                raise SourceError(f"{where}: its .cls is empty. Write a number or a name there.")
+            return _label(text, where)
+        if "json" not in labels:
+            raise SourceError(
+                f"{where} has no label: neither .cls nor .json of that name is in this file. "
+                "Write the shard again with all parts of a sample."
+            )
+        try:
+            about = parse_json(self._read(labels["json"]))
+        except (ValueError, RecursionError) as error:
+            raise SourceError(
+                f"{where}: its .json is not JSON ({error}). Write it again."
+            ) from error
+        if not isinstance(about, dict) or self._label_key not in about:
+            keys = ", ".join(sorted(map(str, about))[:8]) if isinstance(about, dict) else "no keys"
+            raise SourceError(
+                f"{where}: its .json has no {self._label_key!r} (it has {shown(keys)}). Name the "
+                "key of the label in data.images.label_key."
+            )
+        return _label(about[self._label_key], where)
+
+
+def of_digits() -> Iterator[Picture]:
+    """The handwritten digits of the package, which say themselves what is held out."""
+    for number, digit in enumerate(read_digits()):
+        split: Split = "eval" if digit.is_held_out else "train"
+        yield Picture(f"digits, line {number + 1}", digit.label, None, split, png(digit.pixels), -1)
+
+
+def of_parquet(
+    file: SourceFile, split: Split | None, *, image_key: str, label_key: str
+) -> Iterator[Picture]:
+    """Pictures of a Parquet file, in the order of its rows.
+
+    Raises:
+        SourceError: It is damaged, or has no such columns, or a row no picture or no label.
+        RequestError: pyarrow is not installed.
+    """
+    path = shown(file.path)
+    pyarrow = extra("parquet", "pyarrow", what=path)
+    parquet = extra("parquet", "pyarrow.parquet", what=path)
+    try:
+        with open_file(file) as opened:
+            table = parquet.ParquetFile(opened)
+            columns = _columns(table, path, image_key, label_key)
+            names = class_names(table, label_key)
+            row = 0
+            for batch in table.iter_batches(_BATCH_ROWS, columns=columns, use_threads=False):
+                for each in batch.to_pylist():
+                    row += 1
+                    yield _of_row(each, columns, names, split, f"{file.path}, row {row}")
+    except pyarrow.ArrowException as error:
+        raise _no_parquet(path, error) from error
+    except OSError as error:
+        if error.errno is not None:  # of the file system, and none of Arrow's own
+            raise _unreadable(file, error) from error
+        raise _no_parquet(path, error) from error
+
+
+def class_names(table: Any, label_key: str) -> tuple[str, ...]:
+    """Names of numbered classes, as Hugging Face's datasets keep them beside the schema."""
+    kept = (table.schema_arrow.metadata or {}).get(b"huggingface", b"")
+    try:
+        feature = parse_json(kept)["info"]["features"][label_key]
+        return tuple(str(name) for name in feature["names"])
+    except (TypeError, ValueError, KeyError):
+        return ()
+
+
+def _columns(table: Any, path: str, image_key: str, label_key: str) -> list[str]:
+    names = table.schema_arrow.names
+    for key, setting in ((image_key, "image_key"), (label_key, "label_key")):
+        if names.count(key) != 1:
+            raise SourceError(
+                f"{path}: {'no column' if key not in names else 'several columns'} {shown(key)!r} "
+                f"(its columns: {shown(', '.join(names))}). Name the right one in "
+                f"data.images.{setting}."
+            )
+    return [image_key, label_key]
+
+
+def _of_row(
+    row: Mapping[str, Any],
+    columns: list[str],
+    names: tuple[str, ...],
+    split: Split | None,
+    where: str,
+) -> Picture:
+    image, label = (row[column] for column in columns)
+    content = image.get("bytes") if isinstance(image, dict) else image
+    if not isinstance(content, bytes):
+        raise SourceError(
+            f"{shown(where)}: {columns[0]!r} holds no bytes of a picture. Name its column in "
+            "data.images.image_key; where the file holds paths only, write it again with the "
+            "pictures in it."
+        )
+    found = _label(label, shown(where))
+    name = names[found] if isinstance(found, int) and found < len(names) else None
+    return Picture(where, found, name, split, content, -1)
+
+
+def _label(value: object, where: str) -> int | str:
+    """A label as a number, or as a name.
+
+    Raises:
+        SourceError: It is nothing that a class can be called.
+    """
+    text = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
+    is_number = re.fullmatch(r"-?[0-9]+", text, re.ASCII) is not None
+    if not text or (is_number and (int(text) < 0 or len(text) > 9)):
+        raise SourceError(
+            f"{where}: its label {shown(repr(value)[:80])} is neither a number from 0 nor a name. "
+            "Take it out, as test sets have no labels, or correct it."
+        )
+    return int(text) if is_number else text
+
+
+def _no_parquet(path: str, error: Exception) -> SourceError:
+    why = " ".join(str(error).split())[:200].rstrip(".")
+    return SourceError(
+        f"{path} cannot be read as Parquet: {shown(why)}. It is cut off, damaged, or something "
+        "else by that name. Copy or write it again."
+    )
+
+
+def _unreadable(file: SourceFile, error: OSError) -> SourceError:
+    return SourceError(
+        f"{shown(file.path)} cannot be read: {error.strerror or error}. Check that it is there "
+        "and readable, or take it out of data.source."
+    )

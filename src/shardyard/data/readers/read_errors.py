@@ -1,0 +1,69 @@
+"""Where in a file something is wrong, and the same words for it in every reader."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import IO
+
+from shardyard.config.sources import is_remote
+from shardyard.data.byte_ranges import SourceFile, shown
+from shardyard.errors import SourceError
+
+Rewind = Callable[[], IO[bytes]]
+"""Gives a file, unpacked, from its beginning."""
+
+_MOST_REREAD_BYTES = 64 * 2**20
+"""Of a file that is far away: lines before a wrong one are counted by reading them again."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place in a file; its line is counted when a message asks for it."""
+
+    file: SourceFile
+    rewind: Rewind
+    offset: int = 0
+    """Bytes of the file before the place, or before ``text``."""
+    text: str = ""
+    at: int = 0
+    """Characters of ``text`` before the place."""
+
+    def __str__(self) -> str:
+        path = shown(self.file.path)
+        if is_remote(self.file.path) and self.offset > _MOST_REREAD_BYTES:
+            return f"{path}, byte {self.offset:,}"
+        number, left = 1 + self.text.count("\n", 0, self.at), self.offset
+        content = self.rewind()
+        while left > 0 and (chunk := content.read(min(left, 1 << 20))):
+            number += chunk.count(b"\n")
+            left -= len(chunk)
+        return f"{path}:{number}"
+
+
+def decode(content: bytes, place: Place) -> str:
+    """Text of bytes that begin at a place.
+
+    Raises:
+        SourceError: They are not UTF-8, or hold NUL.
+    """
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        at = place.offset + error.start
+        raise SourceError(
+            f"{Place(place.file, place.rewind, at)}: byte {at} of the file is not UTF-8, so this "
+            "is no text file or one in another encoding. Convert it (`iconv -t utf-8`) or take it "
+            "out of data.source."
+        ) from error
+    if "\0" in text:
+        at = place.offset + content.index(0)
+        raise SourceError(
+            f"{Place(place.file, place.rewind, at)}: byte {at} of the file is NUL, so this is a "
+            "binary file. Take it out of data.source."
+        )
+    return text
+
+
+def rewound(file: IO[bytes]) -> IO[bytes]:
+    """The same file, at its beginning."""
+    file.seek(0)
+    return file

@@ -1,0 +1,209 @@
+"""What `prepare` makes of a recipe's text: one data set, or one for each source of a mixture.
+
+The data sets of a mixture's sources stand beside its folder (``mixture_folder.py``), and serve
+other mixtures of the same tokenizer too: of other weights, with other sources.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+
+from shardyard.config.dataset_name import MIXTURE_NAME
+from shardyard.config.fingerprint import digest
+from shardyard.config.mixture import SLOTS, slots_of
+from shardyard.config.resolved import DataFacts, PartFacts
+from shardyard.config.schema.data import Share
+from shardyard.config.schema.recipe import Recipe
+from shardyard.data.encoders import LEARNT
+from shardyard.data.mixture_manifest import MIXTURE
+from shardyard.data.pieces import SCRATCH, write_file
+from shardyard.data.prepare import (
+    Progress,
+    bos_token_of,
+    chosen_tokenizer,
+    prepare,
+    request_of,
+    sole_writer,
+    training_texts,
+    write_tokenizer,
+)
+from shardyard.data.shards import TokenShards
+from shardyard.data.splits import corpus_of
+from shardyard.errors import RequestError
+from shardyard.io.files import flush_folder, read_json_object
+
+_READ_TOKENS = 2**24
+"""Of a data set at a time, when tokens are counted."""
+
+
+def prepare_text(
+    recipe: Recipe,
+    *,
+    model_dir: Path | None,
+    progress: Progress,
+    rows: int | None = None,
+    folder: Path | None = None,
+) -> DataFacts:
+    """Prepare what a recipe asks for; returns at once if it is there already.
+
+    Arguments and errors are those of ``data.prepare.prepare``.
+    """
+    if not recipe.data.mixture:
+        return prepare(recipe, model_dir=model_dir, progress=progress, rows=rows, folder=folder)
+    parts = [(share, _alone(recipe, share)) for share in recipe.data.mixture]
+    tokenizer = chosen_tokenizer(recipe, model_dir)
+    files = {share.name: corpus_of(part).files for share, part in parts}
+    slots = slots_of([share.weight for share in recipe.data.mixture])
+    requests = [
+        request_of(
+            part.data,
+            files[share.name],
+            tokenizer,
+            bos_token_of(part.data, tokenizer, model_dir),
+            is_part=True,
+        )
+        for share, part in parts
+    ]
+    if folder is None:
+        above = Path(recipe.data.dir).expanduser().resolve()
+        folder = (
+            above
+            / f"{MIXTURE_NAME}-{digest([[*each] for each in zip(slots, requests, strict=True)])}"
+        )
+
+    def texts() -> Iterator[str]:
+        by_share = zip(slots, parts, strict=True)
+        return chain.from_iterable(
+            training_texts(part.data, files[share.name], progress, share=count / SLOTS)
+            for count, (share, part) in by_share
+        )
+
+    if not (folder / MIXTURE).exists():
+        with sole_writer(folder, progress):
+            write_tokenizer(folder, recipe.data, tokenizer, texts, model_dir)
+    found = []
+    for count, (share, part) in zip(slots, parts, strict=True):
+        shared = part.data.model_copy(update={"tokenizer": str(folder), "tokenizer_kind": "bpe"})
+        told = partial(_told, progress, share.name)
+        facts = prepare(
+            part.model_copy(update={"data": shared}),
+            model_dir=None, progress=told, rows=rows, is_part=True,
+        )  # fmt: skip
+        _refuse_without_training(share, facts, recipe)
+        found.append(PartFacts(name=share.name, slots=count, data=facts))
+    if not (folder / MIXTURE).exists():
+        with sole_writer(folder, progress):
+            _commit(folder, found)
+    return _facts(folder, found)
+
+
+def _alone(recipe: Recipe, share: Share) -> Recipe:
+    """The recipe of one source of a mixture."""
+    data = recipe.data
+    update = {
+        "mixture": (),
+        "source": share.source,
+        "eval_source": share.eval_source,
+        "format": data.format if share.format is None else share.format,
+        "text_key": data.text_key if share.text_key is None else share.text_key,
+    }
+    return recipe.model_copy(update={"data": data.model_copy(update=update)})
+
+
+def _told(progress: Progress, name: str, activity: str, done_bytes: int, total_bytes: int) -> None:
+    progress(f"{name}: {activity}", done_bytes, total_bytes)
+
+
+def _refuse_without_training(share: Share, facts: DataFacts, recipe: Recipe) -> None:
+    if facts.train_tokens < 2:
+        raise RequestError(
+            f"data.mixture: {share.name!r} ({share.source}) has no document left to train on: "
+            f"data.eval_fraction={recipe.data.eval_fraction} validates on all of them. Lower it, "
+            "or give more text."
+        )
+
+
+def _commit(folder: Path, parts: Sequence[PartFacts]) -> None:
+    content = {
+        "format": 1,
+        "unigram_entropy": _entropy(parts),
+        "parts": [
+            {
+                "name": part.name,
+                "slots": part.slots,
+                "folder": os.path.relpath(part.data.dir, folder),
+                "fingerprint": part.data.fingerprint,
+            }
+            for part in parts
+        ],
+    }
+    flush_folder(folder)
+    write_file(folder / MIXTURE, json.dumps(content, indent=1).encode() + b"\n", folder=folder)
+    flush_folder(folder)
+    shutil.rmtree(folder / SCRATCH, ignore_errors=True)
+
+
+def _entropy(parts: Sequence[PartFacts]) -> float:
+    """Of what is predicted of all sources as they are dealt, in nats a token."""
+    shares = np.zeros(parts[0].data.vocab_size)
+    for part in parts:
+        shards = TokenShards(Path(part.data.dir), "train")
+        counts = np.zeros(len(shares), dtype=np.int64)
+        for start in range(0, shards.num_tokens, _READ_TOKENS):
+            stop = min(start + _READ_TOKENS, shards.num_tokens)
+            tokens = shards.read(start, stop)
+            if part.data.train_learnt is not None:
+                tokens = tokens[shards.read(start, stop, LEARNT) != 0]
+            counts += np.bincount(tokens, minlength=len(shares))
+        shares += counts / max(1, counts.sum()) * part.slots / SLOTS
+    shares = shares[shares > 0]
+    return float(-(shares * np.log(shares)).sum())
+
+
+def _facts(folder: Path, parts: Sequence[PartFacts]) -> DataFacts:
+    """What a mixture holds: sums over its sources."""
+    content = read_json_object(folder / MIXTURE)
+    sets = [part.data for part in parts]
+
+    def total(name: str) -> int:
+        return sum(getattr(each, name) for each in sets)
+
+    def known(name: str) -> int | None:
+        return None if any(getattr(each, name) is None for each in sets) else total(name)
+
+    def learnt(split: str) -> int | None:
+        """Of running text beside dialogues, every token is."""
+        found = [getattr(each, f"{split}_learnt") for each in sets]
+        if all(number is None for number in found):
+            return None
+        tokens = [getattr(each, f"{split}_tokens") for each in sets]
+        return sum(
+            int(all_of_it if number is None else number)
+            for all_of_it, number in zip(tokens, found, strict=True)
+        )
+
+    return DataFacts(
+        dir=str(folder),
+        fingerprint=digest([[part.slots, part.data.fingerprint] for part in parts]),
+        vocab_size=sets[0].vocab_size,
+        train_tokens=total("train_tokens"),
+        eval_tokens=total("eval_tokens"),
+        train_documents=total("train_documents"),
+        eval_documents=total("eval_documents"),
+        unigram_entropy=content["unigram_entropy"],
+        bos_token=next((each.bos_token for each in sets if each.bos_token is not None), None),
+        train_bytes=known("train_bytes"),
+        eval_bytes=known("eval_bytes"),
+        readers=tuple({json.dumps(one): one for each in sets for one in each.readers}.values()),
+        parts=tuple(parts),
+        too_long=known("too_long"),
+        train_places=known("train_places"),
+        train_learnt=learnt("train"),
+        eval_learnt=learnt("eval"),
+    )

@@ -1,0 +1,222 @@
+"""Ranks killed again and again for some time: the share of it that trained, beside the simulation.
+
+Both see the same lives, each from one kill to the next. The simulation is the planner's own, fed
+with what this very run took for a restart, a step and a save: what differs is the model of a
+failure, and nothing else.
+"""
+
+import itertools
+import random
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from shardyard.drill.case import Commands, Place
+from shardyard.drill.case_state import Missed, Scene
+from shardyard.drill.recipe import Drilled
+from shardyard.errors import ShardyardError
+from shardyard.io.files import make_folder, write_json
+from shardyard.log import say
+from shardyard.planner.effective_time import live
+from shardyard.rundir.counted_lines import counted
+from shardyard.rundir.jsonl import read_lines
+from shardyard.rundir.layout import RunDir
+from shardyard.units import format_seconds
+
+_FEWEST_KILLS = 3
+_POLL_S = 0.02
+_ENDLESS = (
+    "run.steps=100000000",
+    "elastic.max_restarts=1000000",
+    "task.eval_every_steps=null",  # the simulation knows of none
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kill:
+    """A rank that was killed."""
+
+    t: float
+    """Unix seconds."""
+    generation: int
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class KillLoop:
+    """What came of it. Seconds are of the time between the first kill and the last."""
+
+    seed: int
+    mtbf_s: float
+    kills: tuple[Kill, ...]
+    wall_s: float
+    productive_s: float
+    """In steps whose result stands."""
+    restart_s: float
+    """Median, from a kill to the beginning of the first step after it."""
+    step_s: float
+    steps_between_saves: int
+    blocking_s: float
+    """For which a save stops the training, median."""
+    lag_s: float
+    """From then until the save is durable, median."""
+    measured: float
+    """Share of the wall time that trained."""
+    simulated: float
+    """The same by the planner's simulation of these lives."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Due:
+    """A kill that is to come."""
+
+    after_s: float
+    """Since the first step of the run."""
+    share: float
+    """Of the ranks, in order, up to the one that is killed; below 1."""
+
+    def among(self, ranks: Sequence[int]) -> int:
+        """Which of these ranks it is."""
+        return sorted(ranks)[int(self.share * len(ranks))]
+
+
+def schedule(*, mtbf_s: float, for_s: float, seed: int) -> list[Due]:
+    """Kills so far apart on average, exponentially; one seed gives one schedule to whoever asks."""
+    draw, found, after_s = random.Random(f"{seed} loop"), list[Due](), 0.0
+    while (after_s := after_s + draw.expovariate(1 / mtbf_s)) < for_s:
+        found.append(Due(after_s=after_s, share=draw.random()))
+    return found
+
+
+@dataclass
+class _Loop:
+    """A loop under way."""
+
+    scene: Scene
+    is_over: Callable[[], bool]
+    kills: list[Kill] = field(default_factory=list)
+
+    def run(self, due: Sequence[Due], for_s: float) -> None:
+        """Kill ranks until the time is over."""
+        self.scene.wait(lambda: self.scene.events("first_step"), "the first step")
+        began_s = time.monotonic()
+        for each in due:
+            self._wait_until(began_s + each.after_s)
+            self._kill(each)
+        self._wait_until(began_s + for_s)
+
+    def _wait_until(self, at_s: float) -> None:
+        while time.monotonic() < at_s:
+            if self.is_over():
+                raise Missed("the run ended under the kills")
+            time.sleep(_POLL_S)
+
+    def _kill(self, due: Due) -> None:
+        met, workers = self.scene.events("rendezvous")[-1], self.scene.workers()
+        rank = due.among(list(workers))
+        now_t = time.time()
+        try:
+            self.scene.kill(workers[rank])
+        except Missed:
+            return  # between two generations there is nobody to kill
+        self.kills.append(Kill(t=now_t, generation=met["generation"], rank=rank))
+        say(f"kill {len(self.kills)}: rank {rank}, generation {met['generation']}")
+
+
+def run_loop(drilled: Drilled, place: Place, *, mtbf_s: float, for_s: float, seed: int) -> KillLoop:
+    """Kill random ranks of one run for some time, and measure; writes ``drill.json``.
+
+    Raises:
+        ShardyardError: The run did not survive, or there were too few kills to speak of a share.
+    """
+    endless = replace(drilled, words=(*drilled.words, *_ENDLESS))
+    run = RunDir(place.runs / "loop")
+    make_folder(place.runs)
+    with tempfile.TemporaryDirectory(prefix="drill-") as scratch:
+        commands = Commands(place=place, drilled=endless, run=run, scratch=Path(scratch), faults="")
+        scene = Scene(
+            run=run, marked=commands.marked, scratch=commands.scratch, rank=0,
+            node=0, devices=drilled.devices,
+            draw=random.Random(f"{seed} loop"), is_launched=drilled.nodes > 1,
+            within_s=place.patience_s * 10,
+        )  # fmt: skip
+        verb = ("launch", "--on", "local", "--yes", "--force") if scene.is_launched else ("train",)
+        try:
+            with commands.started((*verb, *endless.of(place.runs, run.run_id))) as is_over:
+                loop = _Loop(scene=scene, is_over=is_over)
+                loop.run(schedule(mtbf_s=mtbf_s, for_s=for_s, seed=seed), for_s)
+        except Missed as why:
+            words = commands.ends[-1].last_words if commands.ends else ""
+            raise ShardyardError(
+                f"the kill loop broke off: {why}. {words} The run is {run.path}."
+            ) from why
+    found = measure(
+        list(read_lines(run.events)), list(read_lines(run.metrics)), loop.kills,
+        every=drilled.save_every, seed=seed, mtbf_s=mtbf_s,
+    )  # fmt: skip
+    write_json(place.folder / "drill.json", {"recipe": list(endless.words), **found.to_json()})
+    return found
+
+
+def measure(
+    events: Sequence[dict[str, Any]],
+    lines: Sequence[dict[str, Any]],
+    kills: Sequence[Kill],
+    *,
+    every: int,
+    seed: int,
+    mtbf_s: float,
+) -> KillLoop:
+    """The share that trained between the first kill and the last, and what is simulated of it.
+
+    Args:
+        events: Of events.jsonl.
+        lines: Of metrics.jsonl.
+        every: Steps between two saves.
+
+    Raises:
+        ShardyardError: There were too few kills.
+    """
+    restarts = [found for kill in kills if (found := _restart_s(events, kill.t)) is not None]
+    if len(kills) < _FEWEST_KILLS or not restarts:
+        raise ShardyardError(
+            f"{len(kills)} kills are too few for a share of the time: it is measured from the "
+            f"first to the last of at least {_FEWEST_KILLS}. Use a longer --for or a shorter "
+            f"--mtbf than {format_seconds(mtbf_s)}."
+        )
+    steps = counted(lines, events).steps
+    inside = range(kills[0].generation + 1, kills[-1].generation + 1)
+    steps_s = [line["step_time_s"] for line in steps if line["generation"] in inside]
+    step_s = median(steps_s) if steps_s else 0.0
+    blocking_s = _median(events, "checkpoint_started", "blocked_s")
+    fed = {
+        "restart_s": max(0.0, median(restarts) - step_s),
+        "blocking_s": blocking_s,
+        "lag_s": max(0.0, _median(events, "checkpoint_durable", "seconds") - blocking_s),
+    }
+    times = [kill.t for kill in kills]
+    lives_s = [after - before for before, after in itertools.pairwise(times)]
+    lived = live(lives_s, interval_s=every * step_s, **fed)
+    return KillLoop(
+        seed=seed, mtbf_s=mtbf_s, kills=tuple(kills), wall_s=sum(lives_s),
+        productive_s=sum(steps_s), step_s=step_s, steps_between_saves=every,
+        measured=sum(steps_s) / sum(lives_s), simulated=lived.productive_s / lived.wall_s, **fed,
+    )  # fmt: skip
+
+
+def _restart_s(events: Sequence[dict[str, Any]], kill_t: float) -> float | None:
+    """From a kill to the end of the first step after it."""
+    after = (e["t"] for e in events if e["kind"] == "first_step" and e["t"] > kill_t)
+    return next((t - kill_t for t in after), None)
+
+
+def _median(events: Sequence[dict[str, Any]], kind: str, key: str) -> float:
+    values = [float(event.get(key) or 0.0) for event in events if event["kind"] == kind]
+    return median(values) if values else 0.0

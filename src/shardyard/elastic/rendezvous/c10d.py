@@ -1,0 +1,381 @@
+"""Where the agents of all nodes meet: torch's c10d rendezvous over a TCP store that node 0 serves.
+
+One node and many take the same way. On one node nothing listens beyond the loopback interface.
+"""
+
+import errno
+import os
+import socket
+import stat
+import weakref
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+from torch.distributed import (  # type: ignore[attr-defined]  # built in C++
+    DistError,
+    PrefixStore,
+    TCPStore,
+)
+from torch.distributed.elastic.rendezvous.api import RendezvousInfo
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
+    DynamicRendezvousHandler,
+    RendezvousTimeout,
+)
+
+from shardyard import torch_private
+from shardyard.elastic.meeting_wait import MeetingWait
+from shardyard.elastic.seal import Seal, SealedStore
+from shardyard.elastic.signs_of_life import OwnClock
+from shardyard.elastic.store_backend import StoreBackend
+from shardyard.errors import LostNodeError, RequestError
+from shardyard.io.polling import wait_for
+from shardyard.network_interface import OWN_STORE, address_towards, check_loopback, is_loopback
+
+_LOOPBACK = "127.0.0.1"
+_OPERATION = timedelta(seconds=300)
+"""For one question to the store, as torch has it."""
+LAST_CALL_TIMEOUT = timedelta(seconds=3)
+"""For nodes of which nobody knows, once the fewest are there; torch's 30 s would be paid often."""
+_LOOK_S = 0.2
+"""Between two looks at who has come: a meeting takes two or three."""
+_SELDOM_S = 1.0
+"""Between two looks while workers train, as torch has it."""
+
+_BEATS = 3
+"""Signs of life that a node may miss."""
+_ARRIVAL_POLL_S = 0.1
+_FORGET_TRIES = 10
+"""Each fails only if another node changed the state in between."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """Who meets where."""
+
+    id: str
+    """Fresh for every attempt: a closed rendezvous cannot be entered again."""
+    seal: Seal
+    """Marks what the nodes of the attempt write."""
+    min_nodes: int
+    max_nodes: int
+    endpoint: str | None
+    """HOST:PORT of node 0; None: one node, any free port of the loopback interface."""
+    node_rank: int
+    place: str = ""
+    """Where they meet instead, as people read it: etcd."""
+    keep_alive_s: int
+    """How long the others wait for a node's next sign of life, each by its own clock."""
+    restart_timeout_s: float
+    """Longest wait for the others."""
+    join_interval_s: float = 0.0
+    """Between two resizes for nodes that came meanwhile."""
+    serving_rank: int = 0
+    """The node whose agent serves the store."""
+    wait: MeetingWait = field(default_factory=lambda: MeetingWait(0), compare=False)
+    """What this node waits for, where somebody tells it."""
+
+    @property
+    def serves(self) -> bool:
+        """Whether this agent does."""
+        return self.node_rank == self.serving_rank
+
+
+class Rendezvous(DynamicRendezvousHandler):
+    """Torch's rendezvous, which can be told that nodes are gone.
+
+    Torch itself notices by a sign of life that does not change any more; until then those that are
+    left may not begin without them.
+    """
+
+    first_serves = False
+    """Whether the agent of rank 0 serves the store of a meeting; else that of node 0 has it."""
+    takes_in = True
+    """Whether nodes that wait are told of; until then this node's workers go on."""
+    has_left = False
+    """Whether the others meet without this node."""
+    own_clock: OwnClock
+    """By which it tells times."""
+    seal: Seal
+    """Marks what the nodes of the attempt write."""
+    meeting: Meeting
+    """Who meets where."""
+
+    def num_nodes_waiting(self) -> int:
+        """Nodes that came since the last meeting, as torch asks for them."""
+        return self.nodes_waiting() if self.takes_in else 0
+
+    def nodes_waiting(self) -> int:
+        """The same, whether or not they are taken in yet."""
+        return int(super().num_nodes_waiting())
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Meet."""
+        torch_private.look_at_meeting_every(self, _LOOK_S)
+        within_s = self.settings.timeout.join.total_seconds()
+        try:
+            with self.meeting.wait.waits_for(self._others, within_s=within_s):
+                return super().next_rendezvous()
+        finally:
+            torch_private.look_at_meeting_every(self, _SELDOM_S)
+
+    def _others(self) -> str:
+        return others(self.meeting, max(1, len(torch_private.ranks_by_name(self))))
+
+    def expect(self, left: int) -> None:
+        """Have the next meeting end once all are there that live, and those that wait to come in.
+
+        Args:
+            left: Nodes of the last meeting that live.
+        """
+        self.own_clock.expected = left + self.nodes_waiting()
+
+    @property
+    def round(self) -> int:
+        """The number of the newest meeting that this node knows of."""
+        return torch_private.meeting_number(self)
+
+    def forget(self, group_ranks: Collection[int], *, round: int) -> None:
+        """Have nodes of a round that is over count as gone at once; safe to repeat, by any node."""
+        torch_private.forget_nodes(self, group_ranks, meeting=round, tries=_FORGET_TRIES)
+
+    def leave(self, group_rank: int) -> None:
+        """Be gone for the others at once, who go on meeting here; they may meet at this node.
+
+        Args:
+            group_rank: Of this node.
+        """
+        self.has_left = True
+        torch_private.stop_signs_of_life(self)
+        self.forget([group_rank], round=self.round)
+
+    def has_others(self) -> bool:
+        """Whether any other node has given a sign of life of late."""
+        return bool(torch_private.others_of_meeting(self))
+
+    def shutdown(self) -> bool:
+        """Close the meeting for all nodes; one that has left it closes nothing."""
+        return self.has_left or bool(super().shutdown())
+
+
+def build_rendezvous(
+    meeting: Meeting, store: TCPStore | None = None
+) -> tuple[Rendezvous, TCPStore]:
+    """Serve the store or connect to it.
+
+    Args:
+        store: One that is open already.
+
+    Returns:
+        The handler and the store. Workers use that store too (`worker_store`): the one that torch
+        would create beside it lives through restarts, where workers find the addresses of dead
+        peers in it (torch 2.13), listens on all interfaces, and is not announced to nodes that
+        come later.
+
+    Raises:
+        RequestError: The endpoint is no HOST:PORT, is missing, or its port is in use.
+        LostNodeError: Node 0 does not answer.
+    """
+    host, port = _endpoint(meeting)
+    if is_loopback(host):
+        check_loopback()
+    have_a_store_each()
+    if store is None and meeting.serves:
+        store = serve_store(host, port)
+    elif store is None:
+        whom = f"the agent of node {meeting.serving_rank} at {endpoint_of(host, port)}"
+        with meeting.wait.waits_for(lambda: whom, within_s=_OPERATION.total_seconds()):
+            store = connect_store(host, port)
+    clock = OwnClock(StoreBackend(store, meeting.id, meeting.seal), last_call=LAST_CALL_TIMEOUT)
+    handler = Rendezvous.from_backend(
+        meeting.id,
+        store,
+        clock,
+        meeting.min_nodes,
+        meeting.max_nodes,
+        local_addr=host if meeting.serves else address_towards(host, port),
+        timeout=RendezvousTimeout(
+            join=timedelta(seconds=meeting.restart_timeout_s + meeting.join_interval_s),
+            last_call=LAST_CALL_TIMEOUT,
+        ),
+        keep_alive_interval=max(1, meeting.keep_alive_s // _BEATS),
+        keep_alive_max_attempt=_BEATS,
+    )
+    handler.own_clock, handler.seal, handler.meeting = clock, meeting.seal, meeting
+    me = weakref.proxy(handler)  # it and its store end when nobody holds it any more
+    torch_private.give_each_meeting(
+        handler, lambda: SealedStore(store, f"shardyard/round/{me.round}", meeting.seal)
+    )
+    return handler, store
+
+
+def have_a_store_each() -> None:
+    """Have torch's agent in this process make no store next to the one of the meeting."""
+    os.environ.update(OWN_STORE)
+
+
+def others(meeting: Meeting, there: int) -> str:
+    """Whom a node waits for, in words.
+
+    Args:
+        there: Nodes that have come, this one among them.
+    """
+    fewest, most = meeting.min_nodes, meeting.max_nodes
+    wanted = f"{most}" if fewest == most else f"{fewest} to {most}"
+    where = meeting.place or meeting.endpoint or "this machine"
+    return f"other nodes at {where}: {there} of {wanted} came"
+
+
+def wait_for_all(
+    meeting: Meeting,
+    store: TCPStore,
+    *,
+    nodes: int,
+    wait_s: float,
+    is_over: Callable[[], bool],
+) -> None:
+    """Before the first meeting: wait until all agents are there, or the first has waited enough.
+
+    Torch itself begins with the fewest nodes that will do, and a node that comes a moment later
+    costs all the others a restart. Who comes when a run has begun does not wait.
+    """
+    store.add("shardyard/arrived", 1)
+
+    there = 1
+
+    def is_enough() -> bool:
+        nonlocal there
+        there = store.add("shardyard/arrived", 0)
+        return there >= nodes or is_over() or bool(store.check(["shardyard/begun"]))
+
+    with meeting.wait.waits_for(lambda: others(meeting, there), within_s=wait_s):
+        wait_for(is_enough, within_s=wait_s, every_s=_ARRIVAL_POLL_S)
+    store.set("shardyard/begun", "")
+
+
+def worker_store(host: str, port: int, generation: int) -> PrefixStore:
+    """What the workers of one generation share to find each other: node 0's store, fresh keys."""
+    return PrefixStore(f"shardyard/generation/{generation}", connect_store(host, port))
+
+
+def serve_store(host: str, port: int) -> TCPStore:
+    """A TCP store in this process; port 0 takes a free one.
+
+    Listens at the address of ``host`` alone, by which this process and its workers reach it too. On
+    all interfaces where that name has several addresses here or none of this machine; then they
+    reach it by the loopback interface.
+    """
+    try:
+        listener = _listener(host, port)
+    except OSError as error:
+        why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {error}"
+        raise RequestError(
+            f"port {port} on {host} {why}. The agents of all nodes meet there. Choose a free one "
+            f"with --rendezvous HOST:PORT, or find its holder with `ss -ltnp 'sport = :{port}'`."
+        ) from error
+    address, port = listener.getsockname()[:2]
+    own = _LOOPBACK if address in ("::", "0.0.0.0") else address
+    return TCPStore(
+        own, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
+
+
+def connect_store(host: str, port: int, *, within: timedelta = _OPERATION) -> TCPStore:
+    """A connection to the store that another agent serves."""
+    try:
+        store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=within)
+        store.set_timeout(_OPERATION)
+        return store
+    except DistError as error:
+        raise LostNodeError(
+            f"no agent answers at {host}:{port} ({str(error).splitlines()[0]}). All agents meet "
+            "there. Check that the agent of node 0 runs and that the port is open to this node."
+        ) from error
+
+
+def sever(port: int) -> None:
+    """End this process's connections to a store that does not answer, so that nobody waits there.
+
+    Where the other machine is gone without a word, a call of the store waits as long as the kernel
+    sends again, a quarter of an hour; the store has no name for a connection. No other of an agent
+    goes to such a port.
+    """
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        with suppress(OSError):  # no socket, or closed by now
+            descriptor = os.dup(int(entry.name))
+            try:
+                _shut(descriptor, port)
+            finally:
+                os.close(descriptor)
+
+
+def _shut(descriptor: int, port: int) -> None:
+    if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+        return
+    end = socket.socket(fileno=descriptor)
+    try:
+        if end.family in (socket.AF_INET, socket.AF_INET6) and end.getpeername()[1] == port:
+            end.shutdown(socket.SHUT_RDWR)
+    finally:
+        end.detach()
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    address = _only_address(host)
+    if address is not None:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        try:
+            return socket.create_server((address, port), family=family)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL or is_loopback(host):
+                raise
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
+
+
+def _only_address(host: str) -> str | None:
+    """The address of this machine under a name; None: it has several, or Debian's 127.0.1.1."""
+    if host == "localhost":
+        return _LOOPBACK
+    if is_loopback(host):  # 127.0.0.2 is another place than 127.0.0.1
+        return host
+    try:
+        found = {str(each[4][0]) for each in socket.getaddrinfo(host, None)}
+    except OSError:
+        return None
+    address = found.pop()
+    return None if found or is_loopback(address) else address
+
+
+def _endpoint(meeting: Meeting) -> tuple[str, int]:
+    if meeting.endpoint is None:
+        if meeting.max_nodes == 1:
+            return _LOOPBACK, 0
+        raise RequestError(
+            f"{meeting.max_nodes} nodes need a place to meet. Start the agent of each node with "
+            "--rendezvous HOST:PORT (an address of node 0) and --node-rank K."
+        )
+    return parse_endpoint(meeting.endpoint)
+
+
+def parse_endpoint(endpoint: str) -> tuple[str, int]:
+    """Host and port of HOST:PORT.
+
+    Raises:
+        RequestError: It is none.
+    """
+    host, _, port = endpoint.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise RequestError(
+            f"--rendezvous {endpoint} is not HOST:PORT. Agents meet at a port of node 0. "
+            "Give for example node0.cluster:29400."
+        )
+    return host.strip("[]"), int(port)
+
+
+def endpoint_of(host: str, port: int) -> str:
+    """HOST:PORT."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

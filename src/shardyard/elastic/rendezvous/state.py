@@ -1,0 +1,85 @@
+"""What the nodes of torch's rendezvous share, as JSON: a pickle lets its writer run code here."""
+
+import json
+import pickle
+from collections.abc import Collection
+from dataclasses import astuple
+from datetime import UTC, datetime
+from typing import Any
+
+from shardyard.io.files import parse_json
+from shardyard.torch_private import LONG_AGO, empty_meeting, node_of_meeting
+
+
+def empty_state() -> bytes:
+    """As a handler expects it before any node has come."""
+    return pickle.dumps(empty_meeting())
+
+
+def to_json(pickled: bytes, *, signs: bool = False) -> bytes:
+    """Of what a handler of this process gives to its backend.
+
+    Args:
+        signs: Whether its signs of life are part of it.
+    """
+    state = pickle.loads(pickled)
+    last_call = None if state.deadline is None else state.deadline.isoformat()
+    content = {
+        "round": state.round,
+        "complete": state.complete,
+        "closed": state.closed,
+        "last_call": last_call,
+        "participants": [[*_plain(node), state.participants[node]]
+                         for node in sorted(state.participants)],
+        "waiting": [_plain(node) for node in sorted(state.wait_list)],
+        "spare": [_plain(node) for node in sorted(state.redundancy_list)],
+    }  # fmt: skip
+    if signs:
+        heartbeats = sorted(state.last_heartbeats.items())
+        content["signs"] = [[*_plain(node), time.isoformat()] for node, time in heartbeats]
+    return json.dumps(content).encode()
+
+
+def from_json(written: bytes, *, alive: Collection[str] | None = None) -> bytes:
+    """As a handler expects it; the end of the last call is what its writer's clock said.
+
+    Args:
+        alive: Names of the nodes that live; the others are gone for the handler. None: the state
+            has their signs of life.
+    """
+    content = parse_json(written)
+    state = empty_meeting()
+    state.round, state.complete, state.closed = (
+        int(content["round"]), bool(content["complete"]), bool(content["closed"]),
+    )  # fmt: skip
+    last_call = content["last_call"]
+    state.deadline = None if last_call is None else datetime.fromisoformat(last_call)
+    state.participants = {_node(each[:3]): int(each[3]) for each in content["participants"]}
+    state.wait_list = {_node(each) for each in content["waiting"]}
+    state.redundancy_list = {_node(each) for each in content["spare"]}
+    if alive is None:
+        state.last_heartbeats = {
+            _node(each[:3]): datetime.fromisoformat(each[3]) for each in content["signs"]
+        }
+        return pickle.dumps(state)
+    now = datetime.now(UTC)
+    state.last_heartbeats = {
+        node: now if repr(node) in alive else LONG_AGO
+        for node in (*state.participants, *state.wait_list, *state.redundancy_list)
+    }
+    return pickle.dumps(state)
+
+
+def is_closed(written: bytes) -> bool:
+    """Whether the nodes are ending."""
+    return bool(parse_json(written)["closed"])
+
+
+def _plain(node: Any) -> list[Any]:
+    """Address, process id and a number of its own."""
+    return list(astuple(node))
+
+
+def _node(plain: Any) -> Any:
+    address, pid, number = plain
+    return node_of_meeting(str(address), int(pid), int(number))

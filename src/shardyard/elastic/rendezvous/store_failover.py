@@ -1,0 +1,144 @@
+"""Who serves the store at which the agents meet, once the node that did is lost.
+
+The run's lease says who: an agent takes it before it serves. A node that is only cut off from the
+others holds it still, so that two halves of a run never train at once. ``attempts/<n>/store.json``
+says where. Nothing else is needed than what all nodes see already: the run's folder.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # built in C++
+
+from shardyard.elastic.notices import Node
+from shardyard.elastic.rendezvous.c10d import (
+    connect_store,
+    endpoint_of,
+    parse_endpoint,
+    serve_store,
+)
+from shardyard.errors import LostNodeError, RequestError
+from shardyard.io.polling import wait_for
+from shardyard.network_interface import address_towards
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.lease import Lease, is_held
+from shardyard.rundir.state import has_attempt_ended
+from shardyard.rundir.store_place import StorePlace, read_store_place, write_store_place
+
+_WITHIN_S = 60.0
+"""For a store to be found; network file systems show a new file as late as this."""
+_TURN_S = 2.0
+"""Head start of each node before the next higher one; the lease decides, whoever is first."""
+_CONNECT = timedelta(seconds=10)
+_POLL_S = 0.1
+
+
+@dataclass
+class Succession:
+    """One agent's view of where the store is."""
+
+    run: RunDir
+    attempt: int
+    node_rank: int
+    place: StorePlace
+    """Where it is, or was when it was lost."""
+    own_host: str | None = None
+    """This node's name, as the others reach it; None: the address from which it reached the lost
+    node, whose name may be gone with it."""
+    _lease: Lease | None = None
+
+    @property
+    def serves(self) -> bool:
+        """Whether this agent does."""
+        return self.place.node_rank == self.node_rank
+
+    def is_run_left(self) -> bool:
+        """Whether no agent of another node holds the run's lease.
+
+        The agent that serves holds it itself, whichever rank its node has in the group.
+        """
+        return self.serves or self._lease is not None or not is_held(self.run.lease)
+
+    def find(self, *, turn: int, is_over: Callable[[], bool]) -> TCPStore | None:
+        """Serve the store, or find who does.
+
+        Args:
+            turn: How many of the nodes that are left have a lower rank.
+
+        Returns:
+            The store; None: there is none, or the attempt is over.
+        """
+        began_s = time.monotonic()
+        while time.monotonic() - began_s < _WITHIN_S and not (is_over() or self.has_ended()):
+            is_my_turn = time.monotonic() - began_s >= turn * _TURN_S
+            if store := self._follow() or (self._serve() if is_my_turn else None):
+                return store
+            time.sleep(_POLL_S)
+        return None
+
+    def take_over(self, nodes: Sequence[Node], left_out: Sequence[Node] = ()) -> bool:
+        """Where each meeting has a store of its own: do what a lost node did beside training.
+
+        Args:
+            nodes: Of the meeting; the first of them does it.
+            left_out: Nodes that do not meet, and are not lost: such a one does it still.
+
+        Returns:
+            Whether this agent does from now on.
+
+        Raises:
+            LostNodeError: The lost one, or somebody else, holds the run's lease.
+        """
+        self.place = read_store_place(self.run, self.attempt) or self.place
+        ranks = [node.rank for node in nodes]
+        if self.place.node_rank in ranks or ranks[0] != self.node_rank:
+            return False
+        if self.place.node_rank in [node.rank for node in left_out] and is_held(self.run.lease):
+            return False
+        if not wait_for(self._take_lease, within_s=_WITHIN_S, every_s=_POLL_S):
+            raise LostNodeError(
+                f"node {self.place.node_rank} does not meet the others, and {self.run.lease} is "
+                "held still. It may be cut off from them alone, or the run was started again. "
+                "Look at who holds it; two at once would overwrite each other's checkpoints."
+            )
+        self._write(self.place.endpoint)
+        return True
+
+    def _follow(self) -> TCPStore | None:
+        place = read_store_place(self.run, self.attempt)
+        if place is None or place.moves <= self.place.moves:
+            return None
+        self.place = place
+        try:
+            return connect_store(*parse_endpoint(place.endpoint), within=_CONNECT)
+        except LostNodeError:
+            return None  # that node was lost too; another will follow it
+
+    def _serve(self) -> TCPStore | None:
+        if not self._take_lease():
+            return None  # its holder serves, or is about to leave it
+        if self.has_ended():  # its holder wrote so before it left it
+            return None
+        address = self.own_host or address_towards(*parse_endpoint(self.place.endpoint))
+        store = serve_store(address, 0)
+        self._write(endpoint_of(address, store.port))
+        return store
+
+    def _take_lease(self) -> bool:
+        try:
+            self._lease = self._lease or Lease(self.run.lease)
+        except RequestError:
+            return False
+        return True
+
+    def _write(self, endpoint: str) -> None:
+        self.place = StorePlace(
+            moves=self.place.moves + 1, node_rank=self.node_rank, endpoint=endpoint
+        )
+        write_store_place(self.run, self.attempt, self.place)
+
+    def has_ended(self) -> bool:
+        """Whether a node ended the attempt for all: it was not lost."""
+        return has_attempt_ended(self.run, self.attempt)

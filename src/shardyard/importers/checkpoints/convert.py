@@ -1,0 +1,215 @@
+"""A checkpoint of another tool becomes a Hugging Face folder: recognised, checked, written."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardyard.errors import CheckpointError, RequestError
+from shardyard.importers.checkpoints import dcp, deepspeed, megatron, torch_save_file
+from shardyard.importers.checkpoints.checkpoint import STEPS, Checkpoint
+from shardyard.importers.checkpoints.hf_writer import DTYPES, dealt, write_folder
+from shardyard.importers.checkpoints.like import CONFIG, Like, read_like, shape_in
+from shardyard.importers.checkpoints.model import Model, find_model
+from shardyard.io.files import read_json
+from shardyard.io.safetensors_header import ITEM_BYTES
+from shardyard.units import format_bytes, format_count
+
+SAVED = (".pt", ".pth", ".bin", ".ckpt")
+"""How files of torch.save are called."""
+
+_NOT_OF_WEIGHTS = ("hidden_dropout", "max_position_embeddings")
+"""Fields of a shape that change no output of the weights."""
+
+_BELOW = ("pytorch_model_fsdp_0", "pytorch_model_fsdp.bin", "pytorch_model.bin")
+"""What Trainer and accelerate write into a folder of theirs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Import:
+    """What will be written; making it writes nothing."""
+
+    checkpoint: Checkpoint
+    model: Model
+    like: Like
+    dtype: str | None
+
+    @property
+    def parameters(self) -> int:
+        return sum(each.elements for each in self.model.tensors.values())
+
+    @property
+    def bytes(self) -> int:
+        """Of all weights, as they will be written."""
+        tensors = self.model.tensors.values()
+        return sum(each.elements * ITEM_BYTES[self.dtype or each.dtype] for each in tensors)
+
+    @property
+    def where(self) -> str:
+        """The step, in words."""
+        step = self.checkpoint.step
+        return "which does not say after which step" if step is None else f"saved at step {step}"
+
+    @property
+    def size(self) -> str:
+        """Of the weights, in words."""
+        kinds = ", ".join(self.to_json()["dtypes"])
+        return f"{format_count(self.parameters)} parameters, {format_bytes(self.bytes)} in {kinds}"
+
+    @property
+    def not_taken(self) -> tuple[str, ...]:
+        """What the checkpoint holds and the folder will not."""
+        left = {word: count for word, count in self.model.left.items() if word not in STEPS}
+        found = [f"{word} ({count} tensors)" for word, count in left.items()]
+        found += [word for word in self.checkpoint.beside if word not in left]
+        return tuple(found)
+
+    @property
+    def lacks(self) -> tuple[str, ...]:
+        """What a training that goes on would need, in sentences."""
+        names = [*self.model.left, *self.checkpoint.beside]
+        has_optimizer = any(name.startswith("optim") for name in names)
+        lines = [f"not taken: {', '.join(self.not_taken)}"] if self.not_taken else []
+        if not has_optimizer:
+            lines.append("the checkpoint holds no state of an optimizer")
+        return (*lines, "a training that starts from the folder begins with a new optimizer")
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs, and for ``imported.json``."""
+        kinds = {self.dtype or each.dtype for each in self.model.tensors.values()}
+        words = {kind: word for word, kind in DTYPES.items()}
+        return {
+            "format": self.checkpoint.format,
+            "checkpoint": str(self.checkpoint.path),
+            "step": self.checkpoint.step,
+            "tensors": len(self.model.tensors),
+            "parameters": self.parameters,
+            "bytes": self.bytes,
+            "dtypes": sorted(words.get(kind, kind) for kind in kinds),
+            "files": list(dealt(self.model.tensors, self.dtype)),
+            "not_taken": list(self.not_taken),
+            "remarks": list(self.checkpoint.remarks),
+        }
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether it is to be read as a checkpoint, not as a configuration."""
+    return path.is_dir() or path.suffix in SAVED
+
+
+def plan_import(
+    path: Path,
+    like: Path,
+    *,
+    prefix: str | None = None,
+    dtype: str | None = None,
+    without: tuple[str, ...] = (),
+) -> Import:
+    """Read what a checkpoint holds, and hold it to the model; no weights are read.
+
+    Args:
+        like: A Hugging Face folder of the same model.
+        prefix: What stands before the model's names; None: it is found.
+        dtype: float32, bfloat16 or float16; None: as they were saved.
+        without: Arguments of a Megatron checkpoint that are not looked at.
+
+    Raises:
+        CheckpointError: It is damaged, or not of that model.
+        RequestError: It is of no kind that is known.
+    """
+    model_like = read_like(like)
+    _refuse_other_config(path, model_like)
+    try:
+        checkpoint = read_checkpoint(path, model_like, without=without)
+        model = find_model(checkpoint, model_like, prefix=prefix)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+    return Import(
+        checkpoint=checkpoint, model=model, like=model_like, dtype=dtype and DTYPES[dtype]
+    )
+
+
+def _refuse_other_config(path: Path, like: Like) -> None:
+    """Raise where a config.json beside the checkpoint (Trainer writes one) is of another model."""
+    try:
+        config = read_json(path / CONFIG)
+    except (OSError, ValueError):
+        return
+    own = shape_in(config, path) if isinstance(config, dict) else None
+    if own is None or like.shape is None:
+        return
+    here = {**own.to_dict(), "head_dim": own.head_width}
+    there = {**like.shape.to_dict(), "head_dim": like.shape.head_width}
+    wrong = [
+        f"{key} is {value!r}, there {there[key]!r}"
+        for key, value in here.items()
+        if value != there[key] and key not in _NOT_OF_WEIGHTS
+    ]
+    if wrong:
+        raise CheckpointError(
+            f"{path / CONFIG} is not of the model of {like.folder}: {', '.join(wrong)}. Give "
+            f"--like {path} if the checkpoint's own is right."
+        )
+
+
+def read_checkpoint(path: Path, like: Like, *, without: tuple[str, ...] = ()) -> Checkpoint:
+    """Recognise a checkpoint by its files.
+
+    Args:
+        without: Arguments of a Megatron checkpoint that are not looked at.
+
+    Raises:
+        CheckpointError: It is damaged.
+        RequestError: It is of no kind that is known.
+        OSError: A file cannot be read.
+    """
+    iteration = megatron.find(path) if path.is_dir() else None
+    if without and iteration is None:
+        raise RequestError(
+            f"--without {without[0]}: only a Megatron checkpoint has arguments, and {path} is none."
+        )
+    if path.is_file():
+        return torch_save_file.read(path)
+    if not path.exists():
+        raise RequestError(f"{path} is not there. Name a checkpoint's folder, or its file.")
+    if (path / dcp.METADATA).is_file():
+        return dcp.read(path)
+    stepped = deepspeed.find(path)
+    if stepped is not None:
+        return deepspeed.read(stepped)
+    if iteration is not None:
+        return megatron.read(iteration, like, without=without)
+    below = [path / name for name in _BELOW if (path / name).exists()]
+    if len(below) == 1:
+        return read_checkpoint(below[0], like)
+    raise RequestError(f"{path} is no checkpoint that is known here. {_what_it_is(path)}")
+
+
+def _what_it_is(path: Path) -> str:
+    if (path / CONFIG).is_file() and any(path.glob("*.safetensors")):
+        return f"It is a Hugging Face folder already: model.path={path} trains from it."
+    inner = sorted(
+        each.name for each in path.iterdir() if each.is_dir() and (each / dcp.METADATA).is_file()
+    )
+    if inner:
+        return f"Below it are some: {', '.join(inner[:5])}. Name one of them."
+    return (
+        "Known are: a file of torch.save (.pt, .bin), a folder of torch.distributed.checkpoint "
+        "(with .metadata), DeepSpeed's (global_step*), Megatron's (mp_rank_*), and what Trainer "
+        "and accelerate write."
+    )
+
+
+def run_import(planned: Import, to: Path, told: Callable[[int], None]) -> dict[str, Any]:
+    """Write the folder.
+
+    Returns:
+        What stands in its ``imported.json``.
+
+    Raises:
+        RequestError: Something is there already.
+        CheckpointError: A file of the checkpoint is shorter than it said.
+    """
+    origin = planned.to_json()
+    write_folder(to, planned.model.tensors, planned.like, origin, dtype=planned.dtype, told=told)
+    return origin

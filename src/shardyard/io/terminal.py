@@ -1,0 +1,186 @@
+"""The one way to the terminal, and the outermost line of every program that is started there.
+
+Nothing that is printed can act on the terminal (printable.py). Errors become messages and exit
+codes here.
+"""
+
+import errno
+import io
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shardyard.ending_signals import signals_as_exceptions
+from shardyard.errors import EXIT_INTERRUPTED, ShardyardError
+from shardyard.io.sanitize import printable
+from shardyard.log import LOG
+from shardyard.plugins import whose
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer as Buffer
+
+
+def tell(text: object = "") -> None:
+    """Print on stdout: the answer of a verb."""
+    click.echo(printable(str(text)))
+
+
+def say(text: object) -> None:
+    """Print on stderr, at once: what a verb says beside its answer."""
+    print(printable(str(text)), file=sys.stderr, flush=True)
+
+
+def tell_exactly(text: str) -> None:
+    """Print on stdout without a change: what the user wrote, or asked for as it is."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def run(program: click.Command, arguments: Sequence[str] | None = None, *, obj: Any = None) -> int:
+    """Run a program of the command line; returns the exit code.
+
+    Args:
+        arguments: None: those that the process was started with.
+        obj: What its commands find as ``context.obj``.
+    """
+    _outlive_terminal()
+    with talk_shown(), signals_as_exceptions():
+        return _run(program, arguments, obj)
+
+
+class _Outlived(io.FileIO):
+    """A terminal that may be closed while this process goes on: then nothing is shown any more."""
+
+    def write(self, data: "Buffer") -> int:
+        try:
+            return super().write(data) or 0
+        except OSError as error:
+            if error.errno not in (errno.EIO, errno.ENXIO):
+                raise
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())  # for libraries and for programs started later, too
+            os.close(nowhere)
+            return len(memoryview(data).cast("B"))
+
+
+def _outlive_terminal() -> None:
+    """Let a closed terminal end neither a training nor its report."""
+    for name, stream in (("stdout", sys.__stdout__), ("stderr", sys.__stderr__)):
+        is_replaced = getattr(sys, name) is not stream  # by a test, or outlived already
+        if stream is None or is_replaced or stream.closed or not stream.isatty():
+            continue
+        raw = io.BufferedWriter(_Outlived(stream.fileno(), "w", closefd=False))
+        outlived = io.TextIOWrapper(
+            raw, encoding=stream.encoding, errors=stream.errors, line_buffering=True
+        )
+        setattr(sys, name, outlived)
+
+
+class _Shown(logging.Handler):
+    """What operations say beside their results, as lines on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(f"{'warning: ' * (record.levelno >= logging.WARNING)}{record.getMessage()}")
+
+
+@contextmanager
+def talk_shown() -> Iterator[None]:
+    """Show on stderr what operations say; once, whoever asks for it inside."""
+    if any(isinstance(handler, _Shown) for handler in LOG.handlers):
+        yield
+        return
+    handler, level, propagates = _Shown(), LOG.level, LOG.propagate
+    LOG.addHandler(handler)
+    LOG.setLevel(logging.INFO)
+    LOG.propagate = False  # a package that sets up the root logger would print it again
+    try:
+        yield
+    finally:
+        LOG.removeHandler(handler)
+        LOG.setLevel(level)
+        LOG.propagate = propagates
+
+
+def _run(program: click.Command, arguments: Sequence[str] | None, obj: Any) -> int:
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    # Accepted anywhere, as it is added to a command that has just failed.
+    is_debugging = "--debug" in given
+    words = [argument for argument in given if argument != "--debug"]
+    try:
+        # Not program.main(): it would turn a broken pipe into exit code 1, a failed run.
+        with program.make_context("shardyard", words, obj=obj) as context:
+            code = program.invoke(context)
+        if sys.stdout is not None:  # started with it closed, as by `>&-`
+            sys.stdout.flush()
+        return int(code or 0)
+    except click.exceptions.Exit as leaving:  # --help, --version
+        return leaving.exit_code
+    except click.ClickException as error:
+        say(f"error: {_describe(error)}")
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        say("interrupted")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        return _end_quietly()
+    except ShardyardError as error:
+        if is_debugging:
+            _show_traceback()
+        say(f"error: {error}")
+        return error.exit_code
+    except OSError as error:  # of stdout, or of a file that nobody thought would refuse
+        if is_debugging:
+            _show_traceback()
+        where = f" ({error.filename})" if error.filename else ""
+        say(
+            f"error: {error.strerror or error}{where}. The operating system refused to read or "
+            "write. Check that the place exists, is yours and has room; --debug shows where it was."
+        )
+        return 1
+    except Exception as error:  # noqa: BLE001 - the outermost line
+        if is_debugging:
+            _show_traceback()
+        say(f"error: {type(error).__name__}: {error}. {_whose_fault(error)}")
+        return 1
+
+
+def _whose_fault(error: Exception) -> str:
+    plug_in = whose(error)
+    if plug_in is None:
+        return (
+            "This is a bug of shardyard, not of your request. Run the same command with --debug to "
+            "see where it happened, and report it."
+        )
+    return (
+        f"It was raised in {plug_in.what}, which shardyard calls. Run the same command with "
+        "--debug to see where, and report it to the authors of that package."
+    )
+
+
+def _describe(error: click.ClickException) -> str:
+    where = getattr(error, "ctx", None)
+    see = f" See `{where.command_path} --help`." if where else ""
+    if isinstance(error, click.NoSuchOption):
+        return (
+            f"there is no option {error.option_name}. Settings have no dashes, they are given as "
+            f"section.key=value, such as run.steps=100.{see}"
+        )
+    return f"{error.format_message()}{see}"
+
+
+def _end_quietly() -> int:
+    """The reader of our output, such as `head`, has had enough: end without a word."""
+    # Nothing more can be written, not even what Python flushes at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _show_traceback() -> None:
+    import traceback  # only for --debug
+
+    traceback.print_exc()

@@ -1,0 +1,130 @@
+"""What somebody is woken for: rules for Prometheus, a row each, with what to do.
+
+What an agent told last is asked for over the last hour, because an agent that ends takes its
+endpoint with it: Prometheus then has nothing of the run "now", whether it finished or was killed.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from shardyard.launchers.monitoring.metrics import XID
+
+_REMEMBERED = "1h"
+"""How long an end is told; longer than a notification may be delayed."""
+
+# XIDs that a device goes on after, mostly of the program that ran on it; others wake somebody.
+# Source: severity MONITOR in awslabs/awsome-distributed-ai, 2.gpu-cluster-healthcheck.
+_HARMLESS_XIDS = (13, 31, 43, 63, 92, 94, 121, 126, 154)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alert:
+    """One rule."""
+
+    name: str
+    expr: str
+    """Has one result for each run, or device, that is in this state."""
+    after: str = "0s"
+    """How long it must be so before anybody is told."""
+    severity: Literal["critical", "warning"]
+    summary: str
+    todo: str
+
+
+def _told_last(states: str) -> str:
+    """Of each run the newest attempt whose agent's last word within the hour was such a state."""
+    metric = f'shardyard_run_state{{state=~"{states}"}}'
+    return f"max by (run_id) (last_over_time({metric}[{_REMEMBERED}]))"
+
+
+def _now(metric: str, how: str = "max") -> str:
+    return f"{how} by (run_id) ({metric})"
+
+
+_ENDING = "draining|drained|finished|failed"
+_WORKING = _now('shardyard_run_state{state=~"running|draining"}') + " > 0"
+_STEP_AGE = _now("shardyard_step_age_seconds", "min")
+_USUAL_STEP_S = _now(f"avg_over_time(shardyard_step_seconds[{_REMEMBERED}])")
+_PROBLEMS = 'shardyard_events_total{kind="device_problem"}'
+
+ALERTS = (
+    Alert(
+        name="ShardyardRunFailed",
+        expr=f"{_told_last('failed')} > 0 unless on (run_id)"
+        f" ({_told_last('running|draining|drained|finished')} > {_told_last('failed')})",
+        severity="critical",
+        summary="Run {{ $labels.run_id }} failed.",
+        todo="`shardyard status {{ $labels.run_id }}` says why and which log to read. Mend that; "
+        "`shardyard resume {{ $labels.run_id }}` goes on from the newest checkpoint.",
+    ),
+    Alert(
+        name="ShardyardRunLost",
+        expr=f"{_told_last('running')} > 0 unless on (run_id) {_now('shardyard_run_state')}"
+        f" unless on (run_id) ({_told_last(_ENDING)} >= {_told_last('running')})",
+        after="5m",  # a scheduler's restart, or a drain between two scrapes that is taken up again
+        severity="critical",
+        summary="Run {{ $labels.run_id }} was training and no agent of it answers any more.",
+        todo="Its nodes were killed or are out of reach, or it drained between two scrapes: "
+        "`shardyard status {{ $labels.run_id }}` asks the scheduler. If it is not started again, "
+        "`shardyard resume {{ $labels.run_id }}`; if it is not meant to go on, `shardyard teardown "
+        "{{ $labels.run_id }}`, for lost nodes may bill.",
+    ),
+    Alert(
+        name="ShardyardRunStalled",
+        # As node/budget.py tells it: 20 usual steps and 2 minutes; before the first, 10 minutes.
+        expr=f"({_STEP_AGE} > clamp_min(20 * {_USUAL_STEP_S}, 120)"
+        f" or {_STEP_AGE} > 600 unless on (run_id) {_USUAL_STEP_S}) and on (run_id) ({_WORKING})",
+        after="1m",
+        severity="warning",
+        summary="Run {{ $labels.run_id }} has had no step for {{ $value | humanizeDuration }}.",
+        todo="Devices are paid for and wait. `shardyard watch {{ $labels.run_id }}` and `shardyard "
+        "logs {{ $labels.run_id }}` say in which phase it is. A long evaluation or compilation "
+        "ends by itself; a hang is found by the run. launch.stop_idle_after ends such runs.",
+    ),
+    Alert(
+        name="ShardyardCheckpointOld",
+        expr=f"{_now('shardyard_checkpoint_age_seconds', 'min')}"
+        f" > 3 * {_now('shardyard_checkpoint_every_steps')} * {_USUAL_STEP_S} + 600"
+        f" and on (run_id) ({_WORKING})",
+        after="1m",
+        severity="warning",
+        summary="The newest durable checkpoint of run {{ $labels.run_id }} is "
+        "{{ $value | humanizeDuration }} old, three times what checkpoint.every means.",
+        todo="A failure now loses all since then. `shardyard status {{ $labels.run_id }}` names "
+        "checkpoints that were abandoned; look at the room and the speed of the run's folder.",
+    ),
+    Alert(
+        name="ShardyardDeviceProblem",
+        # Not increase(): an agent that is started again counts from the run's beginning.
+        expr=f"max by (run_id) (last_over_time({_PROBLEMS}[{_REMEMBERED}]))"
+        f" > min by (run_id) (min_over_time({_PROBLEMS}[{_REMEMBERED}]))",
+        severity="critical",
+        summary="Something is wrong with a device of run {{ $labels.run_id }}.",
+        todo="`shardyard report {{ $labels.run_id }}` names node and device. Take that node out "
+        "(drain it in the scheduler), have it checked, and resume the run without it.",
+    ),
+    Alert(
+        name="ShardyardDeviceXid",
+        expr=f"{XID.name} > 0" + "".join(f" != {number}" for number in _HARMLESS_XIDS),
+        severity="critical",
+        summary="GPU {{ $labels.gpu }} of {{ $labels.Hostname }} reports XID {{ $value }}.",
+        todo="NVIDIA's list of XID errors says what it means. 48, 64, 74, 95, 119, 120: end the "
+        "run's part there and reset the device. 79: reboot the node. 54: its power cable. Comes it "
+        "again, have the node replaced. It is shown until the driver is loaded anew.",
+    ),
+)
+
+
+def render() -> dict[str, Any]:
+    """The content of a rules file, and of a PrometheusRule's spec."""
+    return {"groups": [{"name": "shardyard", "rules": [_rule(alert) for alert in ALERTS]}]}
+
+
+def _rule(alert: Alert) -> dict[str, Any]:
+    return {
+        "alert": alert.name,
+        "expr": alert.expr,
+        "for": alert.after,
+        "labels": {"severity": alert.severity},
+        "annotations": {"summary": alert.summary, "description": alert.todo},
+    }

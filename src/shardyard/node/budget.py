@@ -1,0 +1,197 @@
+"""Node 0 holds its run to launch.max_usd, launch.stop_idle_after and its block, whoever watches.
+
+It writes down what the run has cost (`spent`, all attempts together) and that no step comes
+(`stalled`). At a limit it says why (`stopping`) and asks itself to stop, as a scheduler would: the
+run drains and can be resumed.
+"""
+
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from statistics import median
+
+from shardyard.config.machines import capacity_of
+from shardyard.config.schema.recipe import Recipe
+from shardyard.control.follow import Tail
+from shardyard.errors import RequestError, StorageError
+from shardyard.io.polling import meanwhile
+from shardyard.rundir.cost import read_spending
+from shardyard.rundir.jsonl import EventWriter, read_lines_backwards
+from shardyard.rundir.layout import RunDir
+from shardyard.units import format_seconds, format_usd, parse_seconds
+
+_POLL_S = 1.0
+_COUNT_EVERY_S = 60.0
+"""What a node that is killed had not written down yet is not counted."""
+_QUIET_S, _TIMES_USUAL = 120.0, 20
+"""No step is worth a word after so many usual ones, and not before an evaluation may be over."""
+_FIRST_STEP_S = 600.0
+"""Before the first step nothing says what is usual: weights are read, kernels compiled."""
+_RECENT_STEPS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What one attempt is held to."""
+
+    began_s: float
+    """When node 0 began, by the monotonic clock; preparation costs money too."""
+    session: str
+    usd_per_hour: float | None
+    """None: not known, nothing is counted."""
+    max_usd: float | None
+    stop_idle_after_s: float | None
+    drain_at_s: float | None = None
+    """By the monotonic clock: in time before the instances of a capacity block go; None: never."""
+
+    @staticmethod
+    def of(recipe: Recipe, *, began_s: float, session: str, usd_per_hour: float | None) -> "Terms":
+        """Those of a recipe."""
+        launch, capacity = recipe.launch, capacity_of(recipe.cluster)
+        idle, drain_at_s = launch.stop_idle_after, None
+        if capacity is not None and capacity.usable_until is not None:
+            left_s = capacity.usable_until - time.time()
+            drain_at_s = time.monotonic() + left_s - recipe.elastic.drain_timeout_s
+        return Terms(
+            began_s=began_s,
+            session=session,
+            usd_per_hour=usd_per_hour,
+            max_usd=launch.max_usd,
+            stop_idle_after_s=None if idle is None else parse_seconds(idle),
+            drain_at_s=drain_at_s,
+        )
+
+
+class Limits:
+    """What is known of one attempt between two looks."""
+
+    def __init__(self, run_dir: RunDir, attempt: int, terms: Terms, *, now_s: float) -> None:
+        before = read_spending(run_dir)
+        self._terms = terms
+        self._usd_before = 0.0 if before is None else before.usd
+        self._counted_s: float | None = None
+        self._metrics = Tail(run_dir.metrics)
+        self._metrics.read()  # of earlier attempts
+        self._events = EventWriter(run_dir.events, attempt=attempt, generation=0)
+        self._step: int | None = None
+        self._stepped_s = now_s
+        self._told_s = 0.0
+        """How long no step had come when that was told last."""
+        self._step_times_s: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self._is_stopping = False
+
+    def look(self, now_s: float) -> bool:
+        """Write down what is worth it at this moment of the monotonic clock.
+
+        Returns:
+            Whether the run is to stop; once.
+
+        Raises:
+            StorageError: The events cannot be written.
+        """
+        self._read_steps(now_s)
+        self._tell_stall(now_s)
+        if self._counted_s is None or now_s - self._counted_s >= _COUNT_EVERY_S:
+            self.count(now_s)
+        reason = None if self._is_stopping else self._why_stop(now_s)
+        if reason is None:
+            return False
+        self._is_stopping = True
+        self._events.write("stopping", reason=reason, session=self._terms.session)
+        return True
+
+    def count(self, now_s: float) -> None:
+        """Write down what the run has cost."""
+        self._counted_s = now_s
+        if self._terms.usd_per_hour is not None:
+            usd = round(self._usd(now_s), 4)
+            self._events.write("spent", usd=usd, usd_per_hour=self._terms.usd_per_hour)
+
+    def _usd(self, now_s: float) -> float:
+        hours = (now_s - self._terms.began_s) / 3600
+        return self._usd_before + hours * (self._terms.usd_per_hour or 0.0)
+
+    def _read_steps(self, now_s: float) -> None:
+        for line in self._metrics.read():  # an evaluation is progress too
+            self._stepped_s, self._step = now_s, line["step"]
+            if line.get("step_time_s") is not None:
+                self._step_times_s.append(line["step_time_s"])
+                self._events.generation = line["generation"]
+        if self._told_s and self._stepped_s == now_s:
+            self._told_s = 0.0
+            self._tell(0.0)
+
+    def _tell_stall(self, now_s: float) -> None:
+        quiet_s = now_s - self._stepped_s
+        usual_s = self._usual_s()
+        patience_s = _FIRST_STEP_S if usual_s is None else max(_QUIET_S, _TIMES_USUAL * usual_s)
+        if quiet_s >= max(patience_s, 2 * self._told_s):  # ever more seldom
+            self._told_s = quiet_s
+            self._tell(quiet_s)
+
+    def _tell(self, quiet_s: float) -> None:
+        """No step for so long; 0: they come again."""
+        seconds, usual_s = round(quiet_s, 1), self._usual_s()
+        self._events.write("stalled", step=self._step, seconds=seconds, usual_s=usual_s)
+
+    def _usual_s(self) -> float | None:
+        return median(self._step_times_s) if self._step_times_s else None
+
+    def _why_stop(self, now_s: float) -> str | None:
+        terms, usd = self._terms, self._usd(now_s)
+        if terms.max_usd is not None and usd >= terms.max_usd and terms.usd_per_hour is not None:
+            return f"it has cost {format_usd(usd)}, and launch.max_usd={terms.max_usd:g}"
+        if terms.drain_at_s is not None and now_s >= terms.drain_at_s:
+            return "its capacity block ends (cluster.block_ends), and EC2 ends instances before"
+        quiet_s, limit_s = now_s - self._stepped_s, terms.stop_idle_after_s
+        if limit_s is not None and quiet_s >= limit_s:
+            return (
+                f"no step for {format_seconds(quiet_s)}, and launch.stop_idle_after="
+                f"{format_seconds(limit_s)}"
+            )
+        return None
+
+
+@contextmanager
+def held_to_limits(run_dir: RunDir, attempt: int, terms: Terms) -> Iterator[None]:
+    """Look after an attempt while the block runs; at a limit, this process gets SIGTERM once."""
+    limits = Limits(run_dir, attempt, terms, now_s=time.monotonic())
+
+    def look() -> None:
+        with suppress(StorageError):  # a full disk is told by the training, which writes there too
+            if limits.look(time.monotonic()):
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    try:
+        with meanwhile(look, every_s=_POLL_S, name="limits"):
+            yield
+    finally:
+        with suppress(StorageError):
+            limits.count(time.monotonic())
+
+
+def refuse_stopped(run_dir: RunDir, session: str) -> None:
+    """Raise if this start of the job has stopped itself, and its scheduler starts it again.
+
+    Raises:
+        RequestError: What stopped it holds still.
+    """
+    for event in read_lines_backwards(run_dir.events, with_any=('"stopping"',)):
+        if event.get("kind") == "stopping" and event.get("session") == session:
+            raise RequestError(
+                f"run {run_dir.run_id} stopped itself: {event.get('reason')}. This job will "
+                f"not go on with it. `shardyard resume {run_dir.handle}` submits another."
+            )
+        return
+
+
+def has_stopped_itself(run_dir: RunDir, attempt: int) -> bool:
+    """Whether a limit ended an attempt."""
+    events = read_lines_backwards(run_dir.events, with_any=('"stopping"',))
+    return any(
+        event.get("kind") == "stopping" and event.get("attempt") == attempt for event in events
+    )

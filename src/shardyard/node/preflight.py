@@ -1,0 +1,401 @@
+"""sessions/<session>.node-<k>.json: every node says that it has what node 0 has.
+
+Node 0 has settled model and data and written down where they are (``resolved.json``). Each other
+node looks there. Where nothing is shared, it fetches the same commit, and prepares the same data;
+then it compares. ``ready`` or ``refused`` with the words is its answer, before any device computes;
+until then it says what it does, with a beat, so that a node that died is told from one that works.
+Files that only their content can tell apart it ``asks`` node 0 for, which adds digests to
+``<session>.model.json``.
+"""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from shardyard.config.model.hub import Wanted, digest_of, fetch
+from shardyard.config.model.model_files import (
+    ModelFiles,
+    differences,
+    files_of,
+    from_json,
+    to_json,
+    undecided,
+    with_digests,
+)
+from shardyard.config.plug_ins_used import is_needed_to_train, plug_ins_of
+from shardyard.config.resolved import Resolved
+from shardyard.config.rules.check import load_checked_recipe
+from shardyard.control.prepare import prepare_data
+from shardyard.control.request import Request
+from shardyard.control.subprocesses import error_of
+from shardyard.errors import LostNodeError, RequestError, ShardyardError
+from shardyard.io.files import read_json_object, write_json
+from shardyard.io.polling import meanwhile, wait_for
+from shardyard.node.handshake import replace_quickly
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.resolved import read_resolved
+from shardyard.units import format_seconds
+
+State = Literal["at work", "ready", "refused", "stopped"]
+Say = Callable[[str], None]
+
+_BEAT_S = 2.0
+_POLL_S = 0.25
+LOST_AFTER_S = 60.0
+"""Without a beat; network file systems show a new name as late as this."""
+_COMES_SOON_S = 10.0
+"""Nodes of one start come together."""
+COMES_WITHIN_S = 600.0
+"""Of a node that has not been heard of; as long as the rendezvous waits for one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What one node says of itself."""
+
+    attempt: int
+    host: str
+    state: State
+    words: str = ""
+    exit_code: int = 0
+    asks: tuple[str, ...] = ()
+    """Files whose digest node 0 has to give."""
+    beat: int = 0
+
+    @staticmethod
+    def read(path: Path) -> "Report | None":
+        """None: there is none, or it is no report."""
+        try:
+            report = Report(**read_json_object(path))
+        except (OSError, ValueError, TypeError):
+            return None
+        is_whole = report.state in get_args(State) and isinstance(report.exit_code, int)
+        return replace(report, asks=tuple(report.asks)) if is_whole else None
+
+
+class Readiness:
+    """The files of one session, beside the word of node 0."""
+
+    def __init__(self, run: RunDir, session: str) -> None:
+        self._folder = run.path / "sessions"
+        self._session = session
+        self.run = run
+
+    def report(self, node: int) -> Path:
+        return self._folder / f"{self._session}.node-{node}.json"
+
+    @property
+    def model(self) -> Path:
+        return self._folder / f"{self._session}.model.json"
+
+    def reports(self) -> list[Path]:
+        """Of all nodes that have been heard of."""
+        return list(self._folder.glob(f"{self._session}.node-*.json"))
+
+    def withdraw(self) -> None:
+        """Take back what an earlier start of the same session said."""
+        for path in [*self.reports(), self.model]:
+            with suppress(OSError):
+                path.unlink()
+
+
+# -- node 0 ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def answering(files: Readiness, attempt: int, resolved: Resolved) -> Iterator[None]:
+    """Say which files node 0 has, and their digests where a node asks; late ones ask later.
+
+    Raises:
+        RequestError: A file of the model was changed after it was fetched.
+    """
+    if resolved.recipe.cluster.nodes == 1 and resolved.recipe.elastic.max_nodes in (1, "auto"):
+        yield
+        return
+    folder = None if resolved.model_dir is None else Path(resolved.model_dir)
+    seen = {} if folder is None else files_of(folder)
+    write_json(files.model, {"attempt": attempt, "files": to_json(seen)})
+    known = seen
+
+    def answer() -> bool:
+        nonlocal known
+        if folder is None:
+            return True
+        asked = {
+            name
+            for path in files.reports()
+            if (report := Report.read(path)) is not None and report.attempt == attempt
+            for name in report.asks
+            if name in known and known[name].sha256 is None
+        }
+        if asked:
+            with suppress(OSError, ShardyardError):  # the folder is gone, or full: told there
+                known = with_digests(folder, known, sorted(asked))
+                write_json(files.model, {"attempt": attempt, "files": to_json(known)})
+        return False
+
+    with meanwhile(answer, every_s=_POLL_S * 2, name="readiness"):
+        yield
+
+
+def wait_for_nodes(
+    files: Readiness,
+    attempt: int,
+    resolved: Resolved,
+    *,
+    say: Say,
+    say_every_s: float = 30.0,
+    lost_after_s: float = LOST_AFTER_S,
+    comes_within_s: float = COMES_WITHIN_S,
+) -> None:
+    """Wait until every node is ready, or as many as an elastic run begins with.
+
+    A node that works is waited for, however long. One that is not heard of is waited for a moment
+    where the others are enough: the rendezvous waits ``elastic.start_wait_s`` for it, and it
+    compares what it has when it comes.
+
+    Raises:
+        ShardyardError: A node was refused; with its exit code.
+        LostNodeError: Too few are left.
+    """
+    nodes, elastic = resolved.recipe.cluster.nodes, resolved.recipe.elastic
+    fewest = nodes if elastic.min_nodes == "auto" else elastic.min_nodes
+    watched = {
+        rank: _Watched(files.report(rank), attempt, lost_after_s) for rank in range(1, nodes)
+    }
+    started_s = told_s = time.monotonic()
+    while True:
+        waited_s = time.monotonic() - started_s
+        stand: dict[Stand, list[int]] = {stand: [] for stand in get_args(Stand)}
+        for rank, node in watched.items():
+            stand[node.stand()].append(rank)
+        if stand["refused"]:
+            raise watched[stand["refused"][0]].refusal(stand["refused"][0])
+        ready = 1 + len(stand["ready"])
+        may_come = len(stand["absent"]) if waited_s < comes_within_s else 0
+        if ready + len(stand["at work"]) + may_come < fewest:
+            raise _too_few(watched, stand, fewest, waited_s)
+        has_waited = not stand["absent"] or waited_s >= min(elastic.start_wait_s, _COMES_SOON_S)
+        if not stand["at work"] and ready >= fewest and has_waited:
+            return
+        if waited_s + started_s - told_s >= say_every_s:
+            told_s = waited_s + started_s
+            named = "; ".join(
+                watched[rank].words(rank) for rank in sorted(stand["at work"] + stand["absent"])
+            )
+            say(f"waiting to begin to train ({waited_s:.0f} s so far): {named}")
+        time.sleep(_POLL_S)
+
+
+Stand = Literal["absent", "at work", "ready", "refused", "lost"]
+
+
+class _Watched:
+    """One node, as node 0 hears of it."""
+
+    def __init__(self, path: Path, attempt: int, lost_after_s: float) -> None:
+        self._path, self._attempt, self._lost_after_s = path, attempt, lost_after_s
+        self._report: Report | None = None
+        self._changed_s = time.monotonic()
+
+    def stand(self) -> Stand:
+        """Look, and say where it stands."""
+        found = Report.read(self._path)
+        if found is not None and found.attempt == self._attempt and found != self._report:
+            self._report, self._changed_s = found, time.monotonic()
+        if self._report is None:
+            return "absent"
+        if self._report.state == "refused":
+            return "refused"
+        is_silent = time.monotonic() - self._changed_s > self._lost_after_s
+        if is_silent or self._report.state == "stopped":
+            return "lost"
+        return self._report.state
+
+    def words(self, rank: int) -> str:
+        if self._report is None:
+            return f"node {rank} has not been heard of"
+        return f"node {rank} ({self._report.host}) {self._report.words}"
+
+    def refusal(self, rank: int) -> ShardyardError:
+        assert self._report is not None
+        words = f"node {rank} ({self._report.host}): {self._report.words}"
+        return error_of(self._report.exit_code, words)
+
+
+def _too_few(
+    watched: Mapping[int, _Watched],
+    stand: Mapping[Stand, list[int]],
+    fewest: int,
+    waited_s: float,
+) -> LostNodeError:
+    gone = [f"{watched[rank].words(rank)}, then nothing" for rank in stand["lost"]]
+    gone += [
+        f"node {rank} was not heard of for {format_seconds(waited_s)}" for rank in stand["absent"]
+    ]
+    return LostNodeError(
+        f"{'; '.join(gone)}. The run begins with {fewest} nodes at least (elastic.min_nodes), and "
+        "none has trained yet. Look at the output of that node, and start the job again."
+    )
+
+
+# -- the other nodes ------------------------------------------------------------------------------
+
+
+class _Reporter:
+    """Writes this node's report, again and again until it is told to stop."""
+
+    def __init__(self, path: Path, attempt: int, say: Say) -> None:
+        self._path, self._say = path, say
+        self._report = Report(attempt=attempt, host=socket.gethostname(), state="at work")
+        self._lock = threading.Lock()
+
+    def tell(self, **changes: Any) -> None:
+        with self._lock:
+            self._report = replace(self._report, **changes, beat=self._report.beat + 1)
+            replace_quickly(self._path, asdict(self._report))
+
+    def says(self, words: str) -> None:
+        """What this node does now."""
+        self._say(words)
+        self.tell(words=words)
+
+    @contextmanager
+    def beating(self) -> Iterator[None]:
+        with meanwhile(self.tell, every_s=_BEAT_S, name="readiness"):
+            yield
+
+
+@contextmanager
+def made_ready(
+    files: Readiness, attempt: int, node: int, *, say: Say, refusal: ShardyardError | None = None
+) -> Iterator[None]:
+    """Get what node 0 has, compare, and tell; the block is for waiting for its word to begin.
+
+    Args:
+        refusal: Why this node cannot take part, where that is known already.
+
+    Raises:
+        ShardyardError: This node cannot have the same; node 0 has been told.
+    """
+    reporter = _Reporter(files.report(node), attempt, say)
+    with reporter.beating():
+        try:
+            if refusal is not None:
+                raise refusal
+            reporter.tell(words="looks for model and data")
+            resolved = read_resolved(files.run.resolved(attempt))
+            _compare_plug_ins(resolved, files.run.manifest(attempt))
+            _get_model(resolved, files, attempt, reporter)
+            _get_data(resolved, files.run, attempt, reporter)
+            reporter.tell(state="ready", words="is ready", asks=())
+        except ShardyardError as error:
+            reporter.tell(state="refused", words=str(error), exit_code=error.exit_code)
+            raise
+        except BaseException as error:
+            reporter.tell(state="stopped", words=f"was stopped ({type(error).__name__})")
+            raise
+        yield
+
+
+def _compare_plug_ins(resolved: Resolved, manifest: Path) -> None:
+    """Raise unless this node has the packages that node 0 uses, in the same versions."""
+    theirs: list[dict[str, str]] = []
+    with suppress(FileNotFoundError):  # nothing is said of any
+        listed = read_json_object(manifest).get("plug_ins", [])
+        theirs = [each for each in listed if is_needed_to_train(each)]
+    ours = [plug_in.to_json() for plug_in in plug_ins_of(resolved.recipe, resolved.shape)]
+    if ours != theirs:
+        here, there = (
+            ", ".join(sorted({f"{each['distribution']} {each['version']}" for each in found}))
+            or "none"
+            for found in (ours, theirs)
+        )
+        raise RequestError(
+            f"of the packages that add to Shardyard this node uses {here}, and node 0 {there}. "
+            "They could compute different things. Install the same versions on all nodes, or in "
+            "launch.image."
+        )
+
+
+def _get_model(resolved: Resolved, files: Readiness, attempt: int, reporter: _Reporter) -> None:
+    """Open the model's folder, or fetch the same commit, and hold it against node 0's."""
+    if resolved.model_dir is None:
+        return
+    folder, model = Path(resolved.model_dir), resolved.recipe.model
+    if model.hub is not None:
+        wanted = Wanted(
+            kind="model.hub", name=model.hub, revision=resolved.model_commit, level="weights"
+        )
+        fetch(wanted, folder.parent, say=reporter.says)
+        if resolved.model_digest is not None and digest_of(folder) == resolved.model_digest:
+            return
+    if not folder.is_dir():
+        raise RequestError(
+            f"{folder} is not there, and node 0 reads the model from it. Put it on a volume that "
+            "all nodes mount at the same path (launch.volumes), or copy it to each of them."
+        )
+    ours, theirs = files_of(folder), _files_of_node_0(files, attempt)
+    asked = undecided(ours, theirs)
+    if asked:
+        reporter.says(f"reads {len(asked)} files of {folder} to compare them with node 0's")
+        reporter.tell(asks=tuple(asked))
+        ours = with_digests(folder, ours, asked)
+        while undecided(ours, theirs):
+            time.sleep(_POLL_S)
+            theirs = _files_of_node_0(files, attempt)
+    found = differences(ours, theirs)
+    if found:
+        raise RequestError(
+            f"{folder} is not what node 0 has there: {'; '.join(found)}. The nodes would train "
+            "different models. Remove the folder on the node that has the wrong one, to have it "
+            "fetched or to copy it again."
+        )
+
+
+def _files_of_node_0(files: Readiness, attempt: int) -> ModelFiles:
+    def read() -> ModelFiles | None:
+        with suppress(OSError, ValueError):
+            content = read_json_object(files.model)
+            if content.get("attempt") == attempt:
+                return from_json(content.get("files"))
+        return None
+
+    found = wait_for(read, within_s=LOST_AFTER_S, every_s=_POLL_S)
+    if found is not None:
+        return found
+    raise LostNodeError(
+        f"node 0 wrote no {files.model} for {format_seconds(LOST_AFTER_S)}, so its model cannot be "
+        "compared with this node's. Look at the output of node 0."
+    )
+
+
+def _get_data(resolved: Resolved, run: RunDir, attempt: int, reporter: _Reporter) -> None:
+    """Open the prepared data, or prepare it under the same name, and compare fingerprints."""
+    folder, wanted = Path(resolved.data.dir), resolved.data.fingerprint
+    found = _fingerprint_in(folder)
+    if found is None:
+        reporter.says(f"prepares {folder}, which is not on this node")
+        recipe = load_checked_recipe([run.asked(attempt)], [], of_run=True)
+        request = Request.of(recipe, name=run.run_id, previous=resolved)
+        found = prepare_data(request, previous=resolved, folder=folder).fingerprint
+    if found != wanted:
+        raise RequestError(
+            f"{folder} has the fingerprint {found} here and {wanted} on node 0: this node's "
+            f"data.source={resolved.recipe.data.source} or tokenizer has other content. Give all "
+            "nodes the same files, or put data.dir on a volume that they share."
+        )
+
+
+def _fingerprint_in(folder: Path) -> str | None:
+    """Of a data set that is prepared whole; None: there is none."""
+    try:
+        fingerprint = read_json_object(folder / "manifest.json").get("fingerprint")
+    except (OSError, ValueError):
+        return None
+    return fingerprint if isinstance(fingerprint, str) else None

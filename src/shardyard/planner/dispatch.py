@@ -1,0 +1,171 @@
+"""What is planned, text or images: the one place where the two kinds of a step part.
+
+Whoever plans, searches layouts or compares offers asks here, and needs to know neither.
+"""
+
+from typing import Literal, assert_never
+
+from shardyard.config.layout import Layout
+from shardyard.config.schema.recipe import Recipe
+from shardyard.families.images.network import ImageNetwork
+from shardyard.families.shape import ModelShape
+from shardyard.hardware.cluster import Cluster
+from shardyard.planner.calibration import Calibration
+from shardyard.planner.estimate import Estimate, estimate
+from shardyard.planner.flops import flops_per_token
+from shardyard.planner.images.image_memory import image_memory
+from shardyard.planner.images.image_recipe import image_step_of
+from shardyard.planner.images.image_savings import image_savings
+from shardyard.planner.images.image_step import ImageStep, image_step_on, with_image_layout
+from shardyard.planner.images.image_traffic import image_traffic
+from shardyard.planner.images.time import ImageEstimate, estimate_images
+from shardyard.planner.memory import Fit, Memory, Term, memory
+from shardyard.planner.memory_savings import Saving, savings
+from shardyard.planner.offload import host_short, lacking_host, snapshot_bytes
+from shardyard.planner.traffic import traffic_terms
+from shardyard.planner.workload import Recompute, Workload, on_devices, with_layout, workload_of
+
+Model = ModelShape | ImageNetwork
+Work = Workload | ImageStep
+"""One training step of either."""
+AnyEstimate = Estimate | ImageEstimate
+
+
+def work_of(recipe: Recipe, model: Model, layout: Layout, cluster: Cluster | None) -> Work:
+    """The step of a recipe without any ``auto``.
+
+    Args:
+        cluster: None: not known.
+    """
+    match model:
+        case ModelShape():
+            return workload_of(recipe, model, layout)
+        case ImageNetwork():
+            return image_step_of(recipe, model, layout, cluster)
+        case _:
+            assert_never(model)
+
+
+def unit_of(work: Work) -> Literal["token", "image"]:
+    """What rates, FLOP and prices are counted by."""
+    return "token" if isinstance(work, Workload) else "image"
+
+
+def memory_of(work: Work) -> Memory:
+    """All terms of the largest peak of a rank."""
+    match work:
+        case Workload():
+            return memory(work)
+        case ImageStep():
+            return image_memory(work)
+        case _:
+            assert_never(work)
+
+
+def estimate_of(work: Work, cluster: Cluster, calibration: Calibration | None) -> AnyEstimate:
+    """Memory and time together.
+
+    Raises:
+        RequestError: The layout needs another number of devices, or a rate is not known.
+    """
+    match work:
+        case Workload():
+            return estimate(work, cluster, calibration)
+        case ImageStep():
+            return estimate_images(work, cluster, calibration)
+        case _:
+            assert_never(work)
+
+
+def flops_of(work: Work) -> dict[str, float]:
+    """FLOP of one token or one image, by convention; of images both are one."""
+    match work:
+        case Workload():
+            return flops_per_token(work.shape, work.seq_len, work.trained)
+        case ImageStep():
+            return dict.fromkeys(("full", "causal"), work.flops_per_image)
+        case _:
+            assert_never(work)
+
+
+def traffic_of(work: Work) -> tuple[Term, ...]:
+    """What the busiest rank sends in a step."""
+    match work:
+        case Workload():
+            return traffic_terms(work)
+        case ImageStep():
+            return image_traffic(work)
+        case _:
+            assert_never(work)
+
+
+def savings_of(work: Work, *, on_cpu: bool) -> tuple[Saving, ...]:
+    """The settings that spare a rank most, and change nothing of what is learnt."""
+    match work:
+        case Workload():
+            return savings(work, on_cpu=on_cpu)
+        case ImageStep():
+            return image_savings(work)
+        case _:
+            assert_never(work)
+
+
+def work_on_devices(work: Work, cluster: Cluster) -> Work:
+    """The same work on all devices of a cluster, with the batch that it has there."""
+    match work:
+        case Workload():
+            return on_devices(work, cluster.devices)
+        case ImageStep():
+            return image_step_on(work, cluster)
+        case _:
+            assert_never(work)
+
+
+def work_with(work: Work, layout: Layout, *, micro_batch: int, recompute: Recompute) -> Work:
+    """The same model and batch under another layout."""
+    match work:
+        case Workload():
+            return with_layout(work, layout, micro_batch=micro_batch, recompute=recompute)
+        case ImageStep():
+            return with_image_layout(work, layout, micro_batch=micro_batch, recompute=recompute)
+        case _:
+            assert_never(work)
+
+
+def snapshot_bytes_of(work: Work) -> float:
+    """What snapshots of one rank take in host memory, with the copies on its neighbour."""
+    match work:
+        case Workload():
+            return snapshot_bytes(work)
+        case ImageStep():
+            if not work.techniques.snapshots:
+                return 0.0
+            needed = image_memory(work)
+            state = sum(
+                needed.term(name) for name in ("parameters", "running statistics", "optimizer")
+            )
+            return work.techniques.snapshots * state
+        case _:
+            assert_never(work)
+
+
+def host_short_of(work: Work, cluster: Cluster) -> Fit | None:
+    """Says so if the hosts have too little memory for what is moved or kept there."""
+    if isinstance(work, Workload):
+        return host_short(work, cluster)
+    return lacking_host(cluster, 0.0, snapshot_bytes_of(work), techniques=work.techniques)
+
+
+def parameters_of(work: Work) -> tuple[int, int]:
+    """Trained and frozen."""
+    match work:
+        case ImageStep():
+            return work.parameters, 0
+        case Workload(trained=None):
+            return work.shape.parameters, 0
+        case Workload(trained=trained):
+            assert trained is not None
+            whole = work.shape.parameters + trained.added
+            return trained.parameters, whole - trained.parameters
+        case _:
+            assert_never(work)

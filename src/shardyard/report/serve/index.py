@@ -1,0 +1,185 @@
+"""The runs of a folder as rows, read again only where their files have changed.
+
+What was read is kept in a file beside the runs, so that a page of ten thousand runs is there at
+once; it is a cache that may be deleted at any time. Whether a run goes on is asked of its lease
+each time, as a process that was killed changes no file.
+"""
+
+import json
+import os
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from shardyard.errors import StorageError
+from shardyard.io.files import read_json, write_text
+from shardyard.rundir.jsonl import newest_evaluation
+from shardyard.rundir.layout import RunDir, is_run
+from shardyard.rundir.lease import is_held
+from shardyard.rundir.state import read_state_in_list
+
+FILE = ".shardyard-runs.json"
+_VERSION = 1
+_LEAST_S = 0.5
+_SHARE = 10
+"""A look takes at most so much of the time: of ten thousand runs one may take a while."""
+_WRITE_EVERY_S = 30.0
+_NEWEST_BYTES = 2**18
+"""An evaluation that is further back than some hundred steps is not looked for."""
+_MOVING = ("running", "draining", "lost")
+"""States that change without a file: a process ends without a word, or one takes up the run."""
+_UNREADABLE = "unreadable"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One run of the list."""
+
+    id: str
+    state: str
+    step: int | None
+    loss: float | None
+    eval_loss: float | None
+    tokens_per_s: float | None
+    updated_t: float | None
+
+
+Stamp = tuple[int, int, int, int]
+"""Size and time of change of events.jsonl and of metrics.jsonl."""
+
+
+class Index:
+    """All runs of a folder; may be asked by several threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[Stamp, Row]] = self._read_cache()
+        self._rows: list[Row] = []
+        self._looked_s = self._took_s = 0.0
+        self._written_s = time.monotonic()
+        self._is_changed = False
+
+    def rows(self) -> list[Row]:
+        """The runs, the most recently changed first; looked at anew now and then."""
+        with self._lock:
+            now_s = time.monotonic()
+            if not self._rows or now_s - self._looked_s > max(_LEAST_S, _SHARE * self._took_s):
+                self._rows = self._look()
+                self._looked_s = time.monotonic()
+                self._took_s = self._looked_s - now_s
+                self._write_now_and_then()
+            return self._rows
+
+    def has(self, run_id: str) -> bool:
+        """Whether there is such a run: an id from outside is never a path before."""
+        return any(row.id == run_id for row in self.rows())
+
+    def write(self) -> None:
+        """Keep what is known for the next start."""
+        if self._lock.acquire(timeout=1):  # a thread may wait for a file system that hangs
+            try:
+                self._write()
+            finally:
+                self._lock.release()
+
+    def _look(self) -> list[Row]:
+        found: dict[str, tuple[Stamp, Row]] = {}
+        try:
+            entries = list(os.scandir(self.folder))
+        except OSError:
+            entries = []
+        for entry in entries:
+            if entry.name.startswith(".") or not _is_folder(entry):
+                continue
+            stamp = _stamp(entry.path)
+            known = self._known.get(entry.name)
+            if known is None or known[0] != stamp or known[1].state == _UNREADABLE:
+                if not is_run(Path(entry.path)):
+                    continue
+                known = (stamp, _read(RunDir(Path(entry.path))))
+                self._is_changed = True
+            elif known[1].state in _MOVING:
+                known = (stamp, _as_it_goes_on(RunDir(Path(entry.path)), known[1]))
+            found[entry.name] = known
+        self._is_changed |= found.keys() != self._known.keys()
+        self._known = found
+        rows = [row for _, row in found.values()]
+        return sorted(rows, key=lambda row: (row.updated_t or 0.0, row.id), reverse=True)
+
+    def _read_cache(self) -> dict[str, tuple[Stamp, Row]]:
+        try:
+            content = read_json(self.folder / FILE)
+            if content["version"] != _VERSION:
+                return {}
+            return {
+                entry["row"]["id"]: (_as_stamp(entry["stamp"]), Row(**entry["row"]))
+                for entry in content["runs"]
+            }
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+
+    def _write_now_and_then(self) -> None:
+        if self._is_changed and time.monotonic() - self._written_s > _WRITE_EVERY_S:
+            self._write()
+
+    def _write(self) -> None:
+        if not self._is_changed:
+            return
+        entries = [{"stamp": stamp, "row": vars(row)} for stamp, row in self._known.values()]
+        with suppress(StorageError):  # a folder of somebody else: it is read anew each time
+            text = json.dumps({"version": _VERSION, "runs": entries})
+            write_text(self.folder / FILE, text)
+        self._written_s, self._is_changed = time.monotonic(), False
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def _stamp(folder: str) -> Stamp:
+    sizes: list[int] = []
+    for name in ("events.jsonl", "metrics.jsonl"):
+        try:
+            found = os.stat(f"{folder}/{name}")  # noqa: PTH116  Path costs twice
+            sizes += [found.st_size, found.st_mtime_ns]
+        except OSError:
+            sizes += [0, 0]
+    return sizes[0], sizes[1], sizes[2], sizes[3]
+
+
+def _as_stamp(numbers: Any) -> Stamp:
+    a, b, c, d = map(int, numbers)
+    return a, b, c, d
+
+
+def _read(run: RunDir) -> Row:
+    state = read_state_in_list(run)
+    newest = None
+    if state.problem is None:
+        newest = newest_evaluation(run.metrics, most_bytes=_NEWEST_BYTES)
+    evaluation = {} if newest is None else newest["eval"]
+    return Row(
+        id=run.run_id,
+        state=state.state,
+        step=state.step,
+        loss=state.loss,
+        eval_loss=evaluation.get("loss"),
+        tokens_per_s=state.tokens_per_s,
+        updated_t=state.updated_at,
+    )
+
+
+def _as_it_goes_on(run: RunDir, row: Row) -> Row:
+    """The same row if a process holds the run as before, else read anew."""
+    is_going = row.state in ("running", "draining")
+    with suppress(StorageError):
+        if is_held(run.lease) == is_going:
+            return row
+    return replace(row, state=read_state_in_list(run).state)

@@ -1,0 +1,179 @@
+"""One size of a study: what ran, how fast it was, and which settings it had."""
+
+from dataclasses import dataclass, field, fields
+from typing import Literal
+
+from shardyard.report.study.confidence import Spread
+
+Origin = Literal["measured", "published", "predicted", "extrapolated", "failed", "not run"]
+Hold = Literal["batch-per-device", "global-batch"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A number with the interval or band that it lies in; none: it is not known."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """How fast a size was, all accelerators together; at least one of the three is known."""
+
+    samples_per_s: float | None = None
+    tokens_per_s: float | None = None
+    epochs_per_s: float | None = None
+    spread: Spread | None = None
+    """None: one number, as most sources publish."""
+
+    @property
+    def value(self) -> float:
+        """What efficiencies are made of: the same of the three for all rows of a series."""
+        known = (self.tokens_per_s, self.samples_per_s, self.epochs_per_s)
+        return next(value for value in known if value is not None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What must be the same for two sizes to be called scaling; empty or None: not known."""
+
+    micro_batch: int | None = None
+    accumulation: int | None = None
+    """Micro-batches of one data rank in a step."""
+    layout: str = ""
+    """Of the data axes by their usual name, and the model axes, without the number of ranks."""
+    is_one_rank: bool = False
+    """Nothing is sharded on one rank, whatever was asked: its data axes are no other layout."""
+    recompute: str = ""
+    precision: str = ""
+    global_batch: int | None = None
+    """Samples of a step, all ranks. Follows from what is held; it is no change of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenTerm:
+    """A part of a step that no plan can know beforehand, and what it would do at its worst."""
+
+    name: str
+    assumed: str
+    """At its worst, in words."""
+    step_s: float
+    """The step with this term alone at its worst."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """What the plan says of a size, and how far its open terms may carry it."""
+
+    samples_per_step: int
+    step_s: float
+    best_s: float
+    """The step if nothing between nodes is ever waited for."""
+    worst_s: float
+    """The step with all open terms at their worst."""
+    open_terms: tuple[OpenTerm, ...]
+    tokens_per_sample: int | None
+    """None: images."""
+    mfu: float | None = None
+    memory_bytes: int | None = None
+    """Of one device."""
+    terms: tuple[tuple[str, float], ...] = ()
+    """Seconds of the step by what they are spent on."""
+
+    @property
+    def samples_per_s(self) -> float:
+        """All accelerators together."""
+        return self.samples_per_step / self.step_s
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """The same in tokens."""
+        if self.tokens_per_sample is None:
+            return None
+        return self.samples_per_s * self.tokens_per_sample
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One size."""
+
+    nodes: int
+    accelerators: int
+    origin: Origin
+    note: str = ""
+    """Why it failed or was not run; what else is to be known of it."""
+    run_id: str = ""
+    rate: Rate | None = None
+    forecast: Forecast | None = None
+    settings: Settings = field(default_factory=Settings)
+    terms: tuple[tuple[str, float], ...] = ()
+    """Measured seconds of a step by what they are spent on; they add up to it."""
+    memory_bytes: int | None = None
+    """Most that a device, or a CPU process, held."""
+    mfu: float | None = None
+    epoch_samples: int | None = None
+    """Training samples of a pass over the data."""
+    run_samples: int | None = None
+    """Samples of the whole run that the recipe asks for."""
+    usd_per_hour: float | None = None
+    """All nodes together."""
+    unmeasured: str = ""
+    """Why the rates of the plan were never measured; empty: they were, or there is no plan."""
+    tight: str = ""
+    """Why the planned memory is tight; empty: it is not."""
+    printed: str = ""
+    """The efficiency or speed-up as the source prints it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """Sizes that are held against each other: of one recipe, or of one published table."""
+
+    name: str
+    rows: tuple[Row, ...]
+    """By accelerators; each number once."""
+    hold: Hold | None = None
+    """None: not known."""
+    source: str = ""
+
+    @property
+    def kind(self) -> str:
+        """Weak or strong scaling, in words."""
+        match self.hold:
+            case "batch-per-device":
+                return "weak scaling: the batch of a device is held, that of a step grows with them"
+            case "global-batch":
+                return "strong scaling: the batch of a step is held, that of a device shrinks"
+            case None:
+                return "weak or strong is not said: no batches are given"
+
+
+_NAMES = {
+    "micro_batch": "micro-batch",
+    "accumulation": "accumulation",
+    "layout": "layout",
+    "recompute": "recompute",
+    "precision": "precision",
+}
+"""Field of ``Settings`` -> its name in the column of changes."""
+
+
+def changes(row: Settings, first: Settings, hold: Hold | None) -> tuple[str, ...]:
+    """What differs from the first size, so that the two are no scaling of one thing.
+
+    With the global batch held, each device has fewer samples by definition, and accumulation gives
+    way: that alone is what strong scaling means, and is no change here.
+    """
+    found = []
+    for name in (each.name for each in fields(Settings) if each.name in _NAMES):
+        ours, theirs = getattr(row, name), getattr(first, name)
+        if ours in (None, "") or theirs in (None, "") or ours == theirs:
+            continue
+        if name == "accumulation" and hold == "global-batch":
+            continue
+        if name == "layout" and (row.is_one_rank or first.is_one_rank):
+            continue
+        found.append(f"{_NAMES[name]} {theirs} -> {ours}")
+    return tuple(found)

@@ -1,0 +1,44 @@
+"""What a run has cost so far, as node 0 wrote it down: the newest event of the kind `spent`."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from shardyard.rundir.jsonl import read_lines_backwards
+from shardyard.rundir.layout import RunDir
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spending:
+    """Of all attempts together, at the prices of their plans."""
+
+    usd: float
+    usd_per_hour: float
+    """Of the attempt that wrote it, all nodes together."""
+
+
+def read_spending(run_dir: RunDir) -> Spending | None:
+    """The newest count; None: no price was known, or nothing has run yet."""
+    event = _newest_count(run_dir)
+    if event is None:
+        return None
+    return Spending(usd=event["usd"], usd_per_hour=event["usd_per_hour"])
+
+
+def seconds_since_count(run_dir: RunDir, attempt: int, *, now_t: float) -> float:
+    """Time that the newest count of an attempt leaves out; 0: nothing was counted in it.
+
+    Args:
+        now_t: Unix seconds.
+    """
+    event = _newest_count(run_dir)
+    if event is None or event.get("attempt") != attempt:
+        return 0.0
+    return max(0.0, now_t - float(event["t"]))
+
+
+def _newest_count(run_dir: RunDir) -> dict[str, Any] | None:
+    for event in read_lines_backwards(run_dir.events, with_any=('"spent"',)):
+        numbers = event.get("usd"), event.get("usd_per_hour"), event.get("t")
+        if event.get("kind") == "spent" and None not in numbers:
+            return event
+    return None

@@ -1,0 +1,87 @@
+"""A module of the user's own, and the loss function of its owner."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardyard.errors import RequestError
+from shardyard.models.batch_norm import BY_MICRO_BATCH, BatchNorms
+from shardyard.models.grad_scale import LossScale
+from shardyard.parallel.data import GradientSync, backward_all, reshard
+from shardyard.parallel.mesh import Mesh
+from shardyard.tasks.loss_computation import Computation, Part
+
+Loss = Callable[[Any, Any], tuple[Tensor, int | Tensor]]
+"""(model, batch) -> sum of its losses, and how many they are."""
+
+
+class OwnComputation(Computation[Any]):
+    """Computes batches by a loss function."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        mesh: Mesh,
+        loss: Loss,
+        *,
+        said_by: str,
+        norms: BatchNorms | None = None,
+        reads: Callable[[Any], tuple[Any, bool]] = lambda batch: (batch, True),
+    ) -> None:
+        """Take a module that is sharded.
+
+        Args:
+            said_by: What messages call the loss function.
+            norms: Its batch normalisations; None: it has none.
+            reads: From a micro-batch to what the loss function is given of it, and whether it
+                counts; one that does not is there so that ranks meet.
+        """
+        self.model = model
+        self.roots = [model]
+        self.loss_scale = LossScale()
+        self._loss_function = loss
+        self._said_by = said_by
+        self._reads = reads
+        self._norms = norms
+        self.statistics = () if norms is None else (norms,)
+        self.held = {} if norms is None else {"optim.micro_batch": BY_MICRO_BATCH}
+        self._tp = mesh.layout.tp
+        self._is_counted = mesh.tensor_rank == 0
+        self._sync = GradientSync(model, mesh)
+
+    def backward(self, batches: Sequence[Any]) -> Part:
+        """Forward and backward passes of all micro-batches."""
+        counts: list[Tensor] = []
+        losses = (self._loss(batch, counts) for batch in batches)
+        total = backward_all(losses, self._sync, number=len(batches))
+        self._sync.end_step()
+        return Part(total, torch.stack(counts).sum())
+
+    def forward(self, batches: Iterable[Any]) -> Part:
+        """Forward passes alone."""
+        counts: list[Tensor] = []
+        losses = [self._loss(batch, counts).double() for batch in batches]
+        reshard(self.roots)
+        return Part(torch.stack(losses).sum(), torch.stack(counts).sum())
+
+    def _loss(self, batch: Any, counts: list[Tensor]) -> Tensor:
+        """This rank's part of a micro-batch's loss; ``counts`` gets that of its number."""
+        read, has_weight = self._reads(batch)
+        if self._norms is not None:
+            self._norms.is_weightless, self._norms.counts = not has_weight, 1
+        answer = self._loss_function(self.model, read)
+        if not (isinstance(answer, tuple) and len(answer) == 2) or answer[0].dim():
+            raise RequestError(
+                f"{self._said_by} must return two things: the sum of the losses of a batch (a "
+                "tensor of one number, not their mean) and how many they are."
+            )
+        loss_sum, count = answer
+        if not has_weight:
+            loss_sum, count = 0.0 * loss_sum, 0
+        if self._norms is not None:
+            self._norms.counts = count
+        own_count = count if self._is_counted else 0
+        counts.append(torch.as_tensor(own_count, dtype=torch.float64, device=loss_sum.device))
+        return self.loss_scale.on(loss_sum / self._tp)

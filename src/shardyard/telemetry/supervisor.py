@@ -1,0 +1,102 @@
+"""The process that writes telemetry, as a node's agent keeps it: started, told of ranks, heard."""
+
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from shardyard.io.files import parse_json
+from shardyard.io.polling import meanwhile
+from shardyard.python_program import python_program
+
+_END_S = 2.0
+"""Within which it ends by itself once nobody speaks to it any more."""
+
+Ranks = Mapping[str, Sequence[float | None]]
+"""``step``, ``step_s`` and ``compute_s`` of a node's ranks, by local rank."""
+
+
+class TelemetryBeside:
+    """One node's in one attempt; training does not depend on it.
+
+    Args:
+        file: Where to.
+        every_s: Between two lines; None: nothing is written.
+        devices: Accelerators of the run on this node; 0: it computes on processors.
+        ranks: Asked before each line; empty while no rank has noted anything.
+        environ: Variables of its process, without secrets.
+    """
+
+    def __init__(
+        self,
+        file: Path,
+        *,
+        attempt: int,
+        every_s: float | None,
+        devices: int,
+        ranks: Callable[[], Ranks],
+        environ: Mapping[str, str],
+    ) -> None:
+        self._command = python_program(
+            "shardyard.telemetry", str(file),
+            f"--attempt={attempt}", f"--every={every_s}", f"--devices={devices}",
+        )  # fmt: skip
+        self._environ = environ
+        self._every_s = every_s
+        self._ranks = ranks
+        self._findings: list[dict[str, Any]] = []
+
+    def findings(self) -> list[dict[str, Any]]:
+        """What it has found wrong with this node's devices so far, in order."""
+        return list(self._findings)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Have it written while the block runs."""
+        if self._every_s is None:
+            yield
+            return
+        with subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=self._environ,
+        ) as process:
+            assert process.stdin is not None
+            pipe = process.stdin.fileno()
+            os.set_blocking(pipe, False)  # one that reads no more holds up no agent
+            thread = threading.Thread(target=self._hear, args=(process,), daemon=True)
+            thread.start()
+            try:
+                with meanwhile(lambda: self._tell(pipe), every_s=self._every_s, name="telemetry"):
+                    yield
+            finally:
+                with suppress(BrokenPipeError):
+                    process.stdin.close()
+                try:
+                    process.wait(_END_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                thread.join()
+
+    def _tell(self, pipe: int) -> bool:
+        """Returns True once nobody listens any more."""
+        try:
+            if found := self._ranks():
+                os.write(pipe, json.dumps(found).encode() + b"\n")
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:
+            return True
+        return False
+
+    def _hear(self, process: "subprocess.Popen[str]") -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            with suppress(ValueError):
+                self._findings.append(parse_json(line))

@@ -1,0 +1,109 @@
+"""What every service is to the process that sends to it, and what there is to send."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+from urllib.parse import urlsplit
+
+from shardyard.config.schema.recipe import Observe
+from shardyard.rundir.layout import RunDir
+
+Outcome = Literal["finished", "drained", "failed", "lost"]
+
+CALL_S = 10.0
+"""So long one call waits for an answer."""
+
+PREFIXES = {"wandb": "WANDB_", "mlflow": "MLFLOW_"}
+"""Service -> how the variables begin that its client reads; of the secrets it gets these alone."""
+
+WORDS = {"wandb": "W&B", "mlflow": "MLflow"}
+"""Service -> its name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of metrics.jsonl that has something to show."""
+
+    number: int
+    """Of the line, from 1: lines are never taken back, so that it only grows."""
+    step: int
+    t: float
+    """Unix seconds at which the step ended."""
+    values: Mapping[str, float]
+    """``train/loss``, ``eval/loss``, ..., and ``epoch``, ``tokens``, ``samples``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What is known of an attempt before its first step."""
+
+    run: RunDir
+    attempt: int
+    observe: Observe
+    began_t: float
+    """Unix seconds at which the run began."""
+    attempt_t: float
+    """Unix seconds at which this attempt was written down."""
+    settings: Mapping[str, Any]
+    """The resolved recipe by section, without what is not for others' eyes."""
+    predicted: Mapping[str, float]
+    """What the plan says."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """How an attempt ended."""
+
+    outcome: Outcome
+    """lost: it said no word."""
+    exit_code: int
+    reason: str
+    t: float
+    result: Mapping[str, float]
+    """The report's numbers."""
+
+
+class Service(Protocol):
+    """A place where runs are shown. It is spoken to by one thread of one process.
+
+    Any method raises a ShardyardError where the service does not take what it is given: it is down,
+    slow, wrong, or permission is missing. The same is then tried again from ``open`` on.
+    """
+
+    def open(self, facts: Facts) -> int:
+        """Find the run there, or make it.
+
+        Returns:
+            How many lines of metrics.jsonl it has had, by its own word.
+        """
+
+    def send(self, rows: Sequence[Row]) -> None:
+        """Show rows, in order."""
+
+    def close(self, end: End) -> None:
+        """Say how the attempt ended; all rows are there when it returns."""
+
+    @property
+    def keeps_count(self) -> bool:
+        """Whether rows that ``send`` has returned from are there, whatever comes."""
+
+    @property
+    def address(self) -> str:
+        """Where a person sees the run."""
+
+
+def flat(settings: Mapping[str, Any], *, at: str = "") -> dict[str, Any]:
+    """Dotted name -> value of each setting that has one."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, at=f"{at}{key}.")
+        elif value is not None:
+            found[f"{at}{key}"] = value
+    return found
+
+
+def without_user(address: str) -> str:
+    """An address without the name and password that may be in it."""
+    parts = urlsplit(address)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
