@@ -20,8 +20,8 @@ from typing import Any
 from benchmarks.record import write_result
 from shardyard.hardware.catalogue import instance
 from shardyard.hardware.cluster import Cluster, cluster_of
-from shardyard.planner.collective_table import LEAST_BYTES, CollectiveTable, fit_link
 from shardyard.planner.collectives import Group, all_reduce_s
+from shardyard.planner.measured_network import LEAST_BYTES, CollectiveTable, fit_link
 
 TABLE = Path(__file__).parent / "groundtruth" / "nccl_all_reduce_2x_p4d_4efa.csv"
 

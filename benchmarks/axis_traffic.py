@@ -22,7 +22,7 @@ from typing import Any
 import torch.distributed as dist
 
 from benchmarks.record import write_result
-from shardyard.config.rules.own_module import known_shape
+from shardyard.config.rules.custom_module import known_shape
 from shardyard.planner.traffic import stage_traffic
 from shardyard.planner.workload import workload_of
 from shardyard.rundir.layout import RunDir

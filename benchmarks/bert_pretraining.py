@@ -34,11 +34,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.record import write_result
-from shardyard.config.rules.own_module import known_shape
+from shardyard.config.rules.custom_module import known_shape
 from shardyard.models.build import hf_config
+from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.jsonl import read_evaluations, read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import read_resolved
 from shardyard.tasks.lookup import task_class
 
 TIMES_THE_MOST_FREQUENT, NEXT_SENTENCE = 3.0, 0.6

@@ -27,7 +27,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import shardyard
 from benchmarks.record import write_result
-from shardyard.library.state import sharded
+from shardyard.library.model import sharded
 from tests.distributed.ranks import run_on_ranks
 
 RANKS, SAMPLES, SEQ_LEN, SIZE = 2, 1, 64, 4096

@@ -29,8 +29,13 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.record import write_result
-from shardyard.report.compare.counted import pace_of
-from shardyard.report.compare.speed import FEWEST_PAIRS, FEWEST_STEPS, Pace, compare_speed
+from shardyard.report.compare.statistics import (
+    FEWEST_PAIRS,
+    FEWEST_STEPS,
+    Pace,
+    compare_speed,
+    pace_of,
+)
 from shardyard.report.run_data import read_run
 from shardyard.report.walltime import account
 from shardyard.rundir.layout import RunDir

@@ -30,7 +30,6 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from benchmarks.record import write_result
 from shardyard.config.layout import Layout
 from shardyard.config.schema.recipe import Optim
-from shardyard.parallel.data import Groups, shard_groups
 from shardyard.parallel.device import (
     CopyQueue,
     available_device,
@@ -39,6 +38,7 @@ from shardyard.parallel.device import (
     select_device,
     synchronize,
 )
+from shardyard.parallel.fsdp import Groups, shard_groups
 from shardyard.parallel.mesh import Mesh, build_mesh
 from shardyard.train.optim import ShardOptimizer
 from shardyard.train.optimizer_offload import StatesOnHost

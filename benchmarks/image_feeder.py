@@ -40,15 +40,13 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.record import write_result
 from shardyard.config.schema.recipe import Recipe
-from shardyard.data.images.augment import Pixels
 from shardyard.data.images.cache import PictureBytes
 from shardyard.data.images.crops import Box
-from shardyard.data.images.decode import decode
+from shardyard.data.images.decode import DecodeThreads, decode
 from shardyard.data.images.index import ImageIndex
 from shardyard.data.images.prepare import prepare_images
 from shardyard.data.images.samples import ImageSet, ImageStream
-from shardyard.data.images.threads import DecodeThreads
-from shardyard.data.images.views import train_view
+from shardyard.data.images.transforms import Pixels, train_view
 from shardyard.data.loader import Loader
 
 CORES = len(os.sched_getaffinity(0))

@@ -37,9 +37,9 @@ import yaml
 from benchmarks.record import write_result
 from shardyard.data.order import sample_indices
 from shardyard.data.shards import TokenShards
+from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import read_resolved
 from tests.distributed.runs import prepare_corpus
 from tests.importers.configs.test_public import as_toml
 

@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
 from benchmarks.record import write_result
-from shardyard.config.rules.own_module import known_shape
+from shardyard.config.rules.custom_module import known_shape
 from shardyard.models.build import hf_config
 from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir

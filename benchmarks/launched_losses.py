@@ -28,7 +28,7 @@ from typing import Any
 
 from benchmarks.record import about, result_file, write_result
 from shardyard.data.sources import list_files
-from shardyard.hardware.probe import probe
+from shardyard.hardware.machine import probe
 from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir
 from tests.launchers.batch_docker import docker_batch

@@ -23,8 +23,7 @@ from torch import Tensor
 
 from benchmarks.record import write_result
 from shardyard import torch_private
-from shardyard.parallel.chunked_loss import loss_in_chunks
-from shardyard.parallel.vocab_loss import VocabLoss
+from shardyard.parallel.loss import VocabLoss, loss_in_chunks
 from shardyard.train.allocations import AllocationLog
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]

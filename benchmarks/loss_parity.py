@@ -21,7 +21,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from benchmarks.record import result_file, write_result
-from shardyard.hardware.probe import probe
+from shardyard.hardware.machine import probe
 from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir
 

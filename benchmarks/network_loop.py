@@ -22,9 +22,8 @@ import torch.distributed as dist
 
 from benchmarks.record import write_result
 from benchmarks.step_overhead import interval
-from shardyard.elastic.collective_cases import Case
-from shardyard.elastic.collective_times import measure_row
-from shardyard.rundir.network_bench import COLLECTIVES, Collective, NetworkBench
+from shardyard.elastic.bench_worker import Case, measure_row
+from shardyard.rundir.network import COLLECTIVES, Collective, NetworkBench
 from tests.distributed.ranks import run_on_ranks
 
 BAR = 0.05

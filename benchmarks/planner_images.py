@@ -11,7 +11,7 @@ and those that images decoded too slowly are called so.
     python -m benchmarks.planner_images
 
 Two rows of NVIDIA's are used to know how fast a process decodes, those of EfficientNet-B0, and
-predicted are those of ResNet-50 (``planner/images/decoding.py``).
+predicted are those of ResNet-50 (``planner/images/step.py``).
 """
 
 import argparse
@@ -30,8 +30,7 @@ from shardyard.families.images.registry import IMAGE_PRESETS
 from shardyard.hardware.accelerator import Accelerator
 from shardyard.hardware.catalogue import accelerator_by_name
 from shardyard.hardware.cluster import Cluster, default_cluster
-from shardyard.planner.images.decoding import DECODED_PER_WORKER_S
-from shardyard.planner.images.image_step import ImageStep
+from shardyard.planner.images.step import DECODED_PER_WORKER_S, ImageStep
 from shardyard.planner.images.time import ImageEstimate, estimate_images, forward_s
 from shardyard.planner.workload import Formats, Techniques
 

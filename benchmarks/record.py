@@ -9,9 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from shardyard.config.compatibility import package_versions
-from shardyard.hardware.machine import Machine
-from shardyard.hardware.probe import probe
+from shardyard.config.versions import package_versions
+from shardyard.hardware.machine import Machine, probe
 from shardyard.io.files import write_json
 from shardyard.rundir.manifest import git_state
 

@@ -31,7 +31,7 @@ from benchmarks.hosts import Host, HostedRun, enter
 from benchmarks.real_run import write_corpus
 from benchmarks.record import write_result
 from shardyard.checkpoint.bitwise_compare import compare_bits
-from shardyard.drill.facts import read_left_in
+from shardyard.drill.observations import read_left_in
 from shardyard.rundir.jsonl import read_lines
 from shardyard.rundir.layout import RunDir
 

@@ -40,7 +40,7 @@ from typing import Any
 from benchmarks.page_cache import cached_bytes, drop, read_bytes
 from benchmarks.real_run import end_by_signals, running, verb, write_corpus
 from benchmarks.record import write_result
-from shardyard.elastic.parked import READY_NAME
+from shardyard.elastic.standby import READY_NAME
 from shardyard.rundir.jsonl import read_lines
 from shardyard.rundir.layout import RunDir
 

@@ -25,7 +25,7 @@ from benchmarks.slurm_hosts import slurm_on
 from shardyard.config.load import dump_recipe, load_recipe
 from shardyard.control.bench import Answers
 from shardyard.launchers.log_markers import NONCE_VARIABLE, parse
-from shardyard.rundir.network_bench import BENCH_VARIABLE, NetworkBench
+from shardyard.rundir.network import BENCH_VARIABLE, NetworkBench
 
 SOUND_MBIT, SLOW_SHARE = 200, 0.2
 SIZE_BYTES, ITERATIONS, WARMUP = 2 * 2**20, 5, 1

@@ -34,12 +34,11 @@ from benchmarks.record import write_result
 from benchmarks.snapshot_cost import TENSORS, _passes, _work
 from shardyard.checkpoint.save_interval import Interval
 from shardyard.checkpoint.snapshots.take import Snapshots
-from shardyard.config.daly import best_every
+from shardyard.config.formulas import SENT, best_every, snapshot_labels
 from shardyard.config.schema.recipe import Cluster, Elastic, Recipe
-from shardyard.config.snapshots import SENT, snapshot_labels
-from shardyard.elastic.agent_memory import AgentMemory, attach
-from shardyard.elastic.neighbour import Neighbour, Place
-from shardyard.elastic.notices import Notices
+from shardyard.elastic.agent_messages import Notices
+from shardyard.elastic.heartbeat import AgentMemory, attach
+from shardyard.elastic.peer_snapshots import Neighbour, Place
 from shardyard.elastic.rendezvous.c10d import connect_store, serve_store
 from shardyard.elastic.seal import Seal
 from shardyard.network_interface import loopback_interface

@@ -34,7 +34,7 @@ PYTHON = {
 REFUSED = "config model.preset=llama-tiny optim.lr=fast"
 VERBS = {"--help": 0.3, REFUSED: 0.7, PLAN: None}
 NODE = {
-    "an agent's imports": "import shardyard.elastic.agent, shardyard.elastic.neighbour",
+    "an agent's imports": "import shardyard.elastic.agent, shardyard.elastic.peer_snapshots",
     (FORK_SERVER := "a fork server's imports"): "import shardyard.elastic.forkserver",
 }
 """Of each node of a run; the fork server does its work when a child of an agent imports it."""

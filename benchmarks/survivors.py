@@ -1,7 +1,7 @@
 """Do survivors that keep their process bring the next step sooner? A prototype, beside the product.
 
 After a loss the product ends all workers of a node and has parked processes take over
-(`elastic/parked.py`). Here one process that is no agent does either, in turn, in the same run: it
+(`elastic/standby.py`). Here one process that is no agent does either, in turn, in the same run: it
 kills a worker, and then `replaced` ends the survivor too and orders two parked processes to work,
 while `kept` orders one, and the survivor closes its training, destroys its process groups, joins
 new ones and calls the ordinary set-up again. Both go on from the snapshot in memory, which the
@@ -33,12 +33,12 @@ from statistics import median
 from typing import Any
 
 from benchmarks.record import write_result
-from shardyard.config.snapshots import slot_labels
-from shardyard.elastic.agent_memory import AgentMemory, attach
+from shardyard.config.formulas import slot_labels
+from shardyard.elastic.heartbeat import AgentMemory, attach
 from shardyard.elastic.rendezvous.c10d import serve_store, worker_store
+from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.jsonl import EventWriter, read_lines
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import read_resolved
 from tests.distributed.runs import make_run, prepare_corpus
 
 RANKS = 2
@@ -48,7 +48,7 @@ _STEPS_BETWEEN = 6
 _PATIENCE_S = 900.0
 _PRELOAD = (
     "shardyard.train.run",
-    "shardyard.elastic.warm_up",
+    "shardyard.elastic.standby",
     "shardyard.elastic.preload_compiler",
 )
 
@@ -209,7 +209,7 @@ def _work(run_dir: str, rank: int, port: int, orders: Connection) -> None:
     import torch.distributed as dist
 
     from shardyard.elastic.drain import signal_at_parent_death
-    from shardyard.elastic.warm_up import warm_up
+    from shardyard.elastic.standby import warm_up
     from shardyard.elastic.worker import take_device
     from shardyard.train.hooks import Hooks
     from shardyard.train.run import train

@@ -7,7 +7,7 @@ development uses (constraints.txt). A version writes a result of its own: what w
 many tests passed, and each one that failed or was skipped. No times: nothing here needs an idle
 machine.
 
-    python -m benchmarks.torch_versions                   # each that config/compatibility.py names
+    python -m benchmarks.torch_versions                   # each that config/versions.py names
     python -m benchmarks.torch_versions 2.15.0 --keep /tmp/torch   # one, and its environment stays
 """
 
@@ -26,7 +26,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from benchmarks.record import write_result
-from shardyard.config.compatibility import TORCH
+from shardyard.config.versions import TORCH
 
 ROOT = Path(__file__).parents[1]
 CLOSEST = (

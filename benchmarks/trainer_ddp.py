@@ -28,7 +28,7 @@ import torch.distributed as dist
 from benchmarks.gpu.hf_trainer import Windows
 from benchmarks.record import write_result
 from benchmarks.step_overhead import StepTimes, interval, rounded
-from shardyard.config.rules.own_module import known_shape
+from shardyard.config.rules.custom_module import known_shape
 from shardyard.data.shards import TokenShards
 from shardyard.io.files import write_json
 from shardyard.models.build import hf_config

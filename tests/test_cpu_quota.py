@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.cpu_quota import usable_cores
-from shardyard.telemetry.throttled import Throttled
+from shardyard.telemetry.host import Throttled
 from tests.mounts import needs_root
 
 UNKNOWN = {"cpu_limit_cores": None, "cpu_limit_periods": None, "cpu_throttled_periods": None}
@@ -124,7 +124,7 @@ BUSY = """
 import os, sys, time
 open(sys.argv[1] + "/cgroup.procs", "w").write(str(os.getpid()))
 from shardyard.cpu_quota import usable_cores
-from shardyard.telemetry.throttled import Throttled
+from shardyard.telemetry.host import Throttled
 assert usable_cores() == 1
 limit = Throttled()
 before, until = limit.read(), time.monotonic() + 2.0

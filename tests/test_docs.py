@@ -15,14 +15,14 @@ import pytest
 
 from shardyard.cli import _VERBS as VERBS
 from shardyard.cli import main
-from shardyard.config.compatibility import ENGINES, OPTIONAL, TORCH
 from shardyard.config.load import is_override, load_recipe
 from shardyard.config.rules.check import check
 from shardyard.config.rules.layout import _STRATEGIES as STRATEGIES
 from shardyard.config.schema.reference import settings
-from shardyard.control.prepare import prepare_data
+from shardyard.config.versions import ENGINES, OPTIONAL, TORCH
+from shardyard.control.attempt import prepare_data
 from shardyard.control.request import Request
-from shardyard.hardware.probe import probe
+from shardyard.hardware.machine import probe
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(

@@ -19,13 +19,13 @@ import pytest
 import yaml
 
 from shardyard.cli import main
-from shardyard.cluster.batch.batch_queue import launch_settings
+from shardyard.cluster.batch.queue import launch_settings
+from shardyard.cluster.clients import World
 from shardyard.cluster.fsx import Made
 from shardyard.cluster.launch_recipe import kubernetes_settings
 from shardyard.cluster.spec import Description, read_description
-from shardyard.cluster.world import World
+from shardyard.config.paths import unseen_problems
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.sight import unseen_problems
 from shardyard.control.submission import launcher_named
 from shardyard.io.yaml import read_yaml
 from shardyard.launchers.kubernetes.objects import to_yaml

@@ -302,7 +302,7 @@ def test_a_process_that_trains_reads_what_was_resolved_and_not_how(start: str) -
 
 
 SLOW_TO_START = {
-    "data/pieces.py": {"torch", "pydantic", "huggingface_hub"},
+    "data/work_units.py": {"torch", "pydantic", "huggingface_hub"},
     "data/text_datasets.py": {"torch", "huggingface_hub"},
 }
 """What preparing a small corpus would wait for longer than for its tokens; pieces.py is imported by

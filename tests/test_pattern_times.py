@@ -23,7 +23,7 @@ LENGTH, MOST_S = 10_000, 0.25
 """Time of the square: a second and more; of the length: milliseconds."""
 
 OF_OUR_OWN_TEXT = {
-    "report/plots.py": "of the pictures that matplotlib has just made",
+    "report/charts.py": "of the pictures that matplotlib has just made",
     "units.py": "parse_seconds reads 64 characters at most",
 }
 

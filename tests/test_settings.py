@@ -15,9 +15,9 @@ PACKAGE = Path(__file__).parents[1] / "src" / "shardyard"
 NOT_A_USE = {
     "config/schema/recipe.py",
     "config/rules/check.py",
-    "config/rules/exporter_problems.py",
+    "config/rules/observe.py",
     "config/rules/trainable.py",
-    "config/rules/launch_problems.py",
+    "config/rules/launch.py",
 }
 
 

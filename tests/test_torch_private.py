@@ -47,7 +47,7 @@ EXCEPTIONS = {
     # transformers documents it: what every model writes to say how a module begins
     ("src/shardyard/models/build.py", "model._init_weights"),
     # how it is told there, too, what of a model stays on one device
-    ("src/shardyard/train/generic_model.py", "model._no_split_modules"),
+    ("src/shardyard/train/custom_model.py", "model._no_split_modules"),
     # measures the operator itself, on a machine where nothing of ours needs to be installed
     ("benchmarks/gpu/ceilings.py", "torch._scaled_mm"),
     # accelerate, and FSDP 1 with it, take accelerators only; a benchmark has them run on a CPU

@@ -9,11 +9,11 @@ from benchmarks.bare_loop import BareLoop, sharded_llama
 from benchmarks.gpu.cells import LR
 from benchmarks.gpu.job import Job
 from benchmarks.gpu.pace import Pace
-from shardyard.config.rules.own_module import known_shape
+from shardyard.config.rules.custom_module import known_shape
 from shardyard.data.shards import TokenShards
 from shardyard.models.build import hf_config
+from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import read_resolved
 
 
 def train(job: Job, device: torch.device, pace: Pace) -> list[float]:

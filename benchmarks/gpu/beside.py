@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.errors import RequestError
-from shardyard.planner.device_ceilings import DeviceCeilings
+from shardyard.planner.calibration import DeviceCeilings
 
 _EXECUTED = 7 / 6
 """Of attention's FLOP with half of all pairs: the backward pass computes the scores again."""
@@ -53,7 +53,7 @@ def shares(
 
     Args:
         causes: Milliseconds, from ``kernels.kernel_profile``.
-        flops: Of one token, by convention: planner/flops.py.
+        flops: Of one token, by convention: planner/kernels.py.
         tokens: Of the step.
         recompute: With full, the forward pass is computed twice.
     """

@@ -25,7 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks.record import about, result_file
 from shardyard.families.presets import PRESETS
 from shardyard.families.shape import ModelShape
-from shardyard.hardware.probe import probe
+from shardyard.hardware.machine import probe
 from shardyard.io.files import write_json
 from shardyard.models.attention import (
     Attention,
@@ -33,9 +33,9 @@ from shardyard.models.attention import (
     document_starts,
     sample_attention,
 )
-from shardyard.parallel.copied_products import add_product
 from shardyard.parallel.device import available_device, select_device, synchronize
-from shardyard.planner.device_ceilings import KIND
+from shardyard.parallel.low_precision import add_product
+from shardyard.planner.calibration import KIND
 
 Work = Callable[[], Any]
 _WINDOW_S = 0.5
@@ -114,7 +114,7 @@ def _weight_gradients(shape: ModelShape, tokens: int, device: torch.device) -> I
     """The product that makes a weight's gradient: as it is, and added to an fp32 sum by itself.
 
     What the second takes longer is what reading and writing the sum costs: all of it hides inside
-    the product, or none (``parallel/copied_products.py``).
+    the product, or none (``parallel/low_precision.py``).
     """
     inputs, outputs = shape.hidden_size, shape.intermediate_size
     flop = 2.0 * tokens * inputs * outputs

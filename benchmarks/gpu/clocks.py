@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from shardyard.telemetry.counters import Counters
-from shardyard.telemetry.nvml import open_nvml
+from shardyard.telemetry.vendors import Counters, open_nvml
 
 EVERY_S = 1.0
 

@@ -35,8 +35,7 @@ from shardyard.config.model.source import network_if_known
 from shardyard.config.resolve import resolve
 from shardyard.config.schema.recipe import Recipe
 from shardyard.data.images.prepare import prepare_images
-from shardyard.hardware.machine import Machine
-from shardyard.hardware.probe import probe
+from shardyard.hardware.machine import Machine, probe
 from shardyard.io.files import write_json
 from shardyard.models.images import build_network
 from shardyard.parallel.device import (
@@ -46,8 +45,8 @@ from shardyard.parallel.device import (
     synchronize,
 )
 from shardyard.planner.phases import plan
+from shardyard.rundir.attempt_files import write_resolved
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import write_resolved
 from shardyard.train.hooks import Hooks
 from shardyard.train.loop import Loop
 from shardyard.train.setup import set_up

@@ -17,16 +17,16 @@ from benchmarks.gpu.turns import compared
 from shardyard.config.model.source import read_shape
 from shardyard.config.resolve import resolve
 from shardyard.config.resolved import DataFacts, Resolved
-from shardyard.config.rules.own_module import known_shape
+from shardyard.config.rules.custom_module import known_shape
 from shardyard.errors import ShardyardError
 from shardyard.hardware.catalogue import accelerator_named
 from shardyard.hardware.machine import Machine
 from shardyard.io.files import write_json
-from shardyard.planner.device_ceilings import DeviceCeilings
-from shardyard.planner.flops import flops_per_token
+from shardyard.planner.calibration import DeviceCeilings
+from shardyard.planner.kernels import flops_per_token
 from shardyard.planner.phases import plan
+from shardyard.rundir.attempt_files import write_resolved
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import write_resolved
 
 GIB = 2**30
 
@@ -43,7 +43,7 @@ def conventions(machine: Machine) -> dict[str, Any]:
     accelerator = accelerator_named(machine.name)
     return {
         "tokens_per_s_per_device": "tokens of a step / median seconds of a step / devices",
-        "mfu_full": "6 N + 12 L d s FLOP a token, attention over all pairs (planner/flops.py)",
+        "mfu_full": "6 N + 12 L d s FLOP a token, attention over all pairs (planner/kernels.py)",
         "mfu_causal": "6 N + 6 L d s FLOP a token, only pairs that a causal mask leaves",
         "peak_flops_per_s": accelerator and accelerator.peak_flops_per_s("bf16"),
         "peak_source": accelerator and f"{accelerator.name}, bf16 dense: {accelerator.source}",

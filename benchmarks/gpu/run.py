@@ -80,7 +80,7 @@ def _measure_all(
     from benchmarks.gpu.measure import Session, conventions, prepare_data
     from benchmarks.record import about, result_file
     from shardyard.data.shards import read_facts
-    from shardyard.hardware.probe import probe
+    from shardyard.hardware.machine import probe
     from shardyard.io.files import write_json
 
     machine, place = _place(args, probe())

@@ -34,7 +34,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 
 COPIES = ("copies", "copies-compile", "fp8-copies-compile")
 """Variants in which one device computes in copies of its weights and does not shard over itself:
-what that is worth, beside those of the same settings (``parallel/compute_copies.py``)."""
+what that is worth, beside those of the same settings (``parallel/low_precision.py``)."""
 
 TURNS: dict[str, tuple[str, ...]] = {
     "usual": (),

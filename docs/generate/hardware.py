@@ -4,10 +4,16 @@ from collections.abc import Iterable, Sequence
 
 from shardyard.hardware import cluster_file
 from shardyard.hardware.accelerator import GIB, Accelerator
-from shardyard.hardware.catalogue import ACCELERATORS, TABLE_SOURCE, instance, instance_names
+from shardyard.hardware.catalogue import (
+    ACCELERATORS,
+    BLOCK_USD_PER_HOUR,
+    TABLE_SOURCE,
+    instance,
+    instance_names,
+    rate_of,
+)
 from shardyard.hardware.cluster import cluster_of
 from shardyard.hardware.links import Link
-from shardyard.hardware.prices import BLOCK_USD_PER_HOUR, rate_of
 
 _INTRODUCTION = """\
 # Hardware

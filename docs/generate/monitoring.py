@@ -7,7 +7,7 @@ from typing import Any
 
 from shardyard.io.yaml import write_yaml
 from shardyard.launchers.monitoring import alerts, dashboards
-from shardyard.rundir.run_metrics import ALL
+from shardyard.rundir.metrics import ALL
 
 
 def table() -> str:

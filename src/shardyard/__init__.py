@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from shardyard.control.launch import launch
     from shardyard.control.plan import Prediction
     from shardyard.control.plan import predict as plan
-    from shardyard.control.resolve import resolve_recipe as resolve
+    from shardyard.control.request import resolve_recipe as resolve
     from shardyard.control.result import Result
     from shardyard.control.runs import Run, runs
     from shardyard.library import (
@@ -62,7 +62,7 @@ _CONTROL = {
     "Run": "runs:Run",
     "launch": "launch:launch",
     "plan": "plan:predict",
-    "resolve": "resolve:resolve_recipe",
+    "resolve": "request:resolve_recipe",
     "runs": "runs:runs",
 }
 """Name -> module:name in shardyard/control; all others are of shardyard/library, with torch."""

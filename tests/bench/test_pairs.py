@@ -4,8 +4,8 @@ from itertools import combinations
 
 import pytest
 
-from shardyard.bench.pairs import judge, lines
-from shardyard.rundir.network_bench import rounds
+from shardyard.bench.nccl_table import judge, lines
+from shardyard.rundir.network import rounds
 
 NAMES = ("a", "b", "c", "d")
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.bench import table
-from shardyard.bench.table import Measured
-from shardyard.planner.nccl_tests import is_of_table, read_nccl_table
-from shardyard.rundir.network_bench import COLLECTIVES, Collective, NetworkBench
+from shardyard.bench import nccl_table
+from shardyard.bench.nccl_table import Measured
+from shardyard.planner.measured_network import is_of_table, read_nccl_table
+from shardyard.rundir.network import COLLECTIVES, Collective, NetworkBench
 
 P4D = Path(__file__).parents[2] / "benchmarks" / "groundtruth" / "nccl_all_reduce_2x_p4d_4efa.csv"
 BENCH = NetworkBench(
@@ -50,15 +50,15 @@ def published() -> list[Measured]:
 
 
 def test_the_table_is_that_of_nccl_tests_to_the_column() -> None:
-    assert "\n".join(table.preamble("all_reduce", BENCH, RANKS)[-3:]) + "\n" == HEAD
-    assert table.row(measured(), ranks=16) == ROW
+    assert "\n".join(nccl_table.preamble("all_reduce", BENCH, RANKS)[-3:]) + "\n" == HEAD
+    assert nccl_table.row(measured(), ranks=16) == ROW
 
 
 @pytest.mark.parametrize(
     ("us", "shown"), [(5.554, "   5.55 "), (631.44, "  631.4 "), (12738.4, "  12738 ")]
 )
 def test_times_have_as_many_digits_as_nccl_tests_give_them(us: float, shown: str) -> None:
-    assert shown in table.row(measured(out_s=us / 1e6), ranks=2)
+    assert shown in nccl_table.row(measured(out_s=us / 1e6), ranks=2)
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,11 @@ def test_bus_bandwidth_is_defined_as_nccl_tests_define_it(
 
 def test_the_published_table_is_printed_as_it_stands_and_read_back_equal() -> None:
     rows = published()
-    lines = [*table.preamble("all_reduce", BENCH, RANKS), *(table.row(row, 16) for row in rows)]
-    read = read_nccl_table("\n".join([*lines, *table.ending(rows, 16)]))
+    lines = [
+        *nccl_table.preamble("all_reduce", BENCH, RANKS),
+        *(nccl_table.row(row, 16) for row in rows),
+    ]
+    read = read_nccl_table("\n".join([*lines, *nccl_table.ending(rows, 16)]))
     assert read is not None and len(read.rows) == 28
     assert (read.ranks, read.ranks_per_node, read.programs) == (16, 8, ("all_reduce",))
     with P4D.open(newline="") as file:
@@ -83,7 +86,7 @@ def test_the_published_table_is_printed_as_it_stands_and_read_back_equal() -> No
             assert float(line["out_time_us"]) == row.out_time_us
             assert float(line["in_time_us"]) == row.in_time_us
             assert abs(float(line["out_busbw_gbs"]) - row.out_busbw_gbs) < 0.011
-    assert f"{table.average_busbw_gbs(rows, 16):.2f}" == "8.24"  # as published
+    assert f"{nccl_table.average_busbw_gbs(rows, 16):.2f}" == "8.24"  # as published
     assert all(map(is_of_table, lines))
     assert not is_of_table("ip-10-0-0-1:88:95 [0] NCCL INFO Using network Socket")
 
@@ -92,8 +95,8 @@ def test_of_several_tables_of_one_log_the_all_reduces_are_read() -> None:
     lines = []
     for collective in COLLECTIVES:
         rows = [measured(collective=collective, size_bytes=2**k, count=2**k // 4) for k in (20, 21)]
-        lines += [*table.preamble(collective, BENCH, RANKS)]
-        lines += [*(table.row(row, 16) for row in rows), *table.ending(rows, 16)]
+        lines += [*nccl_table.preamble(collective, BENCH, RANKS)]
+        lines += [*(nccl_table.row(row, 16) for row in rows), *nccl_table.ending(rows, 16)]
     read = read_nccl_table("\n".join(reversed_tables(lines)))
     assert read is not None and len(read.rows) == 2 and read.problems() == []
 
@@ -109,8 +112,8 @@ def test_wrong_values_are_counted_and_what_is_not_checked_says_so() -> None:
         measured(collective="alltoall", out_wrong=3, in_wrong=None),
         measured(collective="alltoall", in_wrong=None),
     ]
-    assert table.row(rows[0], 2).endswith("    N/A")
-    assert table.ending(rows, 2)[0] == "# Out of bounds values : 3 FAILED"
+    assert nccl_table.row(rows[0], 2).endswith("    N/A")
+    assert nccl_table.ending(rows, 2)[0] == "# Out of bounds values : 3 FAILED"
 
 
 # --- what must go between nodes -----------------------------------------------------------------
@@ -131,15 +134,15 @@ def test_wrong_values_are_counted_and_what_is_not_checked_says_so() -> None:
 def test_what_all_nodes_must_send_follows_from_the_collective(
     collective: Collective, nodes: int, must: int
 ) -> None:
-    assert table.bytes_between_nodes(collective, 1000, ranks=8, nodes=nodes) == must
-    assert table.must_send(collective, {1000: 3}, ranks=8, nodes=nodes) == 3 * must
+    assert nccl_table.bytes_between_nodes(collective, 1000, ranks=8, nodes=nodes) == must
+    assert nccl_table.must_send(collective, {1000: 3}, ranks=8, nodes=nodes) == 3 * must
 
 
 def test_the_interfaces_of_efa_are_counted_as_one_and_set_against_what_must_be_sent() -> None:
     sent = [{"efa/rdmap16": 2**29, "efa/rdmap32": 2**29, "eth0": 1024}, {"efa/rdmap16": 2**30}]
-    carried = table.carried(sent)
+    carried = nccl_table.carried(sent)
     assert carried == {"efa": 2**31, "eth0": 1024}
-    assert table.proof(carried, 2**31) == [
+    assert nccl_table.proof(carried, 2**31) == [
         "# efa carried 2.0 GiB of 2.0 GiB that nodes must send",
         "# eth0 carried 1.0 KiB of 2.0 GiB that nodes must send",
     ]

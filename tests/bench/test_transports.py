@@ -5,7 +5,7 @@ import json
 import pytest
 
 from shardyard.bench import transports
-from shardyard.bench.table import Measured
+from shardyard.bench.nccl_table import Measured
 from shardyard.bench.transports import overrides_of, variants_in
 from shardyard.config.load import load_recipe
 from shardyard.errors import RequestError

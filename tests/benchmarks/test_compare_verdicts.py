@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.compare_verdicts import Noise, Plan, neighbours, traces
 from benchmarks.compare_verdicts import _judged as judged
-from shardyard.report.compare.speed import Pace, pairs_in_time
+from shardyard.report.compare.statistics import Pace, pairs_in_time
 
 
 def test_neighbouring_steps_of_a_trace_are_alike_and_runs_take_turns() -> None:

@@ -13,8 +13,8 @@ from benchmarks.gpu.clocks import Clocks
 from benchmarks.gpu.equal_losses import DIFFER, RATES, checked
 from benchmarks.gpu.kernels import by_cause, cause_of, covered_ms
 from benchmarks.gpu.limit import limit_cells
-from shardyard.planner.device_ceilings import DeviceCeilings
-from shardyard.telemetry.counters import Device, Reading
+from shardyard.planner.calibration import DeviceCeilings
+from shardyard.telemetry.vendors import Device, Reading
 
 GIB = 2**30
 H200 = Place(

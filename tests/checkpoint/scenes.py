@@ -25,9 +25,9 @@ from shardyard.checkpoint.load import choose, load_tensors, read_shapes
 from shardyard.checkpoint.save import Saver
 from shardyard.checkpoint.save_interval import Interval
 from shardyard.checkpoint.snapshots.load import newest_snapshot
-from shardyard.checkpoint.snapshots.snapshot_slot import read_slot
+from shardyard.checkpoint.snapshots.slot import read_slot
 from shardyard.checkpoint.snapshots.take import Snapshots
-from shardyard.config.snapshots import slot_labels
+from shardyard.config.formulas import slot_labels
 from shardyard.errors import LostRankError, StorageError
 from shardyard.families.presets import PRESETS
 from shardyard.families.shape import ModelShape

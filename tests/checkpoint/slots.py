@@ -7,8 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from shardyard.checkpoint.snapshots.snapshot_slot import Moment
-from shardyard.checkpoint.snapshots.snapshot_written import Room, Slot
+from shardyard.checkpoint.snapshots.slot import Moment, Room, Slot
 
 
 def room_for(state: dict[str, Tensor], *, rank: int = 0, world_size: int = 1) -> Room:

@@ -15,20 +15,20 @@ from safetensors import safe_open
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from shardyard.checkpoint.choice import choose_checkpoint
 from shardyard.checkpoint.export import export, main, plan_export
 from shardyard.checkpoint.retention import mark_best
 from shardyard.checkpoint.save import Saver
+from shardyard.checkpoint.select import choose_checkpoint
 from shardyard.config.resolved import DataFacts, Resolved
-from shardyard.config.rules.own_module import known_shape
+from shardyard.config.rules.custom_module import known_shape
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import CheckpointError, RequestError, StorageError
 from shardyard.families.presets import PRESETS
 from shardyard.families.shape import ModelShape
-from shardyard.io.complete import COMPLETE
+from shardyard.io.digests import COMPLETE
 from shardyard.models.build import hf_config
+from shardyard.rundir.attempt_files import write_resolved
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import write_resolved
 
 TOKENS = torch.arange(24).reshape(2, 12) % 96  # those of scenes.train_and_save
 

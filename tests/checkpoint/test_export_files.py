@@ -18,7 +18,7 @@ from shardyard.checkpoint.export_files import (
 )
 from shardyard.config.model.source import read_shape
 from shardyard.config.resolved import DataFacts, Resolved
-from shardyard.config.rules.own_module import known_shape
+from shardyard.config.rules.custom_module import known_shape
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import RequestError
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForImageClassification
 
 from shardyard.checkpoint.buffers import buffers_of
-from shardyard.checkpoint.export_images import write_network
+from shardyard.checkpoint.export_formats import write_network
 from shardyard.checkpoint.save import Saver
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema.recipe import Recipe

@@ -12,17 +12,17 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from shardyard.checkpoint.export import export, main, plan_export
-from shardyard.checkpoint.export_lora import ADAPTER_CONFIG, WEIGHTS, adapter_shapes, planned
+from shardyard.checkpoint.export_formats import ADAPTER_CONFIG, WEIGHTS, adapter_shapes, planned
 from shardyard.checkpoint.load import read_shapes
 from shardyard.config.resolved import Resolved
-from shardyard.config.rules.own_module import known_shape
+from shardyard.config.rules.custom_module import known_shape
 from shardyard.control.export import export_options
 from shardyard.errors import CheckpointError, RequestError
 from shardyard.families.presets import PRESETS
 from shardyard.models.build import hf_config
-from shardyard.rundir.exported import sentence
+from shardyard.rundir.attempt_files import read_resolved
+from shardyard.rundir.contracts import sentence
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import read_resolved
 from shardyard.train.hooks import Hooks
 from shardyard.train.setup import set_up
 from tests.distributed.ranks import run_on_ranks

@@ -23,17 +23,16 @@ from transformers import (
 from shardyard.checkpoint.buffers import buffers_of
 from shardyard.checkpoint.export import export
 from shardyard.checkpoint.export_files import BesideWeights
-from shardyard.checkpoint.export_images import write_network
-from shardyard.checkpoint.generic import write_generic
+from shardyard.checkpoint.export_formats import write_generic, write_network
 from shardyard.checkpoint.retention import step_name
 from shardyard.checkpoint.save import Saver
-from shardyard.config.compatibility import ENGINES
+from shardyard.config.versions import ENGINES
 from shardyard.families.images.registry import KINDS
 from shardyard.families.presets import PRESETS
 from shardyard.families.registry import FAMILIES
 from shardyard.models.build import hf_config
 from shardyard.models.images import build_network, load_network
-from shardyard.rundir.resolved import read_resolved
+from shardyard.rundir.attempt_files import read_resolved
 from tests.checkpoint.test_export_images import resolved_of as resolved_of_network
 from tests.distributed.image_runs import SIZE, TINY
 from tests.distributed.ranks import run_on_ranks

@@ -2,8 +2,7 @@
 
 import torch
 
-from shardyard.checkpoint.host_chunks import CHUNK_BYTES, host_buffers, packed
-from shardyard.checkpoint.staging import HostCopy
+from shardyard.checkpoint.staging import CHUNK_BYTES, HostCopy, host_buffers, packed
 
 
 def rounded(size: int) -> int:

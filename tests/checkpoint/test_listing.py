@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from shardyard.checkpoint.listing import main
 from shardyard.checkpoint.retention import mark_best, mark_latest
+from shardyard.checkpoint.select import main
 from shardyard.checkpoint.verify import FORMAT, Manifest, write_flushed, write_manifest
 from shardyard.errors import DataError, RequestError, ShardyardError
 from shardyard.rundir.layout import RunDir
-from shardyard.transfer.listing import Listing, read_listing
+from shardyard.transfer.download import Listing, read_listing
 
 BESIDE = {
     "events.jsonl": "{}\n", "metrics.jsonl": "{}\n", "report.html": "page", "sample.txt": "text",

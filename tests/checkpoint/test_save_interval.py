@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from shardyard.checkpoint.save_interval import Interval
-from shardyard.config.daly import best_every
+from shardyard.config.formulas import best_every
 from shardyard.rundir.jsonl import LOSSES, LOST_WITH_MEMORY, LOST_WITHOUT_MEMORY, EventWriter
 from shardyard.rundir.layout import RunDir
 from shardyard.train.intervals import Kind, first_every, measured_mtbf_s

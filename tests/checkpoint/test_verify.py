@@ -16,7 +16,7 @@ from shardyard.checkpoint.verify import (
     write_manifest,
 )
 from shardyard.errors import CheckpointError
-from shardyard.io.complete import FileDigest
+from shardyard.io.digests import FileDigest
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+from shardyard.config.paths import Sight
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.sight import Sight
 from shardyard.errors import ShardyardError
 from shardyard.launchers.base import (
     Capabilities,

@@ -9,14 +9,13 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from shardyard.bench.table import Measured
+from shardyard.bench.nccl_table import Measured
 from shardyard.bench.transports import variants_in
 from shardyard.cli import main
-from shardyard.control.bench import Answers
-from shardyard.control.bench_transports import SideBySide
+from shardyard.control.bench import Answers, SideBySide
 from shardyard.errors import RequestError
 from shardyard.launchers.base import JobState, LogLine, Submission
-from shardyard.rundir.network_bench import BENCH_VARIABLE, NetworkBench
+from shardyard.rundir.network import BENCH_VARIABLE, NetworkBench
 from tests.cli.fake_launcher import FakeLauncher
 from tests.cli.launched_runs import status
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from shardyard.errors import RequestError
-from shardyard.io.complete import COMPLETE, read_complete, write_complete
+from shardyard.io.digests import COMPLETE, read_complete, write_complete
 from shardyard.launchers.base import JobState
 from shardyard.node.side_job import SideWork
 from shardyard.rundir.layout import RunDir
-from shardyard.transfer import receive
+from shardyard.transfer import download
 from tests.cli.fake_launcher import FakeLauncher
 from tests.cli.far_launcher import FarLauncher
 from tests.cli.launched_runs import launch, runs_dir, shardyard, status
@@ -99,7 +99,7 @@ def test_a_call_that_was_killed_after_the_export_finds_it_here(
 
 @pytest.mark.heavy
 def test_a_broken_connection_goes_on(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(receive, "_LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr(download, "_LONGEST_PAUSE_S", 0.01)
     site.far.breaks = [10, 0, 10**9, 1, 1000, 0, 300_000]
     assert site.export(site.folder / "hf") == 0
     assert (site.folder / "hf" / "model.safetensors").read_bytes() == WEIGHTS

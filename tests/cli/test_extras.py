@@ -29,7 +29,7 @@ def no_tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
             raise PackageNotFoundError(package)
         return version(package)
 
-    monkeypatch.setattr("shardyard.config.compatibility.version", find)
+    monkeypatch.setattr("shardyard.config.versions.version", find)
 
 
 @pytest.mark.usefixtures("no_tensorboard")

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.checkpoint import listing
+from shardyard.checkpoint import select
 from shardyard.checkpoint.retention import mark_best, mark_latest
 from shardyard.checkpoint.verify import FORMAT, Manifest, write_flushed, write_manifest
 from shardyard.config.schema.recipe import Recipe
-from shardyard.node.side_fetch import has_reader, stay
 from shardyard.node.side_job import SideWork
+from shardyard.node.side_jobs import has_reader, stay
 from shardyard.rundir.jsonl import read_lines
 from shardyard.rundir.layout import RunDir
 from tests.cli.fake_launcher import FakeLauncher
@@ -58,7 +58,7 @@ def list_in_process(words: list[str]) -> bytes:
     """The listing without a process, which takes seconds to import torch."""
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
-        listing.main(words)
+        select.main(words)
     return output.getvalue().encode()
 
 
@@ -67,7 +67,7 @@ class Site:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.far = FarLauncher(programs={"shardyard.checkpoint.listing": list_in_process})
+        self.far = FarLauncher(programs={"shardyard.checkpoint.select": list_in_process})
         where = f"launch.run_dir={folder / 'volume'}"
         assert launch(folder, self.far, "--yes", where) == 0
         self.here = RunDir(folder / "runs" / "first")

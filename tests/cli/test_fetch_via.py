@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.io.complete import COMPLETE
-from shardyard.node.side_fetch import serve
+from shardyard.io.digests import COMPLETE
 from shardyard.node.side_job import SideWork
+from shardyard.node.side_jobs import serve
 from shardyard.rundir.layout import RunDir
-from shardyard.transfer.listing import Listing, read_listing
+from shardyard.transfer.download import Listing, read_listing
 from tests.cli.test_fetch import Site, list_in_process
 from tests.launchers.batch_server import BatchServer
 

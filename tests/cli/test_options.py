@@ -8,7 +8,7 @@ import pytest
 
 from shardyard.cli import _VERBS, main
 from shardyard.io.path_option import LocalPath
-from shardyard.node.program import command as node
+from shardyard.node.main import command as node
 
 COMMANDS = {
     **{verb: importlib.import_module(f"shardyard.cli.{verb}").command for verb in _VERBS},

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shardyard.cli import main
-from shardyard.planner import offers
+from shardyard.planner import instance_search
 
 P4D = Path(__file__).parents[2] / "benchmarks" / "groundtruth" / "nccl_all_reduce_2x_p4d_4efa.csv"
 
@@ -474,8 +474,8 @@ A_RUN = (
 @pytest.fixture
 def few_types(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two types to rent, so that a comparison of all takes a second."""
-    monkeypatch.setattr(offers, "instance_names", lambda: ("p4d.24xlarge", "g7e.48xlarge"))
-    monkeypatch.setattr(offers, "NODES", (4, 8))
+    monkeypatch.setattr(instance_search, "instance_names", lambda: ("p4d.24xlarge", "g7e.48xlarge"))
+    monkeypatch.setattr(instance_search, "NODES", (4, 8))
 
 
 @pytest.mark.heavy

@@ -15,7 +15,7 @@ from shardyard.config.layout import Layout
 from shardyard.control.plan import predict
 from shardyard.io.terminal import talk_shown
 from shardyard.planner import dry_run as dry
-from shardyard.planner.advice import Measured
+from shardyard.planner.plan_diff import Measured
 from shardyard.planner.ranks import Ranks
 
 ASKED = (
@@ -112,7 +112,7 @@ def test_details_show_levers_with_settings_and_techniques_with_reasons(
 def test_without_details_nothing_of_it_is_planned(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr("shardyard.control.advice.advise")
+    monkeypatch.delattr("shardyard.control.suggestions.advise")
     assert main([*ASKED]) == 0
     assert "technique" not in capsys.readouterr().out
 

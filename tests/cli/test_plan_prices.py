@@ -6,7 +6,7 @@ import pytest
 
 from shardyard.cli import main
 from shardyard.cluster.live_prices import Asked
-from shardyard.hardware.prices import Rate
+from shardyard.hardware.catalogue import Rate
 
 WORDS = (
     "plan", "model.preset=llama-tiny", "run.steps=1000", "optim.global_batch=32",

@@ -7,7 +7,7 @@ import pytest
 
 from shardyard.cli import main
 from shardyard.config.resolved import Resolved
-from shardyard.control.prepare import prepare_data
+from shardyard.control.attempt import prepare_data
 from shardyard.control.request import Request
 from shardyard.control.subprocesses import run_program
 from shardyard.errors import AccessError, RequestError, ShardyardError

@@ -12,7 +12,7 @@ from typing import Any
 
 from moto.cloudformation.models import cloudformation_backends
 
-from shardyard.cluster.world import World
+from shardyard.cluster.clients import World
 from tests.cluster.clients import REGION, client_of
 from tests.cluster.stand_in import Killed
 

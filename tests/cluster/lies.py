@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shardyard.cluster.clients import World, new_world
 from shardyard.cluster.spec import read_description
-from shardyard.cluster.world import World, new_world
 from tests.cluster import batch_stand_in, stand_in
 from tests.cluster.clients import REGION, TOLD, client_of, image, real
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from shardyard.cluster.world import World
+from shardyard.cluster.clients import World
 from tests.cluster.clients import client_of
 
 ROLE = "arn:aws:iam::123456789012:role/eks"

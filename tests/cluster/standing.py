@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from shardyard.cluster.clients import World, new_world
 from shardyard.cluster.existing import Survey, survey
 from shardyard.cluster.spec import Description
-from shardyard.cluster.world import World, new_world
 from tests.cluster.clients import TOLD, client_of, real
 from tests.cluster.stand_in import ROLE, Account, Killed, StandInWorld, in_account
 

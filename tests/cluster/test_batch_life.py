@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.cluster.batch.batch_queue import ALIVE
+from shardyard.cluster.batch.queue import ALIVE
+from shardyard.cluster.clients import World, new_world, world_named
+from shardyard.cluster.create import make, node_report, scale
+from shardyard.cluster.delete import Removed, remove
 from shardyard.cluster.launch_recipe import write_settings
-from shardyard.cluster.make import make, node_report, scale
-from shardyard.cluster.remove import Removed, remove
 from shardyard.cluster.resources import parts_of
 from shardyard.cluster.spec import read_description
-from shardyard.cluster.world import World, new_world, world_named
 from shardyard.config.load import load_recipe
 from shardyard.config.rules.check import check
 from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError

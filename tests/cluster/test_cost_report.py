@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from shardyard.cli import main
+from shardyard.cluster.clients import World, new_world
 from shardyard.cluster.cost_report import Bill, Stage, bill_of, nodes_asked, predicted_bill
-from shardyard.cluster.make import LAUNCHER, make, scale
-from shardyard.cluster.remove import remove
+from shardyard.cluster.create import LAUNCHER, make, scale
+from shardyard.cluster.delete import remove
+from shardyard.cluster.orphans import Swept
 from shardyard.cluster.spec import Description, read_description
-from shardyard.cluster.sweep import Swept
-from shardyard.cluster.world import World, new_world
 from shardyard.errors import CapacityError, StorageError
-from shardyard.hardware.prices import Rate
+from shardyard.hardware.catalogue import Rate
 from shardyard.launchers.ledger import Ledger
 from tests.cluster.clients import playing_aws
 from tests.cluster.stand_in import Account, StandInWorld
@@ -239,7 +239,7 @@ def test_the_closing_table_of_delete_tells_the_bill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     nothing = Swept(left=(), unanswered=())  # moto lacks a call
-    monkeypatch.setattr("shardyard.cluster.remove.sweep", lambda _, **__: nothing)
+    monkeypatch.setattr("shardyard.cluster.delete.sweep", lambda _, **__: nothing)
     begun_hours_ago(tmp_path, 10)
     assert main(["cluster", "delete", "trainers", "--dir", str(tmp_path), "--yes"]) == 0
     said = " ".join(capsys.readouterr().out.split())
@@ -251,7 +251,7 @@ def test_a_queue_of_batch_says_where_the_cost_of_its_jobs_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     nothing = Swept(left=(), unanswered=())
-    monkeypatch.setattr("shardyard.cluster.remove.sweep", lambda _, **__: nothing)
+    monkeypatch.setattr("shardyard.cluster.delete.sweep", lambda _, **__: nothing)
     network = "vpc={id: vpc-0123456789abcdef0, subnets: {us-east-1a: subnet-0123456789abcdef0}}"
     described = ["kind=batch", *PLACE[:3], network, "nodes.instance=p4d.24xlarge"]
     new_world(read_description(described), tmp_path)

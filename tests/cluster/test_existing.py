@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from shardyard.cli import main
+from shardyard.cluster.clients import World, new_world, world_named
+from shardyard.cluster.create import make, node_report, scale
+from shardyard.cluster.delete import Removed, remove
 from shardyard.cluster.existing import begun_before
 from shardyard.cluster.existing_spec import AdoptedCluster
-from shardyard.cluster.make import make, node_report, scale
 from shardyard.cluster.prices import standing_costs
-from shardyard.cluster.remove import Removed, remove
 from shardyard.cluster.resources import parts_of
 from shardyard.cluster.spec import Description, read_description
-from shardyard.cluster.world import World, new_world, world_named
 from shardyard.errors import AccessError, CapacityError, RecipeError, RequestError
 from tests.cluster.clients import TOLD, client_of, playing_aws
 from tests.cluster.stand_in import Killed, in_account

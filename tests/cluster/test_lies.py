@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from shardyard.cli import main
-from shardyard.cluster import remove as removal
-from shardyard.cluster.make import make
-from shardyard.cluster.remove import Seen, remove
+from shardyard.cluster import delete as removal
+from shardyard.cluster.clients import World
+from shardyard.cluster.create import make
+from shardyard.cluster.delete import Seen, remove
+from shardyard.cluster.orphans import Swept
 from shardyard.cluster.resources import Part
-from shardyard.cluster.sweep import Swept
-from shardyard.cluster.world import World
 from tests.cluster.clients import TOLD, client_of, playing_aws
 from tests.cluster.lies import LIES, Case, Lie, case_of, lustre, tell
 from tests.cluster.test_batch_life import open_default_group

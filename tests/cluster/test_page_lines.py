@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from shardyard.cli import main
-from shardyard.cluster.make import make, scale
-from shardyard.cluster.remove import remove
-from shardyard.cluster.world import new_world, world_named
+from shardyard.cluster.clients import new_world, world_named
+from shardyard.cluster.create import make, scale
+from shardyard.cluster.delete import remove
 from tests.cluster import batch_stand_in, stand_in
 from tests.cluster.clients import client_of, playing_aws
 from tests.cluster.test_batch_life import open_default_group

@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 
 from shardyard.cli import main
-from shardyard.cluster.make import make
-from shardyard.cluster.preview import preview_removal
-from shardyard.cluster.reach import in_cluster, kubectl_json
-from shardyard.cluster.remove import Removed, remove
+from shardyard.cluster.clients import World, in_cluster, kubectl_json, new_world, world_named
+from shardyard.cluster.create import make
+from shardyard.cluster.delete import Removed, preview_removal, remove
 from shardyard.cluster.spec import read_description
-from shardyard.cluster.world import World, new_world, world_named
 from shardyard.errors import AccessError, RequestError, ShardyardError
 from shardyard.launchers.ledger import Ledger
 from tests.cluster.clients import client_of, playing_aws

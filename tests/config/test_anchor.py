@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.config.anchor import anchor_paths
 from shardyard.config.load import load_recipe
+from shardyard.config.paths import anchor_paths
 
 HERE = "/here"
 

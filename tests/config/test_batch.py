@@ -2,7 +2,7 @@
 
 import pytest
 
-from shardyard.config.batch import Batch, batch_if_known, steps_on
+from shardyard.config.formulas import Batch, batch_if_known, steps_on
 from shardyard.config.schema.recipe import Optim
 from shardyard.errors import RecipeError
 from tests.config.test_resolve import preview, resolved

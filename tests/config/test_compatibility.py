@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu.run import NEEDED
-from shardyard.config.compatibility import (
+from shardyard.config.schema.recipe import Observe, Parallel, Precision, Recipe
+from shardyard.config.versions import (
     ENGINES,
     OPTIONAL,
     TORCH,
@@ -15,7 +16,6 @@ from shardyard.config.compatibility import (
     check_packages,
     engines_for,
 )
-from shardyard.config.schema.recipe import Observe, Parallel, Precision, Recipe
 from shardyard.errors import RequestError
 
 ROOT = Path(__file__).parents[2]

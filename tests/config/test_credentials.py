@@ -6,9 +6,9 @@ import uuid
 
 import pytest
 
-from shardyard.config.credentials import HIDDEN, find_credential, redact
 from shardyard.config.load import load_recipe
 from shardyard.config.rules.check import check
+from shardyard.config.secrets import HIDDEN, find_credential, redact
 from shardyard.errors import RecipeError
 
 _DICE = random.Random(0)

@@ -12,7 +12,7 @@ from shardyard.config.fingerprint import (
     may_change,
 )
 from shardyard.config.resolved import DataFacts, Resolved, fingerprint
-from shardyard.config.rules.own_module import known_shape
+from shardyard.config.rules.custom_module import known_shape
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.schema.reference import settings
 from shardyard.families.presets import PRESETS

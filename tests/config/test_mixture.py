@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from shardyard.config.data_choices import SLOTS, slots_of
 from shardyard.config.load import load_recipe
-from shardyard.config.mixture import SLOTS, slots_of
 from shardyard.config.resolved import DataFacts, PartFacts, Resolved
 from shardyard.config.rules.check import load_checked_recipe
-from shardyard.control.mixture import mixture_lines, mixture_warnings
+from shardyard.control.attempt import mixture_lines, mixture_warnings
 from shardyard.errors import RecipeError
 
 

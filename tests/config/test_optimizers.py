@@ -10,8 +10,7 @@ import pytest
 import shardyard
 from shardyard.config.auto import AFTER_LAYOUT, Draft, Facts
 from shardyard.config.load import load_recipe
-from shardyard.config.optimizers import OPTIMIZERS, Average, OptimizerName
-from shardyard.config.optimizers_elsewhere import NAMES
+from shardyard.config.optimizers import NAMES, OPTIMIZERS, Average, OptimizerName
 from shardyard.config.rules.check import check
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import RecipeError
@@ -88,7 +87,7 @@ def test_no_code_but_the_rows_knows_an_optimizer_by_its_name() -> None:
     assert list(NAMES) == list(OPTIMIZERS)
     allowed = {
         "config/optimizers.py": 2 * len(OPTIMIZERS),  # the type, and the rows
-        "config/optimizers_elsewhere.py": len(NAMES) + alike,
+        "config/optimizers.py": len(NAMES) + alike,
         "config/schema/recipe.py": 1,  # the default
     }
     found: dict[str, int] = {}

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from shardyard.cli import main
-from shardyard.config.reach import why_not_reached
-from shardyard.config.rules.text_problems import PATHS
-from shardyard.control import attempt, prepare
+from shardyard.config.paths import why_not_reached
+from shardyard.config.rules.data import PATHS
+from shardyard.control import attempt
+from shardyard.control import attempt as prepare
 from shardyard.hardware.machine import Machine
 from tests.cli.fake_launcher import FakeLauncher
 

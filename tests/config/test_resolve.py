@@ -8,7 +8,7 @@ from shardyard.config.auto import Facts
 from shardyard.config.load import load_recipe
 from shardyard.config.resolve import Preview, check_resume, resolve, resolve_known
 from shardyard.config.resolved import DataFacts, Resolved
-from shardyard.config.rules.model_problems import vocabulary_problems
+from shardyard.config.rules.model import vocabulary_problems
 from shardyard.control.run_length import length_lines
 from shardyard.errors import RecipeError
 from shardyard.families.presets import PRESETS

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from shardyard.config.paths import Sight, absent_problems, unseen_problems
 from shardyard.config.rules.check import load_checked_recipe
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.sight import Sight, absent_problems, unseen_problems
 from shardyard.control.submission import launcher_named
 from shardyard.launchers.base import LAUNCHERS, Launcher
 

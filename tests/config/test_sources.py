@@ -5,10 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.config.anchor import anchor_paths
-from shardyard.config.reach import reach_problems
+from shardyard.config.paths import (
+    Sight,
+    absent_problems,
+    anchor_paths,
+    reach_problems,
+    unseen_problems,
+)
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.sight import Sight, absent_problems, unseen_problems
 from shardyard.config.sources import HERE, SCHEMES, is_remote
 from shardyard.doctor.paths import _data
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.config.data_formats import DATA_FORMATS
+from shardyard.config.data_choices import DATA_FORMATS
 from shardyard.config.task_lookup import task_code, task_prepare
 from shardyard.config.tasks import TASKS, Metric, tasks_of
 

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from shardyard.config.credentials import find_credential
 from shardyard.config.secret_names import is_called_a_secret
+from shardyard.config.secrets import find_credential
 from shardyard.config.token_shapes import SHAPES, find_token
 
 _DICE = random.Random(0)

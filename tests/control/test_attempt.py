@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from shardyard.cli import main
-from shardyard.control import attempt, prepare
+from shardyard.control import attempt
+from shardyard.control import attempt as prepare
 from shardyard.hardware.machine import Machine
 
 NODE = Machine(

@@ -22,7 +22,7 @@ from shardyard.control.job import newest_asked
 from shardyard.errors import AccessError, CapacityError, ShardyardError
 from shardyard.launchers.base import JobState, JobStatus, LaunchRequest, LogLine, SideJob
 from shardyard.launchers.ledger import Ledger
-from shardyard.rundir.answers import read_answer
+from shardyard.rundir.contracts import read_answer
 from shardyard.rundir.layout import RunDir
 from tests.cli.fake_launcher import FakeLauncher
 from tests.cli.launched_runs import launch, runs_dir, shardyard, status

@@ -11,7 +11,7 @@ from shardyard.config.resolved import BackTo, Resolved
 from shardyard.control.go_back import go_back
 from shardyard.errors import RequestError
 from shardyard.launchers.node_rank import Place
-from shardyard.node.program import _Lead
+from shardyard.node.main import _Lead
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease
 

@@ -9,9 +9,8 @@ import pytest
 
 from shardyard.cli.run_attempt import _show
 from shardyard.config.schema.recipe import Elastic, Recipe
-from shardyard.control import last_report
-from shardyard.control.last_report import write_last_report
-from shardyard.control.train import Trained
+from shardyard.control import train
+from shardyard.control.train import Trained, write_last_report
 from shardyard.rundir.jsonl import EventWriter
 from shardyard.rundir.layout import RunDir
 from tests.report.synthetic import write_whole_run
@@ -82,7 +81,7 @@ def test_a_limit_that_falls_into_a_finalizer_holds_all_the_same() -> None:
             time.sleep(0.2)
 
     began_s = time.monotonic()
-    with pytest.raises(last_report._OutOfTime), last_report._limited_to(0.05):
+    with pytest.raises(train._OutOfTime), train._limited_to(0.05):
         Busy()
         time.sleep(5.0)
     assert time.monotonic() - began_s < 2.0

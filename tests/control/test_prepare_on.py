@@ -11,11 +11,11 @@ from shardyard.cli import main
 from shardyard.config.load import load_recipe
 from shardyard.config.resolved import DataFacts
 from shardyard.config.schema.recipe import Recipe
-from shardyard.control.prepared import data_line, find_prepared
+from shardyard.control.prepare_remote import data_line, find_prepared
 from shardyard.launchers.ledger import Ledger
-from shardyard.node.homes import with_homes
+from shardyard.node.main import with_homes
 from shardyard.node.side_job import SideWork
-from shardyard.node.side_prepare import prepare
+from shardyard.node.side_jobs import prepare
 from shardyard.rundir.layout import RunDir
 from tests.cli.fake_launcher import CAPABILITIES, AnsweringLauncher
 from tests.hub import running_hub, saved_llama

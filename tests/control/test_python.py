@@ -14,7 +14,7 @@ from shardyard.cli import main
 from shardyard.config.resolved import BackTo
 from shardyard.errors import RecipeError, RequestError, ShardyardError
 from shardyard.launchers.base import JobState, LogLine, take_back_to
-from shardyard.planner import offers
+from shardyard.planner import instance_search
 from tests.cli.fake_launcher import FakeLauncher
 from tests.cli.launched_runs import status
 
@@ -56,7 +56,7 @@ def test_a_recipe_is_resolved_as_the_verb_resolves_it(
 def test_all_that_the_command_prints_of_a_plan_is_in_the_value(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(offers, "instance_names", lambda: ("p5.48xlarge", "g5.12xlarge"))
+    monkeypatch.setattr(instance_search, "instance_names", lambda: ("p5.48xlarge", "g5.12xlarge"))
     found = shardyard.plan(PLANNED, "run.steps=1000", with_offers=True, critical_batch=1e3)
     recipe = tmp_path / "recipe.json"
     recipe.write_text(json.dumps(PLANNED))

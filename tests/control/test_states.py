@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from shardyard.control.states import ask_all
+from shardyard.control.runs import ask_all
 from shardyard.errors import AccessError, CapacityError, ShardyardError
 from shardyard.launchers.base import Answer, AsksMany, JobState, JobStatus, Launcher, Submission
 from shardyard.launchers.ledger import Entry

@@ -13,14 +13,14 @@ from torch import Tensor
 from shardyard.config.load import load_recipe
 from shardyard.config.resolved import DataFacts
 from shardyard.data import bert_h5 as writer
-from shardyard.data import records
+from shardyard.data import premasked
 from shardyard.data.bert_h5 import write_h5
-from shardyard.data.hidden_records import HiddenRecords
-from shardyard.data.micro_batch import IGNORED, MicroBatch
-from shardyard.data.pairs import SentencePairs, pair_marks
+from shardyard.data.loader import IGNORED, MicroBatch
+from shardyard.data.premasked import HiddenRecords
 from shardyard.data.prepare import prepare
 from shardyard.data.readers.bert_h5 import ARRAYS
 from shardyard.data.samples import Stream
+from shardyard.data.sentence_pairs import SentencePairs, pair_marks
 from shardyard.data.shards import TokenShards
 from shardyard.errors import RequestError, SourceError
 from tests.data.test_pairs import document, prepared
@@ -111,7 +111,7 @@ def test_files_have_the_arrays_and_types_that_others_read(stream: Stream, tmp_pa
             assert (labels == batch["targets"][row].numpy()).all()
             length = file["input_mask"][row].sum()
             assert file["input_ids"][row][length - 1] in (3, 4)  # [SEP], or hidden
-    assert records.IGNORED == IGNORED
+    assert premasked.IGNORED == IGNORED
 
 
 def sound(rows: int = 40) -> Arrays:

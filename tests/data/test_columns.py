@@ -10,18 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from shardyard.config.data_formats import DATA_FORMATS, DataFormat
+from shardyard.config.data_choices import DATA_FORMATS, DataFormat
 from shardyard.config.resolved import DataFacts
 from shardyard.config.schema.data import Data
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.tasks import imported
 from shardyard.data.byte_ranges import Section
-from shardyard.data.encoders import Column, Encoded, PlainText
 from shardyard.data.prepare import prepare
-from shardyard.data.samples import Stream
+from shardyard.data.samples import Stream, TextWindows
 from shardyard.data.shards import TokenShards, verify
 from shardyard.data.tokenizer import TextEncoder
-from shardyard.data.windows import TextWindows
+from shardyard.data.work_units import Column, Encoded, PlainText
 from shardyard.errors import DataError
 
 ROWS = [f"ask {number}> answer {number}" for number in range(40)]

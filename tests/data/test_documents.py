@@ -6,8 +6,8 @@ import pytest
 
 from shardyard.data.byte_ranges import SourceFile, Span
 from shardyard.data.formats import FORMATS
-from shardyard.data.readers import documents
-from shardyard.data.readers.rows import TextOf
+from shardyard.data.readers import text
+from shardyard.data.readers.columns import TextOf
 from shardyard.data.sources import list_files
 from shardyard.errors import SourceError
 
@@ -73,7 +73,7 @@ def test_data_format_says_that_text_files_hold_several(tmp_path: Path) -> None:
 def test_a_file_without_blank_lines_does_not_fill_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "MOST_DOCUMENT_BYTES", 1000)
+    monkeypatch.setattr(text, "MOST_DOCUMENT_BYTES", 1000)
     path = tmp_path / "x.txt"
     path.write_text("First.\n\n" + "A line.\n" * 1000)
     with pytest.raises(SourceError, match=r"x\.txt:3: .*more than 1,000 bytes.*data\.format"):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.data.readers.rows import TextOf
+from shardyard.data.readers.columns import TextOf
 from shardyard.data.sources import list_files, refuse_unreadable
 from shardyard.data.stores.base import open_file
 from shardyard.errors import RequestError, SourceError

@@ -7,8 +7,8 @@ import pytest
 
 from shardyard.data.byte_ranges import Section, SourceFile, Span
 from shardyard.data.formats import FORMATS, format_of
-from shardyard.data.readers import json_file
-from shardyard.data.readers.rows import TextOf
+from shardyard.data.readers import json as json_file
+from shardyard.data.readers.columns import TextOf
 from shardyard.errors import SourceError
 
 ROWS = '{"text": "one", "n": 1}\n{"n": 2, "text": "two"}\n'

@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from shardyard.data.loader import Loader, step_batches
-from shardyard.data.micro_batch import IGNORED, MicroBatch
+from shardyard.data.loader import IGNORED, Loader, MicroBatch, step_batches
 from shardyard.data.order import sample_index
-from shardyard.data.samples import Stream
+from shardyard.data.samples import Stream, TextWindows
 from shardyard.data.shards import MANIFEST, TokenShards
-from shardyard.data.windows import TextWindows
 from shardyard.errors import DataError, RequestError
 from shardyard.io.files import write_json
 

@@ -11,18 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from shardyard.config.mixture import SLOTS
+from shardyard.config.data_choices import SLOTS
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema.recipe import Recipe
-from shardyard.data.encoders import LEARNT
-from shardyard.data.loader import Loader
-from shardyard.data.micro_batch import IGNORED
+from shardyard.data.loader import IGNORED, Loader
 from shardyard.data.mixture import Joined, MixedStream, Part, deal
 from shardyard.data.mixture_manifest import MIXTURE, mixture_at
 from shardyard.data.samples import Sample, Stream
 from shardyard.data.shards import TokenShards, verify
 from shardyard.data.text_datasets import prepare_text
 from shardyard.data.tokenizer import TextEncoder
+from shardyard.data.work_units import LEARNT
 from shardyard.errors import DataError, RequestError
 from shardyard.tasks.base import Data
 from shardyard.tasks.causal_lm import CausalLM

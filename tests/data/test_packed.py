@@ -13,8 +13,8 @@ import pytest
 from shardyard.config.schema.recipe import Recipe
 from shardyard.data.formats import SECTION_BYTES
 from shardyard.data.prepare import prepare
-from shardyard.data.readers import json_lines
-from shardyard.data.readers.rows import TextOf
+from shardyard.data.readers import json as json_lines
+from shardyard.data.readers.columns import TextOf
 from shardyard.data.sources import list_files, read_sections, split_into_pieces
 from shardyard.errors import RequestError, SourceError
 

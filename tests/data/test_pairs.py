@@ -8,11 +8,11 @@ from tokenizers import Tokenizer
 
 from shardyard.config.load import load_recipe
 from shardyard.config.resolved import DataFacts
-from shardyard.data import pairs as module
-from shardyard.data.micro_batch import IGNORED
-from shardyard.data.pairs import FOLLOWS, RANDOM, PairMarks, SentencePairs, pair_marks
+from shardyard.data import sentence_pairs as module
+from shardyard.data.loader import IGNORED
 from shardyard.data.prepare import prepare
 from shardyard.data.samples import Sample, Stream
+from shardyard.data.sentence_pairs import FOLLOWS, RANDOM, PairMarks, SentencePairs, pair_marks
 from shardyard.data.shards import TokenShards
 from shardyard.errors import DataError, RequestError
 

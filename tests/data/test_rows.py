@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.config.data_formats import DATA_FORMATS, PLAIN_TEXT, DataFormat
-from shardyard.data.readers.rows import TextOf
+from shardyard.config.data_choices import DATA_FORMATS, PLAIN_TEXT, DataFormat
+from shardyard.data.readers.columns import TextOf
 from shardyard.data.sources import list_files, read_sections, split_into_pieces
 from shardyard.errors import RequestError, SourceError
 

@@ -8,7 +8,7 @@ import pytest
 
 from shardyard.config.load import load_recipe
 from shardyard.data.prepare import prepare
-from shardyard.data.sentences import BEGINS, NO_SENTENCE, SENTENCE, WITHIN, split_sentences
+from shardyard.data.sentence_pairs import BEGINS, NO_SENTENCE, SENTENCE, WITHIN, split_sentences
 from shardyard.data.shards import TokenShards
 
 

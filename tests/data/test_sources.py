@@ -10,7 +10,7 @@ import pytest
 
 from shardyard.data.byte_ranges import Section
 from shardyard.data.formats import SECTION_BYTES
-from shardyard.data.readers.rows import TextOf
+from shardyard.data.readers.columns import TextOf
 from shardyard.data.sources import (
     list_files,
     read_sections,

@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardyard.data.micro_batch import IGNORED
-from shardyard.data.samples import Stream
+from shardyard.data.loader import IGNORED
+from shardyard.data.samples import Stream, TooLong, WholeDocuments, fit
 from shardyard.data.shards import MANIFEST, TokenShards
-from shardyard.data.whole import TooLong, WholeDocuments, fit
 from shardyard.errors import RequestError
 from shardyard.io.files import write_json
 

@@ -11,8 +11,8 @@ import pytest
 from shardyard.data.byte_ranges import SourceFile, Span
 from shardyard.data.formats import SECTION_BYTES, format_of
 from shardyard.data.readers import wikipedia
-from shardyard.data.readers.rows import TextOf
-from shardyard.data.readers.wiki_markup import plain_text
+from shardyard.data.readers.columns import TextOf
+from shardyard.data.readers.wikipedia import plain_text
 from shardyard.data.sources import list_files, read_sections, split_into_pieces
 from shardyard.errors import SourceError
 

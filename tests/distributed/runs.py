@@ -13,8 +13,8 @@ from shardyard.config.schema.recipe import Recipe
 from shardyard.data.prepare import prepare
 from shardyard.hardware.machine import Machine
 from shardyard.io.files import write_json
+from shardyard.rundir.attempt_files import write_resolved
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import write_resolved
 from shardyard.train.hooks import Hooks
 from shardyard.train.run import train
 

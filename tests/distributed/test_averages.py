@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from shardyard.checkpoint.export import export
 from shardyard.checkpoint.load import load_tensors, read_shapes
+from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.jsonl import read_evaluations, read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import read_resolved
 from shardyard.train.ema import Averages
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import Corpus, make_run, train_here

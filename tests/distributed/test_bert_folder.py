@@ -9,16 +9,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM
 
-from shardyard.checkpoint.choice import choose_checkpoint
 from shardyard.checkpoint.export import export
+from shardyard.checkpoint.select import choose_checkpoint
 from shardyard.config.model.source import read_shape
 from shardyard.config.resolve import resolve
 from shardyard.config.resolved import Resolved
-from shardyard.config.rules.own_module import known_shape
+from shardyard.config.rules.custom_module import known_shape
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import RecipeError
+from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import read_resolved
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import MACHINE, Corpus, train_here, write_run
 

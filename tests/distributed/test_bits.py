@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shardyard.checkpoint.bitwise_compare import compare_bits
 from shardyard.elastic.faults import read_faults
-from shardyard.rundir.drilled import FAULTS_VARIABLE
+from shardyard.rundir.contracts import FAULTS_VARIABLE
 from shardyard.rundir.jsonl import EventWriter, read_lines
 from shardyard.rundir.layout import RunDir
 from shardyard.train.determinism_check import Bits, odd_ones

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardyard.config import attention
+from shardyard.config import formulas
 from shardyard.rundir.jsonl import EventWriter, read_evaluations, read_lines, read_steps
 from shardyard.rundir.layout import RunDir
 from shardyard.tasks import token_losses
@@ -47,7 +47,7 @@ def _told_lengths(run_dir: RunDir) -> None:
     from tests.models import varlen_on_cpu
 
     assert varlen_on_cpu.__doc__, "gives a CPU the operator"
-    vars(attention)["_why_no_lengths"] = lambda *_: None
+    vars(formulas)["_why_no_lengths"] = lambda *_: None
     _with_a_mask(run_dir)
 
 

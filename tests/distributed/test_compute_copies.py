@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from shardyard.config.layout import Layout
-from shardyard.data.micro_batch import MicroBatch
+from shardyard.data.loader import MicroBatch
 from shardyard.families.presets import PRESETS
 from shardyard.models.build import fill_weights
-from shardyard.parallel.compute_copies import compute_copies_of
+from shardyard.parallel.low_precision import compute_copies_of
 from shardyard.parallel.mesh import build_mesh
 from shardyard.rundir.layout import RunDir
 from shardyard.train.hooks import Hooks

@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from shardyard.checkpoint.choice import choose_checkpoint
 from shardyard.checkpoint.export import export
+from shardyard.checkpoint.select import choose_checkpoint
 from shardyard.config.schema.recipe import Recipe
 from shardyard.data.prepare import prepare
+from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.jsonl import read_evaluations, read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import read_resolved
 from tests.data.chat.folders import files_of, write
 from tests.data.chat.stock import STOCK
 from tests.distributed.ranks import run_on_ranks

@@ -12,11 +12,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM
 
-from shardyard.checkpoint.choice import choose_checkpoint
 from shardyard.checkpoint.export import export
+from shardyard.checkpoint.select import choose_checkpoint
+from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.jsonl import EventWriter, read_evaluations, read_lines
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import read_resolved
 from shardyard.train.hooks import Hooks
 from shardyard.train.run import train
 from tests.distributed.ranks import run_on_ranks

@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from shardyard.checkpoint.bitwise_compare import compare_bits, main
 from shardyard.errors import TrainingError
-from shardyard.parallel.exact_gradients import HEADROOM
 from shardyard.parallel.gradients import local_part
+from shardyard.parallel.reproducible_sums import HEADROOM
 from shardyard.rundir.jsonl import read_evaluations
 from shardyard.rundir.layout import RunDir
 from shardyard.train.hooks import Hooks

@@ -9,11 +9,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
-from shardyard.checkpoint.choice import choose_checkpoint
 from shardyard.checkpoint.export import export
+from shardyard.checkpoint.select import choose_checkpoint
+from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.jsonl import read_evaluations, read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import read_resolved
 from shardyard.train.hooks import Hooks
 from shardyard.train.setup import set_up
 from tests.distributed.ranks import run_on_ranks

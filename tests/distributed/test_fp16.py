@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM
 
 from shardyard.checkpoint.load import read_values
 from shardyard.checkpoint.verify import read_manifest
-from shardyard.config.rules.own_module import known_shape
+from shardyard.config.rules.custom_module import known_shape
 from shardyard.errors import TrainingError
 from shardyard.models.build import hf_config
 from shardyard.rundir.jsonl import read_steps

@@ -13,9 +13,9 @@ from shardyard.checkpoint.load import load_tensors, read_shapes
 from shardyard.parallel.gradients import local_part
 from shardyard.planner.memory import memory
 from shardyard.planner.workload import workload_of
+from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import read_resolved
 from shardyard.train.hooks import Hooks
 from shardyard.train.setup import set_up
 from shardyard.train.state import memory_by_kind

@@ -11,9 +11,9 @@ from transformers import AutoConfig, AutoModelForImageClassification
 
 from shardyard.checkpoint.export import export
 from shardyard.checkpoint.load import load_tensors, read_shapes
+from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.jsonl import read_evaluations, read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import read_resolved
 from shardyard.tasks.images import ImageClassification
 from shardyard.train.hooks import Hooks
 from shardyard.train.loop import DRAINED, FINISHED

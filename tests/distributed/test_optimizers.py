@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
-from shardyard.config.rules.own_module import known_shape
+from shardyard.config.rules.custom_module import known_shape
 from shardyard.config.schema.recipe import Optim
 from shardyard.models.build import hf_config
 from shardyard.rundir.jsonl import read_steps

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.jsonl import EventWriter, read_evaluations, read_lines, read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import read_resolved
 from shardyard.train.hooks import Hooks
 from shardyard.train.loop import DRAINED, FINISHED
 from shardyard.train.run import train

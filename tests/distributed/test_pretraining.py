@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForPreTraining, BertForMaskedLM, BertForPreTraining
 
-from shardyard.checkpoint.choice import choose_checkpoint
 from shardyard.checkpoint.export import export
-from shardyard.config.rules.own_module import known_shape
-from shardyard.data.micro_batch import MicroBatch
+from shardyard.checkpoint.select import choose_checkpoint
+from shardyard.config.rules.custom_module import known_shape
+from shardyard.data.loader import MicroBatch
 from shardyard.models.build import hf_config
+from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.jsonl import read_evaluations, read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import read_resolved
 from shardyard.tasks.bert_pretraining import BertPretraining
 from shardyard.train.hooks import Hooks
 from shardyard.train.loop import Loop

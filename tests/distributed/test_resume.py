@@ -18,12 +18,12 @@ from shardyard.config.resolved import BackTo
 from shardyard.control.follow import describe_event
 from shardyard.control.go_back import go_back, refuse_missing_step
 from shardyard.control.resume import is_finished
-from shardyard.data.micro_batch import MicroBatch
+from shardyard.data.loader import MicroBatch
 from shardyard.errors import CheckpointError, RecipeError, RequestError, TrainingError
-from shardyard.observe.samples import SAMPLES_MARK
+from shardyard.observe.sinks import SAMPLES_MARK
+from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.jsonl import EventWriter, read_evaluations, read_lines, read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import read_resolved
 from shardyard.tasks.token_losses import LanguageModel
 from shardyard.train.hooks import Hooks
 from shardyard.train.loop import DRAINED, FINISHED

@@ -9,7 +9,7 @@ import pytest
 _BODY = """
 import errno, sys
 from pathlib import Path
-from shardyard.drill.disks import fill, make_room, mount_own
+from shardyard.drill.sandbox import fill, make_room, mount_own
 
 folder = Path(sys.argv[1])
 mount_own(folder)

@@ -9,13 +9,13 @@ import pytest
 from shardyard.cli import main
 from shardyard.cli.completion import faults
 from shardyard.drill.faults import FAULTS
+from shardyard.drill.injectors import turn_bytes
 from shardyard.drill.page import render_drill
 from shardyard.drill.recipe import Drilled
 from shardyard.drill.run import Case, Chosen, Drill, chosen
-from shardyard.drill.strikes import turn_bytes
 from shardyard.drill.verdict import judge
 from shardyard.elastic.faults import ONCE, read_faults
-from shardyard.rundir.drilled import FAULTS_VARIABLE
+from shardyard.rundir.contracts import FAULTS_VARIABLE
 from tests.drill.test_verdict import KILLED, TWIN
 
 RECIPE = ("model.preset=llama-tiny", "cluster.device=cpu", "cluster.devices=2")
@@ -86,7 +86,7 @@ def test_a_fault_that_the_recipe_or_the_machine_does_not_allow_says_why(
 ) -> None:
     whole = replace(ONE_NODE, nodes=2, fewest_nodes=2)
     names = "sigkill,joining-node,network-cut"
-    monkeypatch.setattr("shardyard.drill.surroundings._TUN", Path("/nothing/here"))
+    monkeypatch.setattr("shardyard.drill.network._TUN", Path("/nothing/here"))
     why = chosen(names, whole, repeat=1).impossible
     assert why["joining-node"].startswith("the run needs all 2 nodes; elastic.min_nodes")
     assert why["network-cut"].startswith("it needs networks of its own")

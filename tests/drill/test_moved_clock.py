@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.drill.moved_clock import MovedClock
+from shardyard.drill.sandbox import MovedClock
 
 LOOKS = """
 import datetime, pickle, sys, time

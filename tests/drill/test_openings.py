@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.drill.openings import Openings
+from shardyard.drill.injectors import Openings
 
 
 def test_the_opening_of_a_tensor_file_is_told_once_and_that_of_another_not(tmp_path: Path) -> None:

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from shardyard.drill.bits import Bits
-from shardyard.drill.facts import Ended, Facts, Left
 from shardyard.drill.faults import FAULTS
+from shardyard.drill.observations import Bits, Ended, Facts, Left
 from shardyard.drill.verdict import Verdict, compare, judge
 
 

@@ -20,10 +20,10 @@ from typing import Any
 
 import pytest
 
-from shardyard.config.metrics_place import MetricsPlace
+from shardyard.config.endpoints import MetricsPlace
 from shardyard.io.yaml import write_yaml
 from shardyard.launchers.monitoring import alerts, dashboards
-from shardyard.launchers.monitoring.metrics import DEVICE_LABELS, DEVICES, XID
+from shardyard.launchers.monitoring.alerts import DEVICE_LABELS, DEVICES, XID
 from shardyard.observe.exporter import RunReader, exporting, found_by
 from shardyard.rundir.jsonl import EventWriter, LineWriter, read_steps
 from shardyard.rundir.layout import RunDir

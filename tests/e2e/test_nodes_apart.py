@@ -19,10 +19,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from shardyard.config.model.hub import digest_of
-from shardyard.io.complete import read_complete
+from shardyard.io.digests import read_complete
+from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import read_resolved
 from tests.e2e.shardyard import PATIENCE_S, Place, processes_left
 from tests.hub import Hub, running_hub, saved_llama
 from tests.mounts import needs_root

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.data.pieces import SCRATCH
+from shardyard.data.work_units import SCRATCH
 from shardyard.launchers.ledger import Ledger
 from shardyard.rundir.layout import RunDir
 from tests.e2e.shardyard import Place, make_place

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from shardyard.config.load import dump_recipe
 from shardyard.config.rules.check import load_checked_recipe
-from shardyard.io.complete import damage_of, read_complete
+from shardyard.io.digests import damage_of, read_complete
 from shardyard.launchers.base import LaunchRequest
 from shardyard.launchers.kubernetes.launcher import KubernetesLauncher
 from shardyard.launchers.ledger import Ledger

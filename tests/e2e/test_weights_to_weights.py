@@ -22,10 +22,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from shardyard.io.complete import COMPLETE, damage_of, read_complete
+from shardyard.io.digests import COMPLETE, damage_of, read_complete
+from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import read_resolved
 from tests.e2e.shardyard import Answer, Place, make_place
 from tests.hub import TOKEN, Hub, running_hub, saved_llama
 from tests.launchers.kubernetes.api_server import running_server

@@ -15,9 +15,9 @@ from typing import Any
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema.recipe import Cluster, Elastic, Recipe
 from shardyard.families.presets import PRESETS
+from shardyard.rundir.attempt_files import write_resolved
 from shardyard.rundir.jsonl import read_lines
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import write_resolved
 
 _PROGRAM = Path(__file__).parent / "bodies.py"
 

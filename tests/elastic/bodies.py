@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from shardyard.elastic.__main__ import leave, main
-from shardyard.elastic.notes import own_notes
+from shardyard.elastic.heartbeat import own_notes
 from shardyard.elastic.worker import work
 from shardyard.errors import DataError, LostRankError
 from shardyard.rundir.layout import RunDir

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from shardyard.config.meeting_place import EtcdPlace
+from shardyard.config.endpoints import EtcdPlace
 from shardyard.io.polling import wait_for
 
 

@@ -41,7 +41,7 @@ def assert_nothing_left(agents: Agents, process: subprocess.Popen[str]) -> None:
 def test_an_agent_waits_for_no_part_of_torch_that_only_its_workers_use() -> None:
     """They doubled the seconds of its start, on every node and at every replacement."""
     slow = {"torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp", "sympy"}
-    modules = "shardyard.elastic.agent, shardyard.elastic.neighbour, shardyard.elastic.worker"
+    modules = "shardyard.elastic.agent, shardyard.elastic.peer_snapshots, shardyard.elastic.worker"
     look = (
         f"import sys, {modules}; print(sorted({slow} & {{*sys.modules}}), 'torch' in sys.modules)"
     )

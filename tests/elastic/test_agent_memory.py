@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.elastic.agent_memory import AgentMemory, attach
+from shardyard.elastic.heartbeat import AgentMemory, attach
 
 WRITER = (
-    "import os, signal; from shardyard.elastic.agent_memory import attach; "
+    "import os, signal; from shardyard.elastic.heartbeat import attach; "
     "attach('test_memory', 64)[3:8] = b'notes'; os.kill(os.getpid(), signal.SIGKILL)"
 )
 

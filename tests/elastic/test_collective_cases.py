@@ -6,9 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardyard.elastic.collective_cases import Case
-from shardyard.elastic.collective_times import measure_row
-from shardyard.rundir.network_bench import COLLECTIVES, Collective, NetworkBench
+from shardyard.elastic.bench_worker import Case, measure_row
+from shardyard.rundir.network import COLLECTIVES, Collective, NetworkBench
 from tests.distributed.ranks import run_on_ranks
 
 pytestmark = pytest.mark.heavy

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from shardyard.elastic.collective_times import leave
+from shardyard.elastic.bench_worker import leave
 from shardyard.elastic.rendezvous.c10d import connect_store, serve_store
-from shardyard.rundir.network_bench import NetworkBench
+from shardyard.rundir.network import NetworkBench
 from tests.elastic.agents import wait_until
 from tests.elastic.rendezvous.test_c10d import listening_at
 
@@ -37,7 +37,7 @@ def test_the_store_of_one_machine_listens_on_loopback_and_ends_with_the_measurem
     place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     words = [bench.to_text(), "cpu", "here", "10"]  # seconds that it waits for the other rank
     with subprocess.Popen(
-        [sys.executable, "-m", "shardyard.elastic.collective_times", *words],
+        [sys.executable, "-m", "shardyard.elastic.bench_worker", *words],
         env={**os.environ, **place, "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         text=True,

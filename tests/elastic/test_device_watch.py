@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from shardyard.elastic import device_watch
+from shardyard.elastic.agent_messages import Node, Notices
 from shardyard.elastic.device_watch import DeviceWatch
-from shardyard.elastic.notices import Node, Notices
 from shardyard.rundir.jsonl import EventWriter
 from shardyard.rundir.layout import RunDir
-from shardyard.telemetry.health.device_judge import Finding
+from shardyard.telemetry.health.devices import Finding
 
 
 class Store:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from shardyard.rundir.attempt_files import read_store_place
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import is_held
-from shardyard.rundir.store_place import read_store_place
 from tests.debian_packages import need
 from tests.elastic.agents import Agents, answer, session_pids, wait_until
 from tests.elastic.etcd_server import EtcdServer, running

@@ -4,7 +4,7 @@ import pytest
 
 from shardyard.elastic.faults import read_faults
 from shardyard.errors import RequestError
-from shardyard.rundir.drilled import FAULTS_VARIABLE as VARIABLE
+from shardyard.rundir.contracts import FAULTS_VARIABLE as VARIABLE
 from shardyard.train.hooks import Faults
 
 

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from shardyard.elastic.garbage import no_search
+from shardyard.elastic.forkserver import no_search
 
 
 def test_it_is_put_off_and_goes_on_whatever_happens() -> None:

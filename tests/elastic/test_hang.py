@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 
 from shardyard.config.schema.recipe import Elastic
-from shardyard.elastic.hang import Doing, Look, culprits, waits_in
-from shardyard.elastic.hang_watch import Budgets, HangWatch
-from shardyard.elastic.notes import RankNotes
-from shardyard.elastic.process_state import ProcessState
-from shardyard.elastic.stacks import Frame, main_stack
+from shardyard.elastic.hang_watch import Budgets, Doing, HangWatch, Look, culprits, waits_in
+from shardyard.elastic.heartbeat import RankNotes
+from shardyard.elastic.process_inspection import Frame, ProcessState, main_stack
 from shardyard.train.hooks import Phase
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.elastic.hang import Doing, Hang
-from shardyard.elastic.leave_out import (
+from shardyard.elastic.agent_messages import Node
+from shardyard.elastic.hang_watch import Doing, Hang
+from shardyard.elastic.node_exclusion import (
     LOSSES,
     HeldAgainst,
     Verdicts,
@@ -15,7 +16,6 @@ from shardyard.elastic.leave_out import (
     wait_for_end,
     was_left_out,
 )
-from shardyard.elastic.notices import Node
 from shardyard.elastic.restart_budget import Restarts
 from shardyard.elastic.worker_failures import Loss, LostNode
 from shardyard.rundir.jsonl import EventWriter
@@ -215,7 +215,7 @@ def test_it_waits_for_the_end_of_the_others_however_long(
             events = EventWriter(run.events, attempt=1, generation=3)
             events.write("attempt_ended", outcome="finished", exit_code=0, reason="finished")
 
-    monkeypatch.setattr("shardyard.elastic.leave_out.time.sleep", sleep)
+    monkeypatch.setattr("shardyard.elastic.node_exclusion.time.sleep", sleep)
     end = wait_for_end(run, 1, are_others_there=lambda: True, is_to_stop=lambda: False)
     assert end is not None and (end["outcome"], len(naps)) == ("finished", 3)
 
@@ -227,7 +227,7 @@ def test_it_ends_before_where_it_is_asked_to_or_the_others_are_gone(
     def sleep(_s: float) -> None:
         clock.now_s += 1.0
 
-    monkeypatch.setattr("shardyard.elastic.leave_out.time.sleep", sleep)
+    monkeypatch.setattr("shardyard.elastic.node_exclusion.time.sleep", sleep)
     began_s = clock.now_s
     assert not wait_for_end(
         RunDir(tmp_path), 1, are_others_there=lambda: False, is_to_stop=lambda: is_to_stop

@@ -11,15 +11,14 @@ from dataclasses import dataclass
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # built in C++
 
-from shardyard.checkpoint.snapshots import snapshot_wire as wire
-from shardyard.checkpoint.snapshots.snapshot_fetch import read_offers
-from shardyard.checkpoint.snapshots.snapshot_sent import Sent
-from shardyard.checkpoint.snapshots.snapshot_slot import Moment, read_head
+from shardyard.checkpoint.snapshots import protocol as wire
+from shardyard.checkpoint.snapshots.protocol import Sent, read_offers
+from shardyard.checkpoint.snapshots.slot import Moment, read_head
+from shardyard.config.formulas import ELSEWHERE, SENT, slot_labels, snapshot_labels
 from shardyard.config.schema.recipe import Cluster, Elastic, Recipe
-from shardyard.config.snapshots import ELSEWHERE, SENT, slot_labels, snapshot_labels
-from shardyard.elastic.agent_memory import AgentMemory
-from shardyard.elastic.neighbour import Neighbour, Place
-from shardyard.elastic.notices import Notices
+from shardyard.elastic.agent_messages import Notices
+from shardyard.elastic.heartbeat import AgentMemory
+from shardyard.elastic.peer_snapshots import Neighbour, Place
 from shardyard.elastic.seal import Seal
 from tests.checkpoint.slots import room_for, rows, seal, slot_of
 from tests.elastic.agents import wait_until
@@ -159,7 +158,7 @@ def test_of_three_nodes_each_keeps_what_the_one_before_has(come: Callable[[], No
 def test_a_neighbour_that_goes_in_the_middle_keeps_nobody_waiting(
     come: Callable[[], Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardyard.elastic.neighbour._SOON_S", 0.2)
+    monkeypatch.setattr("shardyard.elastic.peer_snapshots._SOON_S", 0.2)
     told: list[str] = []
     first, second = come(), come()
     meet([first, second], 0, told.append)
@@ -182,7 +181,7 @@ def test_one_node_alone_waits_for_nobody(come: Callable[[], Node]) -> None:
 def test_an_agent_that_says_nothing_is_told_and_nothing_is_copied(
     come: Callable[[], Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardyard.elastic.neighbour._OTHERS_S", 0.1)
+    monkeypatch.setattr("shardyard.elastic.peer_snapshots._OTHERS_S", 0.1)
     told: list[str] = []
     node = come()
     notices = Notices(HashStore(), group_rank=1, num_nodes=2)
@@ -234,7 +233,7 @@ def test_a_snapshot_of_somebody_else_is_refused(
 def test_one_that_the_node_has_no_room_for_is_refused(
     come: Callable[[], Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardyard.elastic.held_snapshots.usable_memory_bytes", lambda: 4 * 2**20)
+    monkeypatch.setattr("shardyard.elastic.peer_snapshots.usable_memory_bytes", lambda: 4 * 2**20)
     first, second = come(), come()
     meet([first, second], generation=4)
     slot = slot_of(rows(1), Moment(5, 4), world_size=2)

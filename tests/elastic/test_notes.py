@@ -9,10 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardyard.elastic import notes
-from shardyard.elastic.agent_memory import NOTES, AgentMemory
-from shardyard.elastic.notes import (
+from shardyard.elastic import heartbeat
+from shardyard.elastic.heartbeat import (
+    NOTES,
     STEPS_KEPT,
+    AgentMemory,
     NotedStep,
     WrittenNotes,
     forget_notes,
@@ -20,7 +21,7 @@ from shardyard.elastic.notes import (
     read_notes,
     read_steps,
 )
-from shardyard.observe.exchanges import COLLECTIVE_FUNCTIONS
+from shardyard.observe.trace import COLLECTIVE_FUNCTIONS
 from shardyard.train.hooks import Notes, Phase
 
 
@@ -87,8 +88,8 @@ def test_the_newest_steps_are_kept_without_waits_for_others_and_for_samples(
     memory: AgentMemory, mine: WrittenNotes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_ns = [0]
-    monkeypatch.setattr("shardyard.elastic.notes.time.monotonic_ns", lambda: now_ns[0])
-    group = notes._number_of_ranks([2, 4, 6])
+    monkeypatch.setattr("shardyard.elastic.heartbeat.time.monotonic_ns", lambda: now_ns[0])
+    group = heartbeat._number_of_ranks([2, 4, 6])
     for step in range(1, STEPS_KEPT + 3):
         mine.begin_step(step, is_first=step == 1)
         with mine.during(Phase.DATA):
@@ -114,13 +115,13 @@ def test_a_step_that_is_being_written_is_not_read(memory: AgentMemory, mine: Wri
     for step in (1, 2, 3):
         mine.begin_step(step, is_first=step == 1)
         mine.end_step()
-    mine._steps[3 % STEPS_KEPT * notes._STEP_NUMBERS] = 0  # as before its last store
+    mine._steps[3 % STEPS_KEPT * heartbeat._STEP_NUMBERS] = 0  # as before its last store
     assert [each.step for each in read_steps(memory, 2, after=[0, 0])[1]] == [2]
 
 
 @pytest.mark.parametrize("ranks", [[0], [1, 2, 4], [], [0, 2**21]])
 def test_a_group_of_one_or_of_uneven_ranks_has_no_number(ranks: list[int]) -> None:
-    assert notes._number_of_ranks(ranks) == 0
+    assert heartbeat._number_of_ranks(ranks) == 0
 
 
 def test_a_phase_ends_in_the_one_before_also_by_an_error(
@@ -162,7 +163,7 @@ def test_the_longest_copy_of_the_state_is_noted_and_no_other_phase(
     memory: AgentMemory, mine: WrittenNotes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_ns = [0]
-    monkeypatch.setattr("shardyard.elastic.notes.time.monotonic_ns", lambda: now_ns[0])
+    monkeypatch.setattr("shardyard.elastic.heartbeat.time.monotonic_ns", lambda: now_ns[0])
     stays = ((Phase.SAVE, 30), (Phase.SAVE, 20), (Phase.WRITE, 90), (Phase.EVALUATE, 90))
     for phase, took_ns in stays:
         with mine.during(phase):

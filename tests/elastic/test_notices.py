@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # built in C++
 
-from shardyard.elastic.notices import Node, Notices
+from shardyard.elastic.agent_messages import Node, Notices
 
 NAMES = [Node("a", 1), Node("b", 0)]
 

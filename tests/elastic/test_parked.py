@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.elastic.parked import READY_NAME
+from shardyard.elastic.standby import READY_NAME
 from shardyard.rundir.layout import RunDir
 from tests.elastic.agents import Agents, answer, session_pids, wait_until
 
-TRAINING = "torch,transformers.models.llama.modeling_llama,shardyard.elastic.warm_up"
+TRAINING = "torch,transformers.models.llama.modeling_llama,shardyard.elastic.standby"
 
 
 @pytest.fixture

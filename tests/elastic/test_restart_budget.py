@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.elastic.hang import Doing, Hang
+from shardyard.elastic.hang_watch import Doing, Hang
 from shardyard.elastic.restart_budget import (
     Failure,
     Restarts,

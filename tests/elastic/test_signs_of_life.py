@@ -15,10 +15,10 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     RendezvousTimeout,
 )
 
+from shardyard.elastic.agent_messages import OwnClock
 from shardyard.elastic.meeting_wait import MeetingWait
 from shardyard.elastic.rendezvous.c10d import Meeting, Rendezvous
 from shardyard.elastic.seal import Seal
-from shardyard.elastic.signs_of_life import OwnClock
 from shardyard.torch_private import LONG_AGO
 
 HOUR = timedelta(hours=1)

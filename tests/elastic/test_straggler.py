@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from shardyard.elastic.notes import NotedStep
-from shardyard.elastic.straggler import Straggler, StragglerWatch, block_of
+from shardyard.elastic.heartbeat import NotedStep
+from shardyard.elastic.slowdown import Straggler, StragglerWatch, block_of
 from shardyard.telemetry.health.ranks import RankBlock, Slowness
 
 
@@ -27,7 +27,7 @@ class Board:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [0.0]
-    monkeypatch.setattr("shardyard.elastic.straggler.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("shardyard.elastic.slowdown.time.monotonic", lambda: now[0])
     return now
 
 

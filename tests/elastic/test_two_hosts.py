@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.drill.network import INTERFACE
-from shardyard.drill.surroundings import Network, network_of, why_no_network
+from shardyard.drill.network import INTERFACE, Network, network_of, why_no_network
 from shardyard.rundir.layout import RunDir
 from tests.elastic.agents import Agents, answer
 from tests.mounts import needs_root

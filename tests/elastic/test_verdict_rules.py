@@ -5,11 +5,10 @@ from typing import Any, get_args
 import pytest
 
 from shardyard.config.schema.recipe import LeaveOutFor
-from shardyard.elastic.leave_out import Verdicts
-from shardyard.elastic.notices import Node
+from shardyard.elastic.agent_messages import Node
+from shardyard.elastic.node_exclusion import SLOW_RANK, VerdictRules, Verdicts
 from shardyard.elastic.restart_budget import Restarts
-from shardyard.elastic.verdict_rules import SLOW_RANK, VerdictRules
-from shardyard.telemetry.health import device_judge
+from shardyard.telemetry.health import devices
 
 NODES = [Node(f"n{rank}", rank) for rank in range(3)]
 XID = {"node": "n1", "node_rank": 1, "device": 4, "problem": "xid", "cause": "XID 79: fell off"}
@@ -36,7 +35,7 @@ def rules(*names: str, min_nodes: int = 2) -> VerdictRules:
 
 
 def test_each_verdict_that_names_a_node_can_be_a_rule() -> None:
-    assert {*get_args(LeaveOutFor)} == {*get_args(device_judge.Kind), SLOW_RANK}
+    assert {*get_args(LeaveOutFor)} == {*get_args(devices.Kind), SLOW_RANK}
 
 
 def test_a_device_that_a_rule_names_has_its_node_left_out_once() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from shardyard.elastic.rendezvous.c10d import serve_store, worker_store
+from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import read_resolved
 from tests.distributed.ranks import run_forked
 from tests.distributed.runs import make_run, prepare_corpus
 
@@ -24,7 +24,7 @@ def _graphs_of_a_first_step(
     from torch import nn
     from torch._dynamo.utils import counters
 
-    from shardyard.elastic.warm_up import warm_up
+    from shardyard.elastic.standby import warm_up
     from shardyard.train.hooks import Hooks
     from shardyard.train.loop import Loop
     from shardyard.train.setup import set_up

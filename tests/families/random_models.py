@@ -13,8 +13,8 @@ from shardyard.families.registry import family_of
 from shardyard.families.shape import ModelShape
 from shardyard.models.attention import SampleAttention
 from shardyard.models.build import build_on_meta, fill_weights, give_storage, hf_config
-from shardyard.models.dropout import SampleKeys
 from shardyard.models.forward import ForwardPass
+from shardyard.models.random import SampleKeys
 
 TOKENS_BL = torch.arange(48).reshape(2, 24) * 5 % 300
 

@@ -16,7 +16,7 @@ from shardyard.checkpoint.retention import step_name
 from shardyard.checkpoint.save import Saver
 from shardyard.config.model.source import read_shape
 from shardyard.config.resolved import DataFacts, Resolved
-from shardyard.config.rules.own_module import known_shape
+from shardyard.config.rules.custom_module import known_shape
 from shardyard.config.schema.recipe import Model, Recipe
 from shardyard.families.config_json import shape_of_config
 from shardyard.families.registry import FAMILIES

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from shardyard.families.images.efficientnet_operators import efficientnet_operators
+from shardyard.families.images.efficientnet import efficientnet_operators
 from shardyard.families.images.operators import Operator
-from shardyard.families.images.resnet_operators import resnet_operators
-from shardyard.families.images.vit_operators import vit_operators
+from shardyard.families.images.resnet import resnet_operators
+from shardyard.families.images.vit import vit_operators
 
 
 def resnet(depths: list[int], kind: str, size: int = 224, **changes: Any) -> tuple[Operator, ...]:

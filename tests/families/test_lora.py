@@ -17,7 +17,7 @@ from shardyard.families.presets import PRESETS
 from shardyard.families.shape import ModelShape
 from shardyard.models.build import build_on_meta, freeze_base
 from shardyard.models.lora import add_adapters
-from shardyard.planner.flops import flops_per_token
+from shardyard.planner.kernels import flops_per_token
 from shardyard.planner.trainable_parameters import trained_of
 from tests.families.random_models import small_shape
 

@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from shardyard.hardware.catalogue import instance, instance_names
-from shardyard.hardware.prices import BLOCK_USD_PER_HOUR, rate_of
+from shardyard.hardware.catalogue import BLOCK_USD_PER_HOUR, instance, instance_names, rate_of
 
 KINDS = ("on-demand", "spot", "reservation", "block")
 

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from shardyard.errors import RequestError
-from shardyard.hardware.probe import probe
+from shardyard.hardware.machine import probe
 
 pytestmark = pytest.mark.heavy
 

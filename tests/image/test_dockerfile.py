@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from shardyard.cli.image import build
-from shardyard.config.compatibility import ENGINES
+from shardyard.config.versions import ENGINES
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.image.container_cli import Tool, find_tool, without_tag
 from shardyard.image.dockerfile import (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.errors import DataError
-from shardyard.io.complete import (
+from shardyard.io.digests import (
     COMPLETE,
     FileDigest,
     checked_name,

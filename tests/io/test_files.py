@@ -16,10 +16,10 @@ OWN_ORDER = {
     "files.py": 1,
     "checkpoint/retention.py": 3,  # what goes, or is set aside
     "checkpoint/writer.py": 1,  # each rank flushes its own file
-    "transfer/receive.py": 1,  # what was there before
+    "transfer/download.py": 1,  # what was there before
     "control/go_back.py": 1,  # sets checkpoints aside
     "doctor/paths.py": 1,
-    "drill/strikes.py": 2,
+    "drill/injectors.py": 2,
 }
 """Files that rename folders without ``publish_folder``, and how often."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.io.locks import close_locked, drop_lock, locked, missing_locks, take_lock
+from shardyard.io.files import close_locked, drop_lock, locked, missing_locks, take_lock
 
 
 @contextmanager

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shardyard.config.anchor import anchor_paths
 from shardyard.config.load import dump_recipe
+from shardyard.config.paths import anchor_paths
 from shardyard.config.rules.check import load_checked_recipe
 from shardyard.launchers.base import JobStatus, LaunchRequest, Submission
 from shardyard.launchers.ledger import Ledger

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shardyard.errors import StorageError
-from shardyard.io.locks import take_lock
+from shardyard.io.files import take_lock
 from shardyard.launchers.base import LAUNCHERS, Submission
 from shardyard.launchers.ledger import SUBMITTED, Entry, Ledger
 

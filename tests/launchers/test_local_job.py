@@ -11,7 +11,7 @@ import pytest
 
 from shardyard.errors import StorageError
 from shardyard.launchers.local_job import JobFile, Supervisor, verdict
-from shardyard.rundir.drilled import HOSTS_VARIABLE, Hosts
+from shardyard.rundir.contracts import HOSTS_VARIABLE, Hosts
 
 VERDICTS = [
     # codes of the nodes, asked to stop?, the job's

@@ -3,7 +3,7 @@
 import pytest
 
 from shardyard.errors import RequestError
-from shardyard.launchers.slurm.nodelist import host_of, hosts_in
+from shardyard.launchers.slurm.node_rank import host_of, hosts_in
 
 # Answers of `scontrol show hostnames LIST` of slurm-client 22.05.
 ANSWERS = [

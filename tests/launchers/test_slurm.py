@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.control.strays import strays
+from shardyard.control.runs import strays
 from shardyard.errors import CapacityError, RequestError, ShardyardError, StorageError
 from shardyard.launchers.base import JobState, Removal, Rendered, Submission
 from shardyard.launchers.ledger import Ledger

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.control.states import ask_all
+from shardyard.control.runs import ask_all
 from shardyard.launchers.base import JobState, Submission
 from shardyard.launchers.ledger import Entry, Ledger
 from shardyard.launchers.slurm.launcher import SlurmLauncher

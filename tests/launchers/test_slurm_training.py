@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.config.anchor import anchor_paths
 from shardyard.config.load import dump_recipe
+from shardyard.config.paths import anchor_paths
 from shardyard.config.rules.check import load_checked_recipe
 from shardyard.launchers.base import JobState, LaunchRequest, Submission
 from shardyard.launchers.ledger import Ledger

@@ -102,8 +102,8 @@ def _(desk: AdoptDesk) -> int:
     do="`shardyard cluster create` with its description goes on with it",
 )
 def _(desk: AdoptDesk) -> int:
+    from shardyard.cluster.clients import new_world
     from shardyard.cluster.spec import read_description
-    from shardyard.cluster.world import new_world
 
     new_world(read_description([*_ASKED, "other_zone=us-east-1b"]), desk.folder / "clusters")
     return desk.adopt()

@@ -2,8 +2,8 @@
 
 from functools import partial
 
-from shardyard.cluster.make import make
-from shardyard.cluster.remove import remove
+from shardyard.cluster.create import make
+from shardyard.cluster.delete import remove
 from tests.launchers.wrong_situations import Desk, Situations
 
 SITUATIONS = Situations("cluster")

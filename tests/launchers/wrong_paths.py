@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from shardyard.config.paths import Sight
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.sight import Sight
 from shardyard.launchers.base import LogLine, Submission, mounted
 from shardyard.node.side_job import SideWork, function_of
 from shardyard.rundir.layout import RunDir

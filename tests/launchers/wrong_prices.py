@@ -2,8 +2,8 @@
 
 import json
 
+from shardyard.cluster.clients import new_world
 from shardyard.cluster.spec import read_description
-from shardyard.cluster.world import new_world
 from tests.launchers.wrong_anywhere import AnyDesk
 from tests.launchers.wrong_situations import Situations
 

@@ -269,6 +269,6 @@ def test_parameters_are_made_anew_in_few_places_alone() -> None:
     # update is given and what nothing uses are no model's; all other parameters stand for one that
     # was there
     assert set(found) == {
-        "checkpoint/export_lora.py", "library/replicated.py", "models/local_shard.py",
+        "checkpoint/export_formats.py", "library/replicated.py", "models/local_shard.py",
         "models/moe.py", "train/optimizers/whole_vectors.py",
     }  # fmt: skip

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import shardyard
 from shardyard.errors import RequestError
-from shardyard.parallel.tensor_plan import names_matching
+from shardyard.parallel.custom_module import names_matching
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.whole import whole
 from tests.library import runs

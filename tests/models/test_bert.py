@@ -9,8 +9,8 @@ from shardyard.families.presets import PRESETS
 from shardyard.families.registry import family_of
 from shardyard.models.attention import sample_attention
 from shardyard.models.build import build_on_meta, fill_weights, give_storage, hf_config
-from shardyard.models.dropout import SampleKeys
 from shardyard.models.forward import ForwardPass
+from shardyard.models.random import SampleKeys
 
 TINY = replace(PRESETS["bert-tiny"].shape, vocab_size=300)
 

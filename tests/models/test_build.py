@@ -16,10 +16,9 @@ from shardyard.families.registry import family_of
 from shardyard.families.shape import ModelShape
 from shardyard.models.attention import sample_attention
 from shardyard.models.build import build_on_meta, fill_weights, give_storage, hf_config
-from shardyard.models.counter_random import key_of, normal
-from shardyard.models.dropout import SampleKeys
 from shardyard.models.forward import ForwardPass
 from shardyard.models.local_shard import LocalShard
+from shardyard.models.random import SampleKeys, key_of, normal
 from shardyard.train.state import memory_by_kind
 
 TINY = replace(PRESETS["llama-tiny"].shape, vocab_size=300)

@@ -2,7 +2,7 @@
 
 import torch
 
-from shardyard.models.counter_random import keep_mask, key_of, normal, random_bits
+from shardyard.models.random import keep_mask, key_of, normal, random_bits
 
 
 def _unsigned(bits: torch.Tensor) -> list[int]:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from shardyard.models.dropout import Dropout, SampleKeys
+from shardyard.models.random import Dropout, SampleKeys
 
 DROP = 0.2
 SAMPLES, TOKENS, WIDTH = 4, 100, 250

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from shardyard.families.images.registry import KINDS
 from shardyard.models.batch_norm import batch_norms_in
-from shardyard.models.dropout import SampleKeys
 from shardyard.models.images import (
     blocks_of_network,
     build_network,
@@ -18,6 +17,7 @@ from shardyard.models.images import (
     make_it_drop,
     set_batch_norm_momentum,
 )
+from shardyard.models.random import SampleKeys
 from tests.distributed.image_runs import TINY
 
 

@@ -18,11 +18,9 @@ from shardyard.families.shape import ModelShape
 from shardyard.models import init
 from shardyard.models.attention import SampleAttention
 from shardyard.models.build import build_on_meta, fill_weights, give_storage, hf_config
-from shardyard.models.dropout import SampleKeys
 from shardyard.models.forward import ForwardPass
-from shardyard.models.grouped import grouped_product
-from shardyard.models.moe import SparseMLP
-from shardyard.models.router_loss import RouterLoss, RouterTotals
+from shardyard.models.moe import RouterLoss, RouterTotals, SparseMLP, grouped_product
+from shardyard.models.random import SampleKeys
 
 SPARSE = ("mixtral-tiny", "qwen3-moe-tiny")
 SHAPES = {name: replace(PRESETS[name].shape, vocab_size=300) for name in SPARSE}

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 from shardyard.families.presets import PRESETS
 from shardyard.families.registry import family_of
-from shardyard.models.build import build_on_meta
-from shardyard.models.stage import keep_blocks, stage_of
+from shardyard.models.build import build_on_meta, keep_blocks, stage_of
 from shardyard.models.submodules import blocks_of, dropout_places, part_of
 
 SHAPE = replace(PRESETS["llama-tiny-deep"].shape, vocab_size=300)

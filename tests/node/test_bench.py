@@ -12,8 +12,7 @@ from shardyard.launchers.log_markers import parse
 from shardyard.launchers.node_rank import Place
 from shardyard.node.bench import _Told, bench_here
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.network import read_network
-from shardyard.rundir.network_bench import NetworkBench, answer_line
+from shardyard.rundir.network import NetworkBench, answer_line, read_network
 from tests.e2e.shardyard import make_place
 
 Captured = pytest.CaptureFixture[str]

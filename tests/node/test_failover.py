@@ -8,10 +8,10 @@ import pytest
 
 from shardyard.node.failover import is_stood_in_for
 from shardyard.node.handshake import Session
+from shardyard.rundir.attempt_files import StorePlace, write_store_place
 from shardyard.rundir.jsonl import EventWriter
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease
-from shardyard.rundir.store_place import StorePlace, write_store_place
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ from shardyard.node.network_check import (
     network_checked,
     network_in,
 )
+from shardyard.rundir.attempt_files import write_resolved
 from shardyard.rundir.jsonl import read_lines
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.network import read_network
-from shardyard.rundir.resolved import write_resolved
 from tests.config.test_resolve import resolved
 
 EFA = "8h200-3:6310:6318 [0] NCCL INFO NET/OFI Selected Provider is efa (found 16 nics)"

@@ -15,7 +15,7 @@ from shardyard.errors import RequestError
 from shardyard.families.presets import PRESETS
 from shardyard.launchers.node_rank import Place
 from shardyard.node.budget import Limits, Terms
-from shardyard.node.program import refuse_shared_accelerators, told_exit_code, with_nodes
+from shardyard.node.main import refuse_shared_accelerators, told_exit_code, with_nodes
 from shardyard.rundir.layout import RunDir
 
 GIVEN = ["--place", "given", "--node-rank", "0", "--nodes", "2", "--rendezvous", "127.0.0.1:29400"]

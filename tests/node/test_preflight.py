@@ -19,8 +19,8 @@ from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import LostNodeError, RequestError, ShardyardError
 from shardyard.families.presets import PRESETS
 from shardyard.node.preflight import Readiness, answering, made_ready, wait_for_nodes
+from shardyard.rundir.attempt_files import write_resolved
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import write_resolved
 from tests.hub import Hub, running_hub, saved_llama
 
 WEIGHTS = "model.safetensors"

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.config.metrics_place import ADDRESS_VARIABLE, MetricsPlace, metrics_place
+from shardyard.config.endpoints import ADDRESS_VARIABLE, MetricsPlace, metrics_place
 from shardyard.config.schema.recipe import Observe
 from shardyard.errors import RequestError
 from shardyard.observe.exporter import RunReader, exporting
 from shardyard.rundir.jsonl import EventWriter, LineWriter
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.metric_keys import METRIC_KEYS
-from shardyard.rundir.run_metrics import ALL, STEPS
+from shardyard.rundir.metrics import ALL, STEPS
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from shardyard.config.attention import attends_by_length, best_attention, needs_mask
-from shardyard.config.rules.model_problems import misfits
+from shardyard.config.formulas import attends_by_length, best_attention, needs_mask
+from shardyard.config.rules.model import misfits
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import RequestError
 from shardyard.families.presets import PRESETS

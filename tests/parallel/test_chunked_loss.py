@@ -9,9 +9,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shardyard.data.micro_batch import IGNORED
-from shardyard.parallel.chunked_loss import compute_in_chunks, loss_in_chunks
-from shardyard.parallel.vocab_loss import VocabLoss
+from shardyard.data.loader import IGNORED
+from shardyard.parallel.loss import VocabLoss, compute_in_chunks, loss_in_chunks
 from shardyard.torch_private import TorchDispatchMode
 from tests.distributed.ranks import run_on_ranks
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 
 from shardyard.config.schema.recipe import Recipe
-from shardyard.parallel import apply, data
+from shardyard.parallel import apply, fsdp
 
 
 class _Mesh:
@@ -35,12 +35,12 @@ def test_every_group_is_offloaded_or_none(
 ) -> None:
     given: list[Any] = []
     monkeypatch.setattr(
-        data, "fully_shard", lambda *_args, **options: given.append(options.get("offload_policy"))
+        fsdp, "fully_shard", lambda *_args, **options: given.append(options.get("offload_policy"))
     )
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    groups = data.Groups(blocks=[model[0]], last=[model[1]], output_dtype=None)
+    groups = fsdp.Groups(blocks=[model[0]], last=[model[1]], output_dtype=None)
     mesh: Any = _Mesh(device)
-    data.shard_groups(
+    fsdp.shard_groups(
         model, mesh, groups, precision=MixedPrecisionPolicy(), prefetch=1, on_host=on_host
     )
     assert given == [expected] * 3

@@ -11,7 +11,7 @@ from torch import nn
 from shardyard.config.layout import Layout
 from shardyard.config.schema.recipe import Recipe
 from shardyard.parallel import ddp
-from shardyard.parallel.data import GradientSync, backward_all
+from shardyard.parallel.fsdp import GradientSync, backward_all
 from shardyard.parallel.mesh import build_mesh
 from tests.distributed.ranks import run_on_ranks
 

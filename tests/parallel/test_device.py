@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from shardyard.errors import RequestError
-from shardyard.hardware.machine import Machine
-from shardyard.hardware.probe import probe
+from shardyard.hardware.machine import Machine, probe
 from shardyard.parallel.device import (
     available_device,
     peak_memory_bytes,

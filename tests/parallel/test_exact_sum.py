@@ -8,15 +8,16 @@ import torch
 from torch import Tensor
 
 from shardyard.config.rules.reproducible import MOST_MICRO_BATCHES
-from shardyard.parallel.data import summable
-from shardyard.parallel.exact_gradients import (
+from shardyard.parallel.fsdp import summable
+from shardyard.parallel.reproducible_sums import (
     BITS,
     HEADROOM,
     LEAST_BITS,
     MOST_SUMMANDS,
     bits_below,
+    of_integers,
+    to_integers,
 )
-from shardyard.parallel.exact_sum import of_integers, to_integers
 
 
 def _numbers(count: int = 1000) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from shardyard.models.dropout import SampleKeys
+from shardyard.models.random import SampleKeys
 from shardyard.parallel.device import CopyQueue
 from shardyard.parallel.offload import LEAST_BYTES, ActivationOffload
 from shardyard.parallel.recompute import apply_recompute

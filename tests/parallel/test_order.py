@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from shardyard.parallel.context import _chunks_of
-from shardyard.parallel.data import _set_prefetch
+from shardyard.parallel.fsdp import _set_prefetch
 
 
 class _Group(nn.Module):

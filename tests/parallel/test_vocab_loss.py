@@ -6,8 +6,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from shardyard.data.micro_batch import IGNORED
-from shardyard.parallel.vocab_loss import VocabLoss
+from shardyard.data.loader import IGNORED
+from shardyard.parallel.loss import VocabLoss
 from tests.distributed.ranks import run_on_ranks
 
 VOCABULARY = 7  # two ranks hold four entries and three

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from shardyard.config.schema.recipe import Optim
-from shardyard.parallel.whole_norms import WholeNorms
+from shardyard.parallel.gradients import WholeNorms
 from shardyard.train.optim import ShardOptimizer
 from tests.distributed.ranks import run_on_ranks
 from tests.train.lamb import Lamb

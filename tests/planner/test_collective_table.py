@@ -12,8 +12,8 @@ from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import instance
 from shardyard.hardware.cluster import Cluster
 from shardyard.hardware.links import NVLINK_3, Link, network
-from shardyard.planner.collective_table import CollectiveTable, fit_link
 from shardyard.planner.collectives import Group, all_reduce_s
+from shardyard.planner.measured_network import CollectiveTable, fit_link
 
 P4D = Path(__file__).parents[2] / "benchmarks" / "groundtruth" / "nccl_all_reduce_2x_p4d_4efa.csv"
 CLUSTER = Cluster(

@@ -10,8 +10,7 @@ from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import instance
 from shardyard.hardware.cluster import Cluster
 from shardyard.hardware.links import NVLINK_3, network
-from shardyard.planner.calibration import read_calibration
-from shardyard.planner.device_ceilings import DeviceCeilings
+from shardyard.planner.calibration import DeviceCeilings, read_calibration
 from shardyard.planner.kernels import rates
 
 A100 = instance("p4d.24xlarge").accelerator

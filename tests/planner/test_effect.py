@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from shardyard.config.layout import Layout
-from shardyard.planner.effect import effect, verdict
 from shardyard.planner.memory import Term
 from shardyard.planner.plan import Plan, plan_recipe
+from shardyard.planner.plan_diff import effect, verdict
 from shardyard.planner.step_time import TimeTerm
 from tests.planner.recipes import resolved_recipe, shape_of
 from tests.planner.workloads import p5

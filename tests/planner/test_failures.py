@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from shardyard.config.daly import daly_interval_s, young_interval_s
+from shardyard.config.formulas import daly_interval_s, young_interval_s
 from shardyard.errors import RequestError
+from shardyard.planner.effective_time import Recovery, SaveCost
 from shardyard.planner.failure_rates import estimate_mtbf
 from shardyard.planner.failures import FailureOutlook, _spares, failure_plan
-from shardyard.planner.restart import Recovery
-from shardyard.planner.saving import SaveCost
 
 LLAMA_3_MTBF_S = 54 * 86_400 / 419
 

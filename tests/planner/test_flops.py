@@ -2,7 +2,7 @@
 
 import pytest
 
-from shardyard.planner.flops import flops_per_token
+from shardyard.planner.kernels import flops_per_token
 from tests.planner.recipes import shape_of
 
 

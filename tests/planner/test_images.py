@@ -15,7 +15,7 @@ from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema.recipe import Recipe
 from shardyard.control.plan import Prediction, predict
 from shardyard.errors import RecipeError, RequestError
-from shardyard.families.images.efficientnet_operators import efficientnet_operators
+from shardyard.families.images.efficientnet import efficientnet_operators
 from shardyard.families.images.lookup import operators_of
 from shardyard.families.images.operators import Operator
 from shardyard.families.images.registry import IMAGE_PRESETS
@@ -25,16 +25,14 @@ from shardyard.hardware.links import Link
 from shardyard.hardware.machine import Machine
 from shardyard.observe.metrics import read_flop_budget
 from shardyard.planner.format import headline
-from shardyard.planner.images.decoding import DECODED_PER_WORKER_S, decoding_of
-from shardyard.planner.images.image_memory import image_memory
-from shardyard.planner.images.image_savings import image_savings
-from shardyard.planner.images.image_step import ImageStep
+from shardyard.planner.images.memory import image_memory, image_savings
+from shardyard.planner.images.step import DECODED_PER_WORKER_S, ImageStep, decoding_of
 from shardyard.planner.images.time import ImageEstimate, estimate_images
 from shardyard.planner.layouts import search
 from shardyard.planner.phases import plan
 from shardyard.planner.plan import Plan
 from shardyard.planner.workload import Formats, Techniques
-from shardyard.report.plan.plan_bars import MEMORY_COLOURS
+from shardyard.report.plan.charts import MEMORY_COLOURS
 
 R50 = 25_557_032
 NVLINK = Link(name="NVLink", bytes_per_s=300e9, latency_s=8e-6, source="test")

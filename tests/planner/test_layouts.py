@@ -15,7 +15,7 @@ from shardyard.config.layout import Layout
 from shardyard.config.load import load_recipe
 from shardyard.config.resolve import resolve_known
 from shardyard.config.rules.layout import problems
-from shardyard.config.rules.model_problems import misfits
+from shardyard.config.rules.model import misfits
 from shardyard.config.schema.recipe import Parallel
 from shardyard.errors import RequestError
 from shardyard.families.presets import PRESETS

@@ -10,8 +10,7 @@ from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import instance
 from shardyard.hardware.cluster import cluster_of
 from shardyard.planner.calibration import read_calibration
-from shardyard.planner.collective_table import CollectiveTable
-from shardyard.planner.nccl_tests import read_nccl_table
+from shardyard.planner.measured_network import CollectiveTable, read_nccl_table
 
 P4D = Path(__file__).parents[2] / "benchmarks" / "groundtruth" / "nccl_all_reduce_2x_p4d_4efa.csv"
 NEW = (

@@ -11,12 +11,12 @@ import pytest
 from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import instance, instance_names
 from shardyard.hardware.cluster import cluster_of
-from shardyard.planner import offers as module
+from shardyard.planner import instance_search as module
+from shardyard.planner.effective_time import Recovery
 from shardyard.planner.failures import FailureOutlook, failure_plan
+from shardyard.planner.instance_search import NODES, Offer, Offers, offers
 from shardyard.planner.layouts import search
-from shardyard.planner.offers import NODES, Offer, Offers, offers
 from shardyard.planner.reliefs import Relief
-from shardyard.planner.restart import Recovery
 from tests.planner.workloads import workload
 
 FEW = ("p4d.24xlarge", "p5.48xlarge")

@@ -16,7 +16,7 @@ from shardyard.planner.calibration import Calibration
 from shardyard.planner.estimate import estimate
 from shardyard.planner.plan import Plan, plan_recipe
 from shardyard.planner.throughput import price_of
-from shardyard.report.plan.plan_page import plan_page
+from shardyard.report.plan.page import plan_page
 from tests.planner.recipes import resolved_recipe, shape_of
 from tests.planner.workloads import EAGER, OURS, p5, workload
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from shardyard.errors import RequestError
-from shardyard.planner.quality import samples_factor
+from shardyard.planner.instance_search import samples_factor
 
 
 def test_at_the_critical_batch_twice_the_fewest_samples_are_needed() -> None:

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from shardyard.config.schema.recipe import Recipe
-from shardyard.planner.failure_rates import estimate_mtbf
-from shardyard.planner.restart import (
+from shardyard.planner.effective_time import (
     MemoryTier,
     Phase,
     Recovery,
@@ -16,6 +15,7 @@ from shardyard.planner.restart import (
     replay_phase,
     restart_phases,
 )
+from shardyard.planner.failure_rates import estimate_mtbf
 
 LEFT_ALONE = Recovery(hang_steps=None, collective_timeout_s=0.0)
 """Nothing hangs."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shardyard.planner.saving import SaveCost
+from shardyard.planner.effective_time import SaveCost
 
 
 def test_bloom_wrote_its_checkpoint_in_forty_seconds() -> None:

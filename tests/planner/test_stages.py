@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from shardyard.config.stages import Cut, blocks_by_stage
+from shardyard.config.layout import Cut, blocks_by_stage
 from shardyard.families.presets import PRESETS
 from shardyard.planner.stages import cut
 from shardyard.planner.workload import Techniques

@@ -8,7 +8,7 @@ import pytest
 from shardyard.config.layout import Layout
 from shardyard.families.presets import PRESETS
 from shardyard.planner.estimate import estimate
-from shardyard.planner.flops import flops_per_token
+from shardyard.planner.kernels import flops_per_token
 from shardyard.planner.memory import memory
 from shardyard.planner.stages import stage_trained
 from shardyard.planner.traffic import stage_traffic

@@ -9,12 +9,12 @@ import pytest
 from shardyard import plugins
 from shardyard.cli import main
 from shardyard.config.load import dump_recipe, load_recipe
-from shardyard.config.plug_ins_used import plug_ins_of
 from shardyard.config.resolved import settings_in, unflatten
 from shardyard.config.rules.check import load_checked_recipe
 from shardyard.config.schema.plugin_sections import recipe_with_defaults
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.task_lookup import task_row
+from shardyard.config.versions import plug_ins_of
 from shardyard.control.doctor import plug_in_findings
 from shardyard.data.formats import format_named, format_of
 from shardyard.data.stores.base import store_of

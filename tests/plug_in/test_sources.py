@@ -1,8 +1,8 @@
 """A package adds a kind of place that text comes from."""
 
-from shardyard.config.plug_ins_used import plug_ins_of
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.sources import store_class, why_no_address
+from shardyard.config.versions import plug_ins_of
 from shardyard.control.doctor import plug_in_findings
 from tests.plug_in.packages import Packages
 

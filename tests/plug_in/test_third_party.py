@@ -23,8 +23,8 @@ from shardyard.launchers.base import take_launched_by
 from shardyard.node.handshake import Session
 from shardyard.node.preflight import Readiness, _compare_plug_ins, made_ready, wait_for_nodes
 from shardyard.plugins import PlugIn
+from shardyard.rundir.attempt_files import read_resolved, write_resolved
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import read_resolved, write_resolved
 from tests.distributed.runs import MACHINE
 
 RECIPE = """

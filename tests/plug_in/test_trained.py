@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from shardyard.config.rules.own_module import known_shape
+from shardyard.config.rules.custom_module import known_shape
 from shardyard.models.build import hf_config
 from shardyard.rundir.jsonl import read_evaluations, read_steps
 from shardyard.train.hooks import Hooks

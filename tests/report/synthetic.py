@@ -16,8 +16,8 @@ from shardyard.families.presets import PRESETS
 from shardyard.hardware.machine import Machine
 from shardyard.io.files import write_json
 from shardyard.planner.phases import plan
+from shardyard.rundir.attempt_files import write_resolved
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import write_resolved
 
 BEGAN_T = 1_795_000_000.0
 STEP_S = 0.62

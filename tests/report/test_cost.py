@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.report.cost import Cost
-from shardyard.report.render import render
+from shardyard.report.page import render
 from shardyard.report.run_data import read_run
 from shardyard.report.summary import summarize
 from shardyard.report.write import render_markdown

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.report.device_plots import Series, device_panels, in_buckets
+from shardyard.report.charts import Series, device_panels, in_buckets
 from shardyard.report.files import write_report
 from shardyard.report.health import health_of
 from shardyard.report.run_data import read_run

@@ -1,6 +1,6 @@
 """Thinning a curve keeps what a reader looks for."""
 
-from shardyard.report.plots import bucket_medians, decimate, draw
+from shardyard.report.charts import bucket_medians, decimate, draw
 
 
 def test_a_short_curve_is_left_as_it_is() -> None:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from shardyard.report.files import write_report
-from shardyard.report.profile_rows import HEADS, profile_rows, profile_words
+from shardyard.report.page import HEADS, profile_rows, profile_words
 from shardyard.report.run_data import read_run
 from shardyard.report.walltime import account, total_phases
 from shardyard.rundir.jsonl import EventWriter

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from shardyard.config.resolved import DataFacts, PartFacts
+from shardyard.report.page import sources_section
 from shardyard.report.run_data import RunRecord
-from shardyard.report.sources import sources_section
 
 
 def test_times_read_count_samples_with_padding() -> None:

@@ -9,7 +9,7 @@ import pytest
 from shardyard.errors import RequestError
 from shardyard.io.files import write_json
 from shardyard.report.against_plan import memory_by_rank
-from shardyard.report.headline import tiles
+from shardyard.report.page import tiles
 from shardyard.report.run_data import read_run
 from shardyard.report.summary import Summary, summarize
 from shardyard.rundir.jsonl import EventWriter

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from shardyard.rundir.fetched import is_fetched
+from shardyard.rundir.contracts import is_fetched
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.profiles import (
     StepProfile,

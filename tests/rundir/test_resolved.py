@@ -9,8 +9,8 @@ from shardyard.config.rules.check import load_checked_recipe
 from shardyard.control.resume import newest_attempt
 from shardyard.errors import RecipeError, RequestError
 from shardyard.io.files import write_json
+from shardyard.rundir.attempt_files import newest_resolved, read_resolved, write_resolved
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import newest_resolved, read_resolved, write_resolved
 from tests.config.test_fingerprint import resolved
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from shardyard.tasks.generate import _next_token, possible
+from shardyard.tasks.causal_lm import _next_token, possible
 
 
 def test_rows_beyond_the_tokenizer_are_never_drawn() -> None:

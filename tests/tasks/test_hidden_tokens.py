@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from shardyard.config.masking import TILE
-from shardyard.data.micro_batch import IGNORED, MicroBatch
+from shardyard.config.data_choices import TILE
+from shardyard.data.loader import IGNORED, MicroBatch
 from shardyard.rundir.layout import RunDir
-from shardyard.tasks.hidden_tokens import HiddenTokens
+from shardyard.tasks.masked_lm import HiddenTokens
 from shardyard.tasks.token_losses import LanguageModel
 from shardyard.train.evaluate import evaluate
 from shardyard.train.hooks import Hooks

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from shardyard.data.images.mixup import Mixing
-from shardyard.data.micro_batch import MicroBatch
+from shardyard.data.loader import MicroBatch
 from shardyard.tasks.images import _losses
 
 MIXING = Mixing(seed=3, size=8, mixup=0.3, cutmix=1.0)

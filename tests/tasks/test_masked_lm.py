@@ -7,10 +7,10 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models
 
-from shardyard.data.micro_batch import IGNORED, MicroBatch
+from shardyard.data.loader import IGNORED, MicroBatch
 from shardyard.errors import RequestError
 from shardyard.models.attention import document_mask
-from shardyard.models.counter_random import keep_mask, key_of, random_bits
+from shardyard.models.random import keep_mask, key_of, random_bits
 from shardyard.tasks.masked_lm import Masking, mark_ids, mask_token_id
 
 MASK_ID = 1000

@@ -13,8 +13,7 @@ from shardyard.errors import AccessError, LostError, RequestError
 from shardyard.rundir.layout import RunDir
 from shardyard.trackers import mlflow
 from shardyard.trackers.mlflow import Mlflow
-from shardyard.trackers.sending import Sending
-from shardyard.trackers.story import facts_of
+from shardyard.trackers.run_feed import Sending, facts_of
 from tests.image.registries import free_port
 from tests.trackers.front import Front, front_of
 from tests.trackers.mlflow_server import mlflow_server

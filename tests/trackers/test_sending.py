@@ -8,10 +8,9 @@ import pytest
 
 from shardyard.errors import AccessError, LostError, ShardyardError
 from shardyard.rundir.layout import RunDir
-from shardyard.trackers import sending
-from shardyard.trackers.sending import Sending
+from shardyard.trackers import run_feed
+from shardyard.trackers.run_feed import Sending, facts_of
 from shardyard.trackers.service import End, Facts, Row
-from shardyard.trackers.story import facts_of
 from tests.trackers.runs import begin, lose_and_drain, new_run
 
 
@@ -60,8 +59,8 @@ class Told:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sending, "_AGAIN_S", 0.0)
-    monkeypatch.setattr(sending, "_AT_END_AGAIN_S", 0.01)
+    monkeypatch.setattr(run_feed, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(run_feed, "_AT_END_AGAIN_S", 0.01)
 
 
 DOWN = LostError("it was not reached.")
@@ -111,7 +110,7 @@ def test_a_send_that_failed_goes_on_where_the_service_says(tmp_path: Path) -> No
 def test_between_tries_it_waits_longer_and_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sending, "_AGAIN_S", 5.0)
+    monkeypatch.setattr(run_feed, "_AGAIN_S", 5.0)
     now_s = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
     place = Place()

@@ -6,8 +6,8 @@ import pytest
 
 from shardyard.errors import RequestError
 from shardyard.rundir.layout import RunDir
+from shardyard.trackers.run_feed import Lines, end_of, facts_of
 from shardyard.trackers.service import Row, flat
-from shardyard.trackers.story import Lines, end_of, facts_of
 from tests.trackers.runs import begin, lose_and_drain, new_run, resume_and_finish, steps_of
 
 

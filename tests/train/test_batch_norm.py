@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import shardyard
 from shardyard.errors import RecipeError, RequestError, ShardyardError
 from shardyard.models.batch_norm import BatchNorms
-from shardyard.parallel.own_module import module_problems
+from shardyard.parallel.custom_module import module_problems
 from shardyard.rundir.jsonl import read_evaluations, read_steps
 from shardyard.rundir.layout import RunDir
 from shardyard.train.hooks import Hooks

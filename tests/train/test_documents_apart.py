@@ -9,12 +9,12 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from shardyard.config.rules.generic_model import KEEP_DOCUMENTS_APART, MODULE
+from shardyard.config.rules.custom_module import KEEP_DOCUMENTS_APART, MODULE
 from shardyard.errors import RequestError
+from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.jsonl import read_steps
-from shardyard.rundir.resolved import read_resolved
 from shardyard.tasks.causal_lm import CausalLM
-from shardyard.train.generic_model import loss_of_documents, refuse_mixed_documents
+from shardyard.train.custom_model import loss_of_documents, refuse_mixed_documents
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import make_run, prepare_corpus, train_here
 

@@ -12,7 +12,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shardyard.config.layout import Layout
 from shardyard.config.schema.recipe import Recipe
-from shardyard.data.micro_batch import MicroBatch
+from shardyard.data.loader import MicroBatch
 from shardyard.errors import RequestError
 from shardyard.families.presets import PRESETS
 from shardyard.families.shape import ModelShape

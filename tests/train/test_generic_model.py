@@ -11,14 +11,14 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from shardyard.checkpoint.export import export
-from shardyard.config.rules.generic_model import MODULE
+from shardyard.config.rules.custom_module import MODULE
 from shardyard.config.schema.recipe import Model, Recipe
 from shardyard.errors import RecipeError, RequestError
 from shardyard.models import folder_report
+from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import read_resolved
-from shardyard.train.generic_model import blocks_of_causal_lm, open_causal_lm
+from shardyard.train.custom_model import blocks_of_causal_lm, open_causal_lm
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import Corpus, make_run, prepare_corpus, train_here
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import BertForMaskedLM, LlamaForCausalLM, PreTrainedModel
 
-from shardyard.config.rules.own_module import known_shape
+from shardyard.config.rules.custom_module import known_shape
 from shardyard.families.lora import is_adapter, peft_targets
 from shardyard.models.build import hf_config
 from shardyard.rundir.jsonl import read_steps

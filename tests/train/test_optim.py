@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from shardyard.config.optimizers import OPTIMIZERS, OptimizerName, readers_of
 from shardyard.config.schema.recipe import Optim
-from shardyard.parallel.whole_norms import WholeNorms
+from shardyard.parallel.gradients import WholeNorms
 from shardyard.train.optim import ShardOptimizer, lr_at
 from tests.train.lamb import Lamb
 from tests.train.lars import Lars

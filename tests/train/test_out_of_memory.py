@@ -12,9 +12,9 @@ import torch
 from shardyard.errors import OutOfMemoryError
 from shardyard.io.files import write_json
 from shardyard.planner.phases import plan
+from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import read_resolved
-from shardyard.train.out_of_memory import is_out_of_memory
+from shardyard.train.errors import is_out_of_memory
 from shardyard.train.step import Stepper
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import MACHINE, Corpus, make_run, train_here

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from shardyard.checkpoint.export import export
 from shardyard.checkpoint.verify import read_manifest
 from shardyard.errors import RequestError
+from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.jsonl import read_evaluations, read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import read_resolved
 from shardyard.tasks.language import vocabulary
 from shardyard.train.hooks import Hooks
 from shardyard.train.loop import DRAINED, FINISHED, Loop

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from transformers import LlamaForCausalLM
 
-from shardyard.config.rules.own_module import known_shape
+from shardyard.config.rules.custom_module import known_shape
 from shardyard.models.build import hf_config
 from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from shardyard.checkpoint.load import load_tensors
-from shardyard.checkpoint.snapshots.snapshot_slot import read_slot
+from shardyard.checkpoint.snapshots.slot import read_slot
 from shardyard.checkpoint.verify import read_manifest
-from shardyard.config.snapshots import slot_labels
+from shardyard.config.formulas import slot_labels
 from shardyard.errors import TrainingError
 from shardyard.rundir.jsonl import EventWriter, read_lines
 from shardyard.rundir.layout import RunDir

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from shardyard.errors import DataError, LostError
-from shardyard.io.complete import FileDigest
+from shardyard.io.digests import FileDigest
 from shardyard.launchers.kubernetes.api import Api
+from shardyard.transfer.download import receive
 from shardyard.transfer.pod import PodSource
-from shardyard.transfer.receive import receive
 from tests.launchers.kubernetes.api_server import RUNNING, ApiServer, running_server
 
 pytestmark = pytest.mark.heavy
@@ -98,7 +98,7 @@ def test_the_listing_comes_through_exec_too(
     found = source.list("latest")
     assert (list(found.files), found.warnings) == (["report.md"], ("so",))
     (command,) = state.execs.commands
-    assert command[:4] == ["python", "-P", "-m", "shardyard.checkpoint.listing"]
+    assert command[:4] == ["python", "-P", "-m", "shardyard.checkpoint.select"]
     assert command[4:] == [source.folder, "--step", "latest"]
     state.execs.start = lambda _pod, _container, _command: [
         "sh",

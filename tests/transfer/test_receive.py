@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from shardyard.errors import DataError, LostError, StorageError
-from shardyard.io.complete import COMPLETE, Complete, FileDigest
-from shardyard.transfer.receive import (
+from shardyard.io.digests import COMPLETE, Complete, FileDigest
+from shardyard.transfer.download import (
     FolderSource,
     missing_here,
     receive,

@@ -11,8 +11,8 @@ import pytest
 
 from shardyard.errors import AccessError, DataError, LostError, RequestError
 from shardyard.io.aws import s3_client
-from shardyard.io.complete import COMPLETE, Complete, write_complete
-from shardyard.transfer.receive import receive_whole
+from shardyard.io.digests import COMPLETE, Complete, write_complete
+from shardyard.transfer.download import receive_whole
 from shardyard.transfer.s3 import Place, S3Source, parse_place, upload
 from tests.launchers.batch_server import BatchServer
 from tests.transfer.s3_front import HANG_UP, Front, s3_front

@@ -10,12 +10,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shardyard.bench.table import Measured
+from shardyard.bench.nccl_table import Measured
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import instance
-from shardyard.rundir.network import Network, Transport
-from shardyard.rundir.network_bench import Collective
+from shardyard.rundir.network import Collective, Network, Transport
 
 _VARIANT = re.compile(r"(efa|one-efa|sockets)(?::([A-Za-z0-9_.-]{1,15}))?", re.ASCII)
 _CHOOSES_NETWORK = ("NCCL_NET", "FI_EFA_IFACE")

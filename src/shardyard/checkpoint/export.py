@@ -22,7 +22,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from shardyard.checkpoint.buffers import buffer_name, is_buffer
-from shardyard.checkpoint.choice import choose_checkpoint
 from shardyard.checkpoint.ema import judged_name
 from shardyard.checkpoint.export_files import (
     BesideWeights,
@@ -30,22 +29,24 @@ from shardyard.checkpoint.export_files import (
     find_beside_weights,
     write_beside_weights,
 )
-from shardyard.checkpoint.export_images import beside_network, write_network
-from shardyard.checkpoint.export_lora import (
+from shardyard.checkpoint.export_formats import (
     Merged,
     adapter_shapes,
+    beside_network,
     has_adapters,
     refuse_without_effect,
     write_adapter_config,
+    write_generic,
+    write_network,
 )
-from shardyard.checkpoint.export_lora import planned as planned_adapters
-from shardyard.checkpoint.generic import write_generic
+from shardyard.checkpoint.export_formats import planned as planned_adapters
 from shardyard.checkpoint.load import Chosen, SavedTensors, load_tensors, read_shapes
 from shardyard.checkpoint.retention import step_name
-from shardyard.checkpoint.tensor_file import write_tensors
+from shardyard.checkpoint.select import choose_checkpoint
 from shardyard.checkpoint.verify import MANIFEST, read_manifest
+from shardyard.checkpoint.writer import write_tensors
 from shardyard.config.resolved import Resolved
-from shardyard.config.rules.generic_model import is_generic
+from shardyard.config.rules.custom_module import is_generic
 from shardyard.errors import (
     CheckpointError,
     DataError,
@@ -56,7 +57,7 @@ from shardyard.errors import (
 from shardyard.families.file_tensors import Piece, file_tensors, whole_shape
 from shardyard.families.registry import family_of
 from shardyard.families.shape import ModelShape
-from shardyard.io.complete import (
+from shardyard.io.digests import (
     Complete,
     damage_of,
     digest_file,
@@ -65,9 +66,9 @@ from shardyard.io.complete import (
 )
 from shardyard.io.files import publish_folder
 from shardyard.models.build import build_on_meta
-from shardyard.rundir.exported import sentence
+from shardyard.rundir.attempt_files import newest_resolved
+from shardyard.rundir.contracts import sentence
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import newest_resolved
 from shardyard.units import format_bytes
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

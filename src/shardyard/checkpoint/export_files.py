@@ -19,7 +19,7 @@ from shardyard.config.model.source import model_folder
 from shardyard.config.resolved import Resolved
 from shardyard.errors import JsonFileError, RequestError, ShardyardError
 from shardyard.families.shape import ModelShape
-from shardyard.io.complete import COMPLETE
+from shardyard.io.digests import COMPLETE
 from shardyard.io.files import read_json_object
 from shardyard.models.build import build_on_meta, hf_config
 

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from shardyard.config.daly import best_every
+from shardyard.config.formulas import best_every
 
 HYSTERESIS = 1.5
 _STEPS_KEPT = 50

@@ -4,14 +4,131 @@ Allocating pinned memory costs more than the copy itself, so it happens at the f
 in pieces that waste none of it (``host_chunks.py``).
 """
 
+import mmap
+import os
+import sys
+import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from shardyard.checkpoint.host_chunks import host_buffers
 from shardyard.parallel.device import synchronize_stream
+
+# Where a rank's state is kept: for the time of a save, or so that it outlives the process.
+
+
+class Staging(Protocol):
+    """Where a save copies the state to, before it writes."""
+
+    def take_for_save(
+        self, step: int, tensors: dict[str, Tensor], values_json: str
+    ) -> dict[str, Tensor]:
+        """Copy this rank's shards; on return the originals may change.
+
+        Returns:
+            Contiguous CPU tensors, valid until the next call.
+        """
+
+
+class Keeping(Staging, Protocol):
+    """A place for the state that outlives this process."""
+
+    def is_due(self, step: int) -> bool:
+        """Whether to copy the state after this step; call it once a step."""
+
+    def take(self, step: int, tensors: dict[str, Tensor], values: dict[str, Any]) -> float:
+        """Copy the state there; returns the seconds that training stood still."""
+
+    def close(self) -> None:
+        """End what goes on in the background."""
+
+
+class Memory(Protocol):
+    """Gives memory that outlives this process."""
+
+    def __call__(self, label: str, size_bytes: int | None = None, /) -> mmap.mmap | None:
+        """The piece of this label, grown to a size; None: nobody owns one, or it is empty."""
+
+
+# Threads that write what is kept, beside a training that wants the same cores.
+
+_NICE = 10
+"""Priority of threads that write, on the scale of nice(1): 0 is that of the training, 19 least."""
+
+
+def yield_to_training() -> None:
+    """In a thread that writes: where cores are scarce training goes first."""
+    if sys.platform == "linux":  # elsewhere the call would slow down the whole process
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+
+
+# Host memory for the shards of a rank, in few large pieces instead of one for each tensor.
+#
+# torch's allocator of pinned memory rounds each request up to a power of two: 75 GiB of states, a
+# tensor at a time, may take 150 GiB of a host that has 128. Packed into pieces of a power of two the
+# same states take what they need, and each piece is pinned once.
+
+CHUNK_BYTES = 2**31
+"""Of a piece; a larger tensor gets a piece of the next power of two, which others then fill up."""
+_ALIGN = 64
+"""Bytes of a cache line; every dtype may begin there."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor lies."""
+
+    chunk: int
+    begin: int
+    """Bytes into the piece."""
+
+
+def packed(
+    sizes: Mapping[str, int], *, chunk_bytes: int = CHUNK_BYTES
+) -> tuple[dict[str, Place], list[int]]:
+    """Places of tensors, and the bytes that each piece needs: largest first, where it first fits.
+
+    Args:
+        sizes: Name of a tensor -> its bytes.
+    """
+    places: dict[str, Place] = {}
+    room: list[int] = []
+    used: list[int] = []
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        size = -(-sizes[name] // _ALIGN) * _ALIGN
+        index = next((i for i, free in enumerate(room) if free - used[i] >= size), len(room))
+        if index == len(room):
+            room.append(max(chunk_bytes, 1 << max(0, size - 1).bit_length()))
+            used.append(0)
+        places[name] = Place(index, used[index])
+        used[index] += size
+    return places, used
+
+
+def host_buffers(
+    shards: Mapping[str, Tensor], *, pin: bool, chunk_bytes: int = CHUNK_BYTES
+) -> dict[str, Tensor]:
+    """Memory of the shape and format of each shard.
+
+    Args:
+        pin: Whether a device copies to it without the processor.
+    """
+    sizes = {name: shard.numel() * shard.element_size() for name, shard in shards.items()}
+    places, used = packed(sizes, chunk_bytes=chunk_bytes)
+    chunks = [torch.empty(size, dtype=torch.uint8, pin_memory=pin) for size in used]
+    return {
+        name: _at(chunks[place.chunk], place.begin, shards[name]) for name, place in places.items()
+    }
+
+
+def _at(chunk: Tensor, begin: int, like: Tensor) -> Tensor:
+    size = prod(like.shape) * like.element_size()
+    return chunk[begin : begin + size].view(like.dtype).view(like.shape)
 
 
 class HostCopy:

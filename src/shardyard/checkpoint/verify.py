@@ -15,9 +15,9 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from shardyard.checkpoint.finite import not_finite_in_file
+from shardyard.checkpoint.buffers import not_finite_in_file
 from shardyard.errors import CheckpointError, JsonFileError
-from shardyard.io.complete import FileDigest, why_differs
+from shardyard.io.digests import FileDigest, why_differs
 from shardyard.io.files import read_json_object
 from shardyard.rundir.layout import step_of_name
 

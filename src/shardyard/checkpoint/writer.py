@@ -10,10 +10,11 @@ bytes per rank instead of the description of every shard.
 
 import errno
 import json
+import math
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
-from shardyard.checkpoint.buffers import digests, is_buffer, refuse_differing
-from shardyard.checkpoint.finite import refuse_not_finite
+from shardyard.checkpoint.buffers import digests, is_buffer, refuse_differing, refuse_not_finite
 from shardyard.checkpoint.retention import (
     clear,
     complete_steps,
@@ -47,19 +47,74 @@ from shardyard.checkpoint.retention import (
     remove_leftovers,
     step_name,
 )
-from shardyard.checkpoint.tensor_file import content_of, header
-from shardyard.checkpoint.verify import (
-    FORMAT,
-    VALUES,
-    Manifest,
-    write_flushed,
-    write_manifest,
-)
+from shardyard.checkpoint.verify import FORMAT, VALUES, Manifest, write_flushed, write_manifest
 from shardyard.errors import StorageError
-from shardyard.io.complete import FileDigest
+from shardyard.io import digests as safetensors_header
+from shardyard.io.digests import FileDigest
 from shardyard.io.files import flush_folder
 from shardyard.models.local_shard import place_of
 from shardyard.units import format_bytes
+
+# A safetensors file written tensor by tensor.
+
+DTYPES = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}
+
+
+def header(
+    tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]], about: Mapping[str, str]
+) -> bytes:
+    """What comes before the tensors.
+
+    Args:
+        tensors: Dtype and shape of each, in the order in which they follow.
+        about: What readers are told beside.
+    """
+    named = {name: (DTYPES[dtype], shape) for name, (dtype, shape) in tensors.items()}
+    return safetensors_header.header(named, about)
+
+
+def content_of(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor in host memory, which are not copied."""
+    content: memoryview = tensor.flatten().view(torch.uint8).numpy().data
+    return content
+
+
+def write_tensors(
+    path: Path,
+    shapes: Mapping[str, Sequence[int]],
+    dtype: torch.dtype,
+    *,
+    made: Iterable[Iterable[Tensor]],
+) -> None:
+    """Write a file of which some rows of a tensor are in memory at a time.
+
+    Args:
+        made: Of each tensor, in the order of ``shapes``, its rows, in order.
+
+    Raises:
+        OSError: The file system refused.
+    """
+    with path.open("wb") as file:
+        file.write(header({name: (dtype, shapes[name]) for name in shapes}, {"format": "pt"}))
+        for (name, shape), parts in zip(shapes.items(), made, strict=True):
+            written = 0
+            for part in parts:
+                assert part.dtype == dtype, name
+                written += file.write(content_of(part))
+            assert written == math.prod(shape) * dtype.itemsize, name
 
 
 class ShardPlanner(SavePlanner):

@@ -9,7 +9,7 @@ import click
 from shardyard.cli.options import json_option, launchers_in, recipe_argument
 from shardyard.errors import RequestError
 from shardyard.io.terminal import say, tell
-from shardyard.rundir.network_bench import COLLECTIVES
+from shardyard.rundir.network import COLLECTIVES
 
 if TYPE_CHECKING:
     from shardyard.control.bench import Asked
@@ -94,7 +94,7 @@ def network(
     have. The exit code is 1 where values came out wrong or a node is slow.
     """
     # not above: `--help` waits for no schema
-    from shardyard.bench.table import collective_named
+    from shardyard.bench.nccl_table import collective_named
     from shardyard.cli.confirm import confirm, print_request
     from shardyard.control.bench import Asked, bench_proposal, describe_bench, follow_bench
     from shardyard.control.launch import submitted
@@ -151,7 +151,7 @@ def _side_by_side(
 ) -> int:
     from shardyard.bench.transports import variants_in
     from shardyard.cli.confirm import confirm, print_requests
-    from shardyard.control.bench_transports import measure_each, proposals_of, words_of
+    from shardyard.control.bench import measure_each, proposals_of, words_of
     from shardyard.control.submission import describe
 
     found = words_of(variants_in(transports), recipe, launcher, asked)

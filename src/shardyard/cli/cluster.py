@@ -18,24 +18,29 @@ from shardyard.cli.confirm import confirm
 from shardyard.cli.options import json_option
 from shardyard.cli.tables import print_table
 from shardyard.cluster.api_access import access_warning
-from shardyard.cluster.batch.batch_queue import jobs_of
+from shardyard.cluster.batch.queue import jobs_of
+from shardyard.cluster.clients import World, new_world, refuse_other_account, world_named
 from shardyard.cluster.cost_report import Bill, Stage, bill_of, nodes_asked, predicted_bill
+from shardyard.cluster.create import make, node_report, nodes_part, scale, scaling, warn_of_pods
+from shardyard.cluster.delete import (
+    Preview,
+    Removed,
+    part_state,
+    preview_removal,
+    refuse_wrong_name,
+    remove,
+)
 from shardyard.cluster.existing import Need, begun_before, survey
 from shardyard.cluster.existing_spec import AdoptedCluster
 from shardyard.cluster.fsx import as_json as as_json_text
 from shardyard.cluster.launch_recipe import write_settings
 from shardyard.cluster.live_prices import ask_prices, question, rate_for
-from shardyard.cluster.make import make, node_report, nodes_part, scale, scaling, warn_of_pods
-from shardyard.cluster.preview import Preview, preview_removal
 from shardyard.cluster.prices import Cost, standing_costs
-from shardyard.cluster.reach import refuse_other_account
-from shardyard.cluster.remove import Removed, part_state, refuse_wrong_name, remove
 from shardyard.cluster.resources import parts_of, plane_of
 from shardyard.cluster.spec import Description, read_description
 from shardyard.cluster.terraform import render_terraform
-from shardyard.cluster.world import World, new_world, world_named
 from shardyard.errors import RequestError
-from shardyard.hardware.prices import Rate
+from shardyard.hardware.catalogue import Rate
 from shardyard.io.path_option import LocalPath
 from shardyard.io.terminal import say, tell, tell_exactly
 from shardyard.log import warn

@@ -13,8 +13,7 @@ from shardyard.errors import RequestError
 from shardyard.io.path_option import LocalPath
 from shardyard.io.terminal import say, tell
 from shardyard.report.compare.comparison import Comparison
-from shardyard.report.compare.targets import parse_target
-from shardyard.report.compare.words import (
+from shardyard.report.compare.page import (
     Table,
     left_out_words,
     runs_table,
@@ -22,12 +21,17 @@ from shardyard.report.compare.words import (
     speeds_table,
     surroundings_table,
     targets_table,
+    write_comparison,
 )
-from shardyard.report.compare.write import write_comparison
-from shardyard.report.study.beside import is_study, read_study
-from shardyard.report.study.beside_page import write_beside
-from shardyard.report.study.beside_words import how_words, sizes_table
-from shardyard.report.study.beside_words import settings_table as study_settings_table
+from shardyard.report.compare.targets import parse_target
+from shardyard.report.study.compare import (
+    how_words,
+    is_study,
+    read_study,
+    sizes_table,
+    write_beside,
+)
+from shardyard.report.study.compare import settings_table as study_settings_table
 from shardyard.rundir.layout import find_run
 
 PAGE = "compare.html"

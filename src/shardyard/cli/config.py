@@ -35,8 +35,7 @@ def command(recipe: tuple[str, ...], *, schema: bool, presets: bool, as_json: bo
 
 def _show_recipe(arguments: tuple[str, ...], *, as_json: bool) -> None:
     from shardyard.config.schema.json_schema import write_default
-    from shardyard.control.request import Request
-    from shardyard.control.resolve import settings_of
+    from shardyard.control.request import Request, settings_of
     from shardyard.units import format_count
 
     request = Request.read(arguments, to_train=False, needs_weights=False, only_looks=True)

@@ -10,13 +10,13 @@ import click
 from shardyard.cli.completion import by, faults
 from shardyard.cli.options import json_option, recipe_argument
 from shardyard.cli.tables import print_table
-from shardyard.drill.apart import enter
 from shardyard.drill.case import Place
 from shardyard.drill.faults import FAULTS
 from shardyard.drill.kill_loop import KillLoop, run_loop
 from shardyard.drill.page import render_drill
 from shardyard.drill.recipe import LEAST_STEPS, read_drilled
 from shardyard.drill.run import Chosen, Drill, Row, chosen, default_folder, run_drill
+from shardyard.drill.sandbox import enter
 from shardyard.io.files import write_json, write_text
 from shardyard.io.path_option import LocalPath
 from shardyard.io.terminal import say, tell

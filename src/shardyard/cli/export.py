@@ -22,7 +22,7 @@ from shardyard.control.export import export_run
 from shardyard.control.run_location import home_of
 from shardyard.io.path_option import LocalPath
 from shardyard.io.terminal import tell
-from shardyard.rundir.exported import sentence
+from shardyard.rundir.contracts import sentence
 from shardyard.rundir.layout import find_run
 from shardyard.transfer.s3 import (
     is_s3,

@@ -14,8 +14,7 @@ from shardyard.cli.options import (
     trust_option,
 )
 from shardyard.cli.progress import bytes_progress
-from shardyard.control.bring import Brought
-from shardyard.control.fetch import bring_run
+from shardyard.control.fetch import Brought, bring_run
 from shardyard.control.run_location import home_of
 from shardyard.io.path_option import LocalPath
 from shardyard.io.terminal import tell

@@ -13,7 +13,7 @@ from shardyard.io.path_option import LocalPath
 from shardyard.io.terminal import tell, tell_exactly
 
 if TYPE_CHECKING:
-    from shardyard.importers.configs.importing import Imported
+    from shardyard.importers.configs.convert import Imported
 
 
 @click.command()
@@ -146,7 +146,7 @@ def _import_configurations(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    from shardyard.importers.configs.importing import import_files
+    from shardyard.importers.configs.convert import import_files
 
     if to is not None and to.is_dir():
         raise click.UsageError(f"{to} is a folder. --to names the recipe's file.")

@@ -7,9 +7,9 @@ from itertools import pairwise
 
 from shardyard.cli.tables import print_table
 from shardyard.io.terminal import tell
-from shardyard.planner.advice import Advice, Change, Measured
 from shardyard.planner.format import mark_of, unmeasured_words
 from shardyard.planner.plan import Plan
+from shardyard.planner.plan_diff import Advice, Change, Measured
 from shardyard.planner.ranks import Axis, Ranks
 from shardyard.units import format_bytes, format_count, format_seconds, format_usd
 

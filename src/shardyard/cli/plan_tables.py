@@ -21,9 +21,9 @@ from shardyard.planner.format import (
     spare_words,
     unmeasured_words,
 )
+from shardyard.planner.instance_search import Offer, Offers
 from shardyard.planner.layouts import Candidate, Search, strength
 from shardyard.planner.memory import RULE_BYTES_PER_PARAMETER
-from shardyard.planner.offers import Offer, Offers
 from shardyard.planner.plan import Plan, layout_name
 from shardyard.units import format_bytes, format_count, format_flops, format_seconds, format_usd
 

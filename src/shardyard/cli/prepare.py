@@ -9,11 +9,11 @@ from shardyard.cli.completion import by, launchers
 from shardyard.cli.confirm import confirm, side_terms
 from shardyard.cli.options import json_option, launchers_in, recipe_argument
 from shardyard.cli.tables import print_table
-from shardyard.config.mixture import SLOTS
+from shardyard.config.data_choices import SLOTS
 from shardyard.config.resolved import DataFacts, PartFacts
+from shardyard.control.attempt import prepare_also_h5, prepare_data, would_prepare
 from shardyard.control.aux_jobs import SideTerms
-from shardyard.control.prepare import prepare_also_h5, prepare_data, would_prepare
-from shardyard.control.prepare_on import prepare_on
+from shardyard.control.prepare_remote import prepare_on
 from shardyard.control.prune import Unused, delete, find_sets
 from shardyard.control.request import Request
 from shardyard.control.splits import split_rows

@@ -13,11 +13,11 @@ from shardyard.cli.options import (
     trust_option,
 )
 from shardyard.cli.tables import print_table
-from shardyard.config.schema.profile_section import MOST_STEPS
+from shardyard.config.schema.observe import MOST_STEPS
 from shardyard.control.profile import Wish, ask, refuse_untrainable, to_json, wait
 from shardyard.control.run_location import home_of
 from shardyard.io.terminal import say, tell
-from shardyard.report.profile_rows import HEADS, profile_rows, profile_words
+from shardyard.report.page import HEADS, profile_rows, profile_words
 from shardyard.rundir.layout import find_run
 
 

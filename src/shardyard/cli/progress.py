@@ -22,12 +22,12 @@ from rich.progress import (
 
 from shardyard.config.resolved import Resolved
 from shardyard.config.tasks import unit_of
-from shardyard.control.bring import said_progress
+from shardyard.control.fetch import said_progress
 from shardyard.control.follow import View, describe_scores, describe_step, said
 from shardyard.control.plan import said_phase
 from shardyard.io.sanitize import printable
 from shardyard.planner.dry_run import Told as ToldPhase
-from shardyard.transfer.receive import Told
+from shardyard.transfer.download import Told
 
 _BAR_WIDTH = 24
 _WIDTH_FOR_BAR = 110

@@ -17,8 +17,7 @@ from shardyard.cli.options import (
     runs_dir_option,
 )
 from shardyard.cli.tables import print_table
-from shardyard.control.runs import Run, runs
-from shardyard.control.strays import strays
+from shardyard.control.runs import Run, runs, strays
 from shardyard.control.submission import launcher_named
 from shardyard.io.terminal import say, tell
 from shardyard.launchers.base import FoundJob

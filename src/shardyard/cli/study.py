@@ -224,7 +224,7 @@ def _run(
 def _write(
     folder: Path, name: str, series: "list[Series]", notes: list[str], *, as_json: bool
 ) -> int:
-    from shardyard.report.study.write import write_study
+    from shardyard.report.study.page import write_study
 
     write_study(folder, name, series, notes)
     _answer(folder, as_json=as_json)
@@ -233,7 +233,7 @@ def _write(
 
 def _answer(*folders: Path, as_json: bool) -> None:
     """The table of each folder and where its page is."""
-    from shardyard.report.study.write import JSON, MARKDOWN, PAGE
+    from shardyard.report.study.page import JSON, MARKDOWN, PAGE
 
     if as_json:
         contents = [

@@ -13,7 +13,7 @@ from typing import Any
 from shardyard.cluster.prices import ACCELERATORS, BATCH_ENVIRONMENT, standing_costs
 from shardyard.cluster.spec import Description
 from shardyard.errors import StorageError
-from shardyard.hardware.prices import Rate
+from shardyard.hardware.catalogue import Rate
 from shardyard.launchers.ledger import Ledger
 
 NODE_COUNT = "accelerator node count"

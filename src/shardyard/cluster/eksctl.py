@@ -10,7 +10,7 @@ from typing import Any
 from shardyard.cluster.api_access import for_eksctl
 from shardyard.cluster.existing_spec import AdoptedCluster
 from shardyard.cluster.spec import Description
-from shardyard.launchers.kubernetes.capacity import RESERVATION
+from shardyard.launchers.kubernetes.policies import RESERVATION
 
 API_VERSION = "eksctl.io/v1alpha5"
 NAME_TAG = "shardyard-cluster"

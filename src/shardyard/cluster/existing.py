@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from shardyard.cluster.clients import World, described, folder_of, kubectl_json, world_at
 from shardyard.cluster.eksctl import GROUP, OWNER_TAG
 from shardyard.cluster.existing_resources import (
     EFS_DRIVER,
@@ -19,10 +20,8 @@ from shardyard.cluster.existing_resources import (
     GpuPlugin,
 )
 from shardyard.cluster.existing_spec import AdoptedCluster
-from shardyard.cluster.reach import kubectl_json
 from shardyard.cluster.resources import FileSystem
 from shardyard.cluster.spec import Description, Vpc
-from shardyard.cluster.world import World, described, folder_of, world_at
 from shardyard.config.load import load_recipe
 from shardyard.errors import AccessError, CapacityError, RequestError
 from shardyard.launchers.kubernetes.prerequisites import DEVICE_PLUGINS, FSX

@@ -4,11 +4,10 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
-from shardyard.cluster.act import Act, program
+from shardyard.cluster.clients import Act, World, account_of, kubectl_json, program
 from shardyard.cluster.eksctl import GROUP, NAME_TAG, OWNER_TAG, tags_of
 from shardyard.cluster.existing_spec import AdoptedCluster
 from shardyard.cluster.fsx import volume_name
-from shardyard.cluster.reach import account_of, kubectl_json
 from shardyard.cluster.resources import (
     WITHOUT_EKSCTLS_EFA_PLUGIN,
     Claim,
@@ -21,7 +20,6 @@ from shardyard.cluster.resources import (
     uninstall_act,
 )
 from shardyard.cluster.spec import Description
-from shardyard.cluster.world import World
 from shardyard.errors import AccessError
 from shardyard.launchers.kubernetes.prerequisites import DEVICE_PLUGINS, FSX, Prerequisite
 from shardyard.launchers.kubernetes.resources import EFA

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from shardyard.cluster.sweep import listed_of
-from shardyard.cluster.world import World
+from shardyard.cluster.clients import World
+from shardyard.cluster.orphans import listed_of
 from shardyard.log import warn
 
 _RUNNING = frozenset({"PENDING", "EXECUTING", "CANCELING"})

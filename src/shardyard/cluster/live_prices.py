@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from shardyard.errors import ShardyardError
-from shardyard.hardware.prices import Rate
+from shardyard.hardware.catalogue import Rate
 from shardyard.io.aws import aws_client, aws_errors, aws_session
 from shardyard.io.files import parse_json
 

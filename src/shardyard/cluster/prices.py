@@ -1,6 +1,6 @@
 """What a cluster costs while nobody trains on it: US dollars, dated, us-east-1.
 
-The price of an instance is that of ``hardware/prices.py``, by which runs are planned too.
+The price of an instance is that of ``hardware/catalogue.py``, by which runs are planned too.
 """
 
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from shardyard.cluster.eksctl import GROUP, SYSTEM_GROUP
 from shardyard.cluster.existing_spec import AdoptedCluster
 from shardyard.cluster.spec import SYSTEM_USD_PER_HOUR, Description
-from shardyard.hardware.prices import Rate, rate_of
+from shardyard.hardware.catalogue import Rate, rate_of
 
 HOURS_A_MONTH = 730.0
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from shardyard.cluster.act import Act, program
+from shardyard.cluster.clients import Act, World, account_of, kubectl_json, program
 from shardyard.cluster.eksctl import (
     GROUP,
     NAME_TAG,
@@ -33,10 +33,8 @@ from shardyard.cluster.fsx import (
     volume_name,
 )
 from shardyard.cluster.fsx_exports import running_exports
-from shardyard.cluster.reach import account_of, kubectl_json
+from shardyard.cluster.orphans import details_of_network
 from shardyard.cluster.spec import Description
-from shardyard.cluster.sweep import details_of_network
-from shardyard.cluster.world import World
 from shardyard.errors import AccessError, ShardyardError
 from shardyard.launchers.kubernetes.objects import to_yaml
 from shardyard.launchers.kubernetes.prerequisites import DEVICE_PLUGINS, FSX, Prerequisite
@@ -391,7 +389,7 @@ def _network_of(world: World) -> dict[str, str]:
     """The parameters of the file system's stack: where it lies, and who may reach it."""
     given = world.given
     if given.kind == "batch":
-        from shardyard.cluster.batch.batch_place import (
+        from shardyard.cluster.batch.queue import (
             default_group,
             place_of,
         )  # they read stacks of here

@@ -26,12 +26,12 @@ from shardyard.config.load import load_recipe
 from shardyard.config.schema.base import Section
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.schema.reference import section_of
-from shardyard.config.secret_reference import parse_references
+from shardyard.config.secrets import parse_references
 from shardyard.errors import Problem, RecipeError, RequestError
 from shardyard.file_faults import link_to_nothing
 from shardyard.hardware.catalogue import Instance, instance
 from shardyard.io.yaml import read_yaml
-from shardyard.launchers.kubernetes.eks import eks_cluster
+from shardyard.launchers.kubernetes.prerequisites import eks_cluster
 
 SYSTEM_USD_PER_HOUR = {"c5.2xlarge": 0.34, "m5.8xlarge": 1.536}
 """Types of the nodes without accelerators, and their price: on-demand, us-east-1, karpenter.sh

@@ -11,9 +11,16 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal, Protocol
 
-from shardyard.config.attention import best_attention
 from shardyard.config.cluster_choice import chosen_cluster
-from shardyard.config.loss_chunk import logits_of, waits_for_logits
+from shardyard.config.formulas import (
+    best_attention,
+    logits_of,
+    reason_of_checkpoints,
+    reason_of_neighbour,
+    reason_of_snapshots,
+    steps_between_snapshots,
+    waits_for_logits,
+)
 from shardyard.config.model_defaults import (
     compute_on,
     dropout_of,
@@ -25,17 +32,11 @@ from shardyard.config.model_defaults import (
 from shardyard.config.model_sizes import ModelSizes, Sizes
 from shardyard.config.optimizers import optimizer_of
 from shardyard.config.resolved import DataFacts, Resolved
+from shardyard.config.rules.elastic import hang_min_s, hang_slow_s, restart_timeout_s
 from shardyard.config.rules.layout import SPLIT_BACKWARD
-from shardyard.config.rules.model_problems import is_left_uncompiled
-from shardyard.config.rules.timeouts import hang_min_s, hang_slow_s, restart_timeout_s
+from shardyard.config.rules.model import is_left_uncompiled
 from shardyard.config.run_length import Length, batch_of_whole_steps, samples_of_epochs
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.snapshots import (
-    reason_of_checkpoints,
-    reason_of_neighbour,
-    reason_of_snapshots,
-    steps_between_snapshots,
-)
 from shardyard.config.task_lookup import task_row
 from shardyard.config.tokenizer_kinds import TOKENIZER_KINDS
 from shardyard.families.images.network import ImageNetwork

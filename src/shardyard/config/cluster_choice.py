@@ -5,10 +5,9 @@ from pathlib import Path
 
 from shardyard.config.schema import recipe as schema
 from shardyard.errors import RequestError
-from shardyard.hardware.catalogue import instance
+from shardyard.hardware.catalogue import instance, rate_of
 from shardyard.hardware.cluster import Cluster, cluster_of, with_efa
 from shardyard.hardware.cluster_file import read_cluster_file
-from shardyard.hardware.prices import rate_of
 
 
 def chosen_cluster(settings: schema.Cluster) -> Cluster | None:

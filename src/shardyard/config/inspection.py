@@ -7,7 +7,7 @@ the head of a tied model.
 
 from pathlib import Path
 
-from shardyard.config.data_formats import DATA_FORMATS
+from shardyard.config.data_choices import DATA_FORMATS
 from shardyard.config.model.source import has_tokenizer
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.task_lookup import task_row

@@ -4,6 +4,7 @@ A row says what the recipe check, the planner and the doctor need. It names the 
 torch code in ``train/optimizers/``. Nothing else dispatches on the name of an optimizer.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -171,3 +172,33 @@ def moved_bytes(optim: Named) -> int:
 def readers_of(setting: str) -> tuple[OptimizerName, ...]:
     """Optimizers that read a setting which not all of them do; none for any other setting."""
     return tuple(name for name, row in OPTIMIZERS.items() if setting in row.settings)
+
+
+# What others call our optimizers, for whoever brings their configurations.
+
+Elsewhere = Literal["deepspeed", "trainer", "torchtitan"]
+
+NAMES: dict[OptimizerName, Mapping[Elsewhere, tuple[str, ...]]] = {
+    "adamw": {
+        "deepspeed": ("adam", "adamw", "fusedadam"),
+        "trainer": (
+            "adamw_torch",
+            "adamw_torch_fused",
+            "adamw_torch_xla",
+            "adamw_hf",
+            "adamw_apex_fused",
+        ),
+        "torchtitan": ("adamw",),
+    },
+    "sgd": {"deepspeed": ("sgd",), "trainer": ("sgd",)},
+    "lamb": {"deepspeed": ("lamb",)},
+    "lars": {},
+}
+"""In small letters; one row for each of ``OPTIMIZERS``."""
+
+
+def named_elsewhere(where: Elsewhere, name: str) -> OptimizerName | None:
+    """Our name of the optimizer that others call ``name``; None where it is not there."""
+    return next(
+        (ours for ours, others in NAMES.items() if name.lower() in others.get(where, ())), None
+    )

@@ -26,16 +26,16 @@ from shardyard.config.fingerprint import (
     SECTIONS_THAT_MAY_CHANGE,
     may_change,
 )
-from shardyard.config.model.base_weights import base_digest
+from shardyard.config.model.files import base_digest
 from shardyard.config.model.hub import commit_of, digest_of
 from shardyard.config.model_sizes import ModelSizes
 from shardyard.config.phases import in_phase, of_phases
 from shardyard.config.resolved import DataFacts, Resolved, fingerprint, settings_in
-from shardyard.config.rules.generic_model import is_generic
+from shardyard.config.rules.custom_module import is_generic
+from shardyard.config.rules.elastic import device_problems
 from shardyard.config.rules.images import network_problems
 from shardyard.config.rules.layout import resolve_layout
-from shardyard.config.rules.left_out_nodes import device_problems
-from shardyard.config.rules.model_problems import misfits, vocabulary_problems
+from shardyard.config.rules.model import misfits, vocabulary_problems
 from shardyard.config.rules.precision import without_bf16
 from shardyard.config.run_length import length_problems
 from shardyard.config.schema.base import Own, Section

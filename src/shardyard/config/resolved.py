@@ -7,9 +7,9 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shardyard.config.batch import first_batch
+from shardyard.config.data_choices import SLOTS
 from shardyard.config.fingerprint import fingerprint_of
-from shardyard.config.mixture import SLOTS
+from shardyard.config.formulas import first_batch
 from shardyard.config.schema.base import Section
 from shardyard.config.schema.launch import OF_QUEUES
 from shardyard.config.schema.recipe import Recipe

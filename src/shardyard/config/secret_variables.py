@@ -7,8 +7,8 @@ dumps and every program that it starts in turn.
 from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 
-from shardyard.config.credentials import find_credential
 from shardyard.config.secret_names import is_called_a_secret
+from shardyard.config.secrets import find_credential
 
 
 def secret_variables(environ: Mapping[str, str], *, named: Collection[str] = ()) -> dict[str, str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardyard.config.credentials import without_secrets
+from shardyard.config.secrets import without_secrets
 from shardyard.errors import RequestError
 from shardyard.plugins import brought, loaded, part
 

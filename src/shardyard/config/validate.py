@@ -13,12 +13,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from shardyard.config.credentials import show
 from shardyard.config.schema.base import NAME_WORDS, Section, section_key
 from shardyard.config.schema.launch import OF_QUEUES
 from shardyard.config.schema.plugin_sections import SECTIONS, described_at, kind_at, plug_in_at
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.schema.reference import Setting, sections, settings
+from shardyard.config.secrets import show
 from shardyard.errors import Problem, RecipeError, RequestError
 from shardyard.plugins import WORDS, installed
 

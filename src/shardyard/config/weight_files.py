@@ -12,8 +12,8 @@ from pathlib import Path, PurePosixPath
 
 from shardyard.errors import JsonFileError, RequestError
 from shardyard.file_faults import why_no_content
+from shardyard.io.digests import StoredTensor, read_header
 from shardyard.io.files import read_json_object
-from shardyard.io.safetensors_header import StoredTensor, read_header
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"

@@ -22,7 +22,7 @@ from shardyard.families.file_tensors import (
     whole_shape,
 )
 from shardyard.families.shape import ModelShape
-from shardyard.io.safetensors_header import StoredTensor, equal_content
+from shardyard.io.digests import StoredTensor, equal_content
 
 _IGNORED: Mapping[str, str] = {
     r".*rotary_emb\.inv_freq": "they are the angles of positions, which are computed",

@@ -1,33 +1,149 @@
 """One attempt of a run on this machine: written down, started, followed, summed up."""
 
 import sys
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from shardyard.config.data_choices import SLOTS
 from shardyard.config.image_classes import class_notes
 from shardyard.config.load import dump_recipe
-from shardyard.config.plug_ins_used import plug_ins_of
+from shardyard.config.model.source import has_tokenizer, table_rows
+from shardyard.config.resolve import keep_previous
 from shardyard.config.resolved import DataFacts, Resolved
-from shardyard.config.rules.own_module import NO_SHAPE
+from shardyard.config.rules.custom_module import NO_SHAPE
+from shardyard.config.schema.data import Data
 from shardyard.config.schema.recipe import Recipe
-from shardyard.control.mixture import mixture_lines, mixture_warnings
+from shardyard.config.task_lookup import task_row
+from shardyard.config.tokenizer_kinds import TOKENIZER_KINDS
+from shardyard.config.versions import plug_ins_of
 from shardyard.control.model_check import refuse_other_weights
-from shardyard.control.prepare import prepare_data
 from shardyard.control.request import Request
 from shardyard.control.run_length import length_lines
 from shardyard.control.splits import split_lines
+from shardyard.control.subprocesses import run_program
 from shardyard.doctor.storage import check_room, lock_warning
 from shardyard.errors import RequestError
-from shardyard.hardware.machine import Machine
-from shardyard.hardware.probe import probe
+from shardyard.hardware.machine import Machine, probe
 from shardyard.io.files import break_links, write_json, write_text
 from shardyard.log import say, warn
 from shardyard.planner.phases import plan
 from shardyard.planner.plan import Plan
 from shardyard.plugins import PlugIn
+from shardyard.rundir.attempt_files import write_resolved
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease
 from shardyard.rundir.manifest import write_manifest
-from shardyard.rundir.resolved import write_resolved
+
+# What is told of a mixture once its sources are prepared and the length of the run is known.
+
+_MANY_PASSES = 4.0
+"""Up to so many passes text is nearly as good as new text (arXiv:2305.16264)."""
+
+
+def mixture_lines(resolved: Resolved) -> list[str]:
+    """A line for each source of a mixture: its share, its tokens, and how often they are read."""
+    seq_len = int(resolved.recipe.data.seq_len)
+    return [
+        f"source {part.name}: {part.slots / SLOTS:.1%} of the samples, {part.data.train_tokens:,} "
+        f"tokens, read {part.passes(resolved.samples, seq_len):.2f} times"
+        for part in resolved.data.parts
+    ]
+
+
+def mixture_warnings(resolved: Resolved) -> list[str]:
+    """One for each source that is read over and over."""
+    seq_len = int(resolved.recipe.data.seq_len)
+    passes = {part.name: part.passes(resolved.samples, seq_len) for part in resolved.data.parts}
+    return [
+        f"source {name} of data.mixture is read {times:.1f} times in this run. From about "
+        f"{_MANY_PASSES:.0f} times on text teaches less and less (arXiv:2305.16264): lower its "
+        "weight, give more of it, or train for less."
+        for name, times in passes.items()
+        if times > _MANY_PASSES
+    ]
+
+
+# Text into token shards, pictures into theirs, in a process of its own.
+
+
+def prepare_data(
+    request: Request,
+    *,
+    previous: Resolved | None = None,
+    verify: bool = False,
+    folder: Path | None = None,
+) -> DataFacts:
+    """Prepare a request's data, or find it prepared; sizes are checked always, content if asked.
+
+    Args:
+        previous: The last attempt, on a resume: what it read is prepared again as it was.
+        folder: Where another node has it; None: named by what is asked for.
+
+    Raises:
+        ShardyardError: What the data program answered; its class follows the exit code.
+    """
+    return DataFacts(**_run(request, previous=previous, verify=verify, folder=folder))
+
+
+def prepare_also_h5(request: Request, *, verify: bool = False) -> tuple[DataFacts, str]:
+    """Prepare a request's data, and write what a training sees as BERT's h5 files.
+
+    Returns:
+        What was prepared, and the folder of the h5 files.
+
+    Raises:
+        ShardyardError: What the data program answered; its class follows the exit code.
+    """
+    answer = _run(request, verify=verify, also="h5")
+    folder = str(answer.pop("h5"))
+    return DataFacts(**answer), folder
+
+
+def _run(
+    request: Request,
+    *,
+    previous: Resolved | None = None,
+    verify: bool = False,
+    folder: Path | None = None,
+    also: str | None = None,
+) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="shardyard-") as scratch:
+        recipe = Path(scratch) / "recipe.json"
+        recipe.write_text(keep_previous(request.recipe, previous)[0].model_dump_json())
+        options = [] if request.model_dir is None else ["--model-dir", str(request.model_dir)]
+        rows = table_rows(request.recipe.model, request.shape)
+        options += [] if rows is None else ["--rows", str(rows)]
+        options += ["--verify"] if verify else []
+        options += [] if folder is None else ["--folder", str(folder)]
+        options += [] if also is None else ["--also", also]
+        return run_program("shardyard.data", [str(recipe), *options])
+
+
+def would_prepare(request: Request) -> dict[str, str]:
+    """What ``prepare_data`` would read and write, in words. Looks at nothing."""
+    data = request.recipe.data
+    write = f"a folder named by fingerprint in {Path(data.dir).expanduser().resolve()}"
+    read = ", ".join(entry for _, entry in data.entries)
+    if task_row(request.recipe.task.name).reads == "images":
+        return {"read": read, "write": write, "validation": _validation(data, "pictures")}
+    kind = TOKENIZER_KINDS[data.tokenizer_kind].words
+    trained = f"train a {kind} of {data.vocab_size:,} tokens"
+    own = str(request.model_dir) if has_tokenizer(request.model_dir) else trained
+    tokenizer = {"auto": own, "train": trained}.get(data.tokenizer, data.tokenizer)
+    validation = _validation(data, "documents")
+    return {"read": read, "tokenizer": tokenizer, "write": write, "validation": validation}
+
+
+def _validation(data: Data, unit: str) -> str:
+    """What is validated on, in words."""
+    if data.eval_source is not None:
+        return "data.eval_source"
+    if data.eval_fraction == 0 and unit == "documents":
+        return "none, as data.eval_fraction=0; files named validation or test are left out"
+    held_out = "val, else test" if unit == "pictures" else "validation"
+    return f"what is named {held_out}; without it {data.eval_fraction:.0%} of the {unit}"
 
 
 @dataclass(frozen=True, kw_only=True)

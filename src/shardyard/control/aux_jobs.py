@@ -24,7 +24,7 @@ from shardyard.launchers.ledger import SIDE_DETAIL, Entry, Ledger
 from shardyard.launchers.ledger_owner import refuse_untrusted
 from shardyard.launchers.log_markers import new_nonce, parse
 from shardyard.log import say, warn
-from shardyard.rundir.answers import read_answer, write_answer
+from shardyard.rundir.contracts import read_answer, write_answer
 from shardyard.rundir.layout import RunDir
 
 _LOOKS = 3

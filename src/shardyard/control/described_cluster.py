@@ -9,13 +9,13 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from shardyard.cluster.clients import described, world_at
 from shardyard.cluster.existing_spec import AdoptedCluster
 from shardyard.cluster.spec import LARGEST_GROUP, Description
-from shardyard.cluster.world import described, world_at
 from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import instance
 from shardyard.launchers.base import LaunchRequest, SideJob
-from shardyard.launchers.kubernetes.eks import eks_cluster
+from shardyard.launchers.kubernetes.prerequisites import eks_cluster
 from shardyard.launchers.kubernetes.quota_checks import quantity
 from shardyard.launchers.kubernetes.resources import EFA, MIB, demand_of
 

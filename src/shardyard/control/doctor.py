@@ -5,25 +5,25 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
-from shardyard.config.compatibility import engines_for
 from shardyard.config.schema.plugin_sections import described
 from shardyard.config.sources import SCHEMES, scheme_row
 from shardyard.config.task_lookup import task_row
 from shardyard.config.tasks import TASKS
+from shardyard.config.versions import engines_for
 from shardyard.control.alerts import refuse_wrong_addresses
 from shardyard.control.aux_jobs import SideTerms
 from shardyard.control.hub_access import access_problems
 from shardyard.control.install import proposal_for
-from shardyard.control.probe import probe_on
-from shardyard.control.replan import plan_of
+from shardyard.control.prepare_remote import probe_on
 from shardyard.control.request import Request
 from shardyard.control.submission import refusals
+from shardyard.control.what_if import plan_of
 from shardyard.doctor.finding import Finding
 from shardyard.doctor.machine import check_machine
 from shardyard.doctor.paths import data_problems
 from shardyard.errors import ShardyardError
 from shardyard.families.registry import FAMILIES, family_of
-from shardyard.hardware.probe import probe
+from shardyard.hardware.machine import probe
 from shardyard.launchers.base import LAUNCHERS, HasChecks, Launcher, launcher_class
 from shardyard.launchers.secrets import loose_files, resolve_local
 from shardyard.plugins import Group, claim_problems, installed, loaded, unreadable

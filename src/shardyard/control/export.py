@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.control.aux_jobs import SideTerms, run_side_job, side_request
-from shardyard.control.bring import Progress, said_progress
+from shardyard.control.fetch import Progress, said_progress
 from shardyard.control.run_location import RunHome, nodes_folder, refuse_without_checkpoint
 from shardyard.control.side_jobs import Opened, opened
 from shardyard.control.subprocesses import run_program
 from shardyard.errors import DataError, RequestError
 from shardyard.io.aws import s3_client
-from shardyard.io.complete import (
+from shardyard.io.digests import (
     COMPLETE,
     Complete,
     damage_of,
@@ -21,7 +21,7 @@ from shardyard.io.complete import (
 from shardyard.launchers.base import Executor, SideJob
 from shardyard.log import say
 from shardyard.rundir.layout import RunDir
-from shardyard.transfer.receive import receive_whole, refuse_without_room, steadily
+from shardyard.transfer.download import receive_whole, refuse_without_room, steadily
 from shardyard.transfer.s3 import (
     is_s3,
     parse_place,

@@ -19,8 +19,8 @@ from shardyard.config.tasks import BITS_PER_BYTE, unit_of
 from shardyard.io.files import open_plain, parse_json
 from shardyard.io.polling import until_over
 from shardyard.log import say
+from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import read_resolved
 from shardyard.trackers.service import WORDS
 from shardyard.units import format_count, format_seconds
 

@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from shardyard.config.paths import Sight, is_folder
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.sight import Sight, is_folder
 from shardyard.launchers.base import Launcher
 from shardyard.launchers.secrets import how_to_keep
 

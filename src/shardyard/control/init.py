@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.config.model.source import config_content, model_folder, read_shape
+from shardyard.config.paths import absent_problems, is_there, unseen_problems
 from shardyard.config.resolve import Preview
 from shardyard.config.rules.check import load_checked_recipe
-from shardyard.config.rules.generic_model import LACKS, generic_type
+from shardyard.config.rules.custom_module import LACKS, generic_type
 from shardyard.config.schema.data import Data
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.sight import absent_problems, is_there, unseen_problems
 from shardyard.config.sources import is_remote
 from shardyard.config.tasks import tasks_of
 from shardyard.control.reliefs import reliefs_of
@@ -27,8 +27,7 @@ from shardyard.families.images.registry import IMAGE_PRESETS, is_image_config
 from shardyard.families.presets import PRESETS, preset_named
 from shardyard.families.shape import ModelShape
 from shardyard.hardware.cluster import Cluster
-from shardyard.hardware.machine import Machine
-from shardyard.hardware.probe import probe
+from shardyard.hardware.machine import Machine, probe
 from shardyard.launchers.base import LAUNCHERS, launcher_class
 from shardyard.planner.format import candidate_name, fitting_words, settings_of
 from shardyard.planner.kernels import missing

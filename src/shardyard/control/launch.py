@@ -10,7 +10,7 @@ from shardyard.config.resolved import BackTo
 from shardyard.control.hub_access import access_problems
 from shardyard.control.job import Job, fetch_progress, launched_of, refuse_bench, refuse_unfinished
 from shardyard.control.model_check import refuse_other_weights
-from shardyard.control.prepared import data_line, find_prepared
+from shardyard.control.prepare_remote import data_line, find_prepared
 from shardyard.control.request import Request
 from shardyard.control.resume import propose_again, refuse_live
 from shardyard.control.submission import (

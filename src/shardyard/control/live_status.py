@@ -12,10 +12,10 @@ from statistics import median
 from typing import Any
 
 from shardyard.config.tasks import unit_of
+from shardyard.rundir.attempt_files import newest_resolved
 from shardyard.rundir.cost import Spending, read_spending
 from shardyard.rundir.jsonl import LOSSES, newest_evaluation, newest_steps, read_lines_backwards
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import newest_resolved
 from shardyard.rundir.state import RunState, read_state
 from shardyard.rundir.telemetry import Sample, newest_sample, nodes_with_telemetry
 

@@ -1,7 +1,7 @@
 """Folders whose tensors only transformers knows: compared by it, in a process of its own."""
 
 from shardyard.config.inspection import loads_weights
-from shardyard.config.rules.generic_model import is_generic
+from shardyard.config.rules.custom_module import is_generic
 from shardyard.config.weight_files import has_weight_files
 from shardyard.control.request import Request
 from shardyard.control.subprocesses import run_program

@@ -12,32 +12,31 @@ from shardyard.config.phases import of_phases
 from shardyard.config.resolve import Preview
 from shardyard.config.schema.recipe import Parallel, Recipe
 from shardyard.control.reliefs import reliefs_of, variants_of
-from shardyard.control.replan import Replanner, plan_of, refuse_unplannable
 from shardyard.control.request import Request, sources_of
+from shardyard.control.what_if import Replanner, plan_of, refuse_unplannable
 from shardyard.errors import RequestError
 from shardyard.families.shape import ModelShape
+from shardyard.hardware.catalogue import Rate
 from shardyard.hardware.cluster import Cluster
-from shardyard.hardware.machine import Machine
-from shardyard.hardware.prices import Rate
-from shardyard.hardware.probe import probe
+from shardyard.hardware.machine import Machine, probe
 from shardyard.log import say, warn
-from shardyard.planner.advice import Advice
 from shardyard.planner.calibration import Calibration, combined, read_calibration
 from shardyard.planner.dispatch import Model, Work, memory_of, work_of, work_with
 from shardyard.planner.dry_run import DryRun, Told, dry_run
+from shardyard.planner.effective_time import Recovery
 from shardyard.planner.format import settings_of
+from shardyard.planner.instance_search import Offer, Offers, offers
 from shardyard.planner.kernels import missing
 from shardyard.planner.layouts import Candidate, Search, nodes_that_fit, search
-from shardyard.planner.offers import Offer, Offers, offers
 from shardyard.planner.plan import (
     Plan,
     layout_name,
     planned_cluster,
     with_links,
 )
+from shardyard.planner.plan_diff import Advice
 from shardyard.planner.ranks import Ranks
 from shardyard.planner.reliefs import Relief
-from shardyard.planner.restart import Recovery
 from shardyard.planner.throughput import Price
 from shardyard.planner.workload import Workload
 
@@ -124,8 +123,8 @@ class Prediction:
 
     def page(self) -> str:
         """One HTML page, with pictures."""
-        from shardyard.report.pictures import no_pictures  # plots take 0.2 s to import
-        from shardyard.report.plan.plan_page import plan_page
+        from shardyard.report.charts import no_pictures  # plots take 0.2 s to import
+        from shardyard.report.plan.page import plan_page
 
         if why_none := no_pictures():
             warn(why_none)
@@ -255,8 +254,8 @@ def _work(
 
 def _advice(replanner: Replanner, plan: Plan, cluster: Cluster | None) -> Advice:
     # only where it is wanted: with what reads runs of before, a plan would start later
-    from shardyard.control.advice import advise
-    from shardyard.control.past_runs import PastRuns
+    from shardyard.control.suggestions import advise
+    from shardyard.control.what_if import PastRuns
 
     settled = replanner.settled
     devices = settled.cluster.devices

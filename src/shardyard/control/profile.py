@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shardyard.config.rules.profile_problems import is_ranks, ranks_of
+from shardyard.config.rules.observe import is_ranks, ranks_of
 from shardyard.control.follow import Tail
 from shardyard.control.job import fetch_progress
 from shardyard.control.run_location import RunHome, nodes_folder

@@ -16,8 +16,14 @@ from shardyard.config.dataset_name import dataset_words
 from shardyard.config.load import load_recipe
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import RequestError, ShardyardError, StorageError
-from shardyard.io.files import MOST_JSON_BYTES, parse_json, read_json_object, read_plain
-from shardyard.io.locks import close_locked, take_lock
+from shardyard.io.files import (
+    MOST_JSON_BYTES,
+    close_locked,
+    parse_json,
+    read_json_object,
+    read_plain,
+    take_lock,
+)
 from shardyard.launchers.ledger import Ledger
 from shardyard.rundir.layout import RunDir
 

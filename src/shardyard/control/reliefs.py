@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from shardyard.config.layout import Layout
 from shardyard.config.rules.check import load_checked_recipe
-from shardyard.config.rules.model_problems import misfits
+from shardyard.config.rules.model import misfits
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import RequestError
 from shardyard.families.shape import ModelShape
 from shardyard.hardware.cluster import Cluster
 from shardyard.planner.dispatch import Model, work_of
-from shardyard.planner.images.image_recipe import uncounted
+from shardyard.planner.images.step import uncounted
 from shardyard.planner.reliefs import Relief
 from shardyard.planner.workload import Workload
 

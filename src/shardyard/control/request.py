@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from shardyard.config.anchor import anchor_paths
 from shardyard.config.auto import Facts
 from shardyard.config.cluster_choice import devices_of_node
 from shardyard.config.inspection import inspect_folder, tokenizer_notes
@@ -25,6 +25,7 @@ from shardyard.config.model.source import (
     with_heads,
 )
 from shardyard.config.model_sizes import ModelSizes, sizes_of
+from shardyard.config.paths import Sight, absent_problems, anchor_paths, unseen_problems
 from shardyard.config.resolve import (
     Preview,
     keep_previous,
@@ -34,18 +35,19 @@ from shardyard.config.resolve import (
 )
 from shardyard.config.resolved import DataFacts, Resolved, settings_in
 from shardyard.config.rules.check import load_checked_recipe
-from shardyard.config.rules.generic_model import (
+from shardyard.config.rules.custom_module import (
+    FOLLOWING_A_SHAPE,
     LACKS,
+    NO_SHAPE,
     generic_type,
     is_generic,
+    known_shape,
     on_generic_path,
 )
-from shardyard.config.rules.model_problems import misfits
-from shardyard.config.rules.own_module import FOLLOWING_A_SHAPE, NO_SHAPE, known_shape
+from shardyard.config.rules.model import misfits
 from shardyard.config.rules.trainable import trainable_problems
 from shardyard.config.run_length import length_problems
 from shardyard.config.schema.recipe import Model, Recipe
-from shardyard.config.sight import Sight, absent_problems, unseen_problems
 from shardyard.control.alerts import refuse_wrong_addresses
 from shardyard.errors import Problem, RecipeError, RequestError, ShardyardError
 from shardyard.families.images.network import ImageNetwork
@@ -398,3 +400,34 @@ def refuse_misfits(
         found += length_problems(recipe)
     if found:
         raise RecipeError(found)
+
+
+# A recipe with every setting that can be known before its data is prepared.
+
+
+def resolve_recipe(recipe: Source | Sequence[Source], *overrides: Source) -> Preview:
+    """Check a recipe and settle what is ``auto``, with the reason of each; needs no data.
+
+    Args:
+        recipe: The path of a YAML file, a dict of sections, or a ``Recipe``; or several of them.
+        overrides: ``section.key=value``, or more of the recipe; later ones win.
+
+    Raises:
+        RequestError: Anything in it is wrong; every problem that can be seen is named.
+    """
+    words = sources_of(recipe, overrides)
+    return Request.read(words, to_train=False, needs_weights=False, only_looks=True).preview()
+
+
+def settings_of(request: Request, preview: Preview) -> dict[str, dict[str, Any]]:
+    """Dotted name -> ``value`` and ``reason`` of every setting, as `shardyard config` has them."""
+    given = settings_in(request.recipe.model_dump(mode="json", exclude_unset=True))
+    values = settings_in(preview.recipe.model_dump(mode="json"))
+    return {
+        name: {
+            "value": value,
+            "reason": preview.reasons.get(name, "given" if name in given else "default"),
+        }
+        for name, value in values.items()
+        if value != {} or name != "secrets"  # a section without settings
+    }

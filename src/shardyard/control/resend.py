@@ -2,13 +2,13 @@
 
 import os
 
-from shardyard.config.compatibility import EXPORTERS, check_packages
-from shardyard.config.rules.exporter_problems import services_of
+from shardyard.config.rules.observe import services_of
+from shardyard.config.versions import EXPORTERS, check_packages
 from shardyard.errors import LostError, RequestError
 from shardyard.launchers.secrets import resolve_local
 from shardyard.log import say, warn
+from shardyard.rundir.attempt_files import newest_resolved
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import newest_resolved
 from shardyard.trackers.service import PREFIXES
 from shardyard.trackers.supervisor import send_now
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from shardyard.config.batch import first_batch
+from shardyard.config.formulas import first_batch
 from shardyard.config.load import load_recipe
 from shardyard.config.resolved import BackTo, DataFacts, Resolved
 from shardyard.config.rules.check import load_checked_recipe
@@ -18,10 +18,10 @@ from shardyard.errors import RequestError
 from shardyard.launchers.base import Launcher
 from shardyard.launchers.ledger import SIDE_DETAIL, Entry, Ledger
 from shardyard.log import say
+from shardyard.rundir.attempt_files import newest_resolved
 from shardyard.rundir.cost import read_spending
 from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import newest_resolved
 from shardyard.rundir.state import read_state
 from shardyard.units import format_usd
 

@@ -2,7 +2,7 @@
 
 from fractions import Fraction
 
-from shardyard.config.batch import first_batch
+from shardyard.config.formulas import first_batch
 from shardyard.config.resolved import Resolved
 from shardyard.config.run_length import Length, asked_samples
 

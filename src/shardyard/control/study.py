@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shardyard.config.batch import first_batch
 from shardyard.config.cluster_choice import devices_of_node
+from shardyard.config.formulas import first_batch
 from shardyard.config.load import Source
 from shardyard.config.schema.recipe import Recipe
 from shardyard.control.plan import Prediction, predict
 from shardyard.control.request import Request
 from shardyard.cpu_quota import usable_cores
 from shardyard.errors import RequestError
-from shardyard.hardware.probe import probe
+from shardyard.hardware.machine import probe
 from shardyard.launchers.base import Launcher
 from shardyard.report.study.forecast import row_of
 from shardyard.report.study.rows import Hold, Row, Series

@@ -25,16 +25,22 @@ from shardyard.control.study import (
 from shardyard.control.submission import Launchers, Proposal, refusals
 from shardyard.cpu_quota import usable_cores
 from shardyard.errors import JsonFileError, RequestError, ShardyardError
-from shardyard.io.files import FILE_MODE, make_folder, read_json_object, write_json
-from shardyard.io.locks import close_locked, take_lock
+from shardyard.io.files import (
+    FILE_MODE,
+    close_locked,
+    make_folder,
+    read_json_object,
+    take_lock,
+    write_json,
+)
 from shardyard.launchers.base import JobState, Launcher
 from shardyard.launchers.ledger import Ledger
 from shardyard.log import say
 from shardyard.report.run_data import RunRecord, read_run
 from shardyard.report.study.forecast import row_of
 from shardyard.report.study.measured import measured_row
+from shardyard.report.study.page import write_study
 from shardyard.report.study.rows import Row
-from shardyard.report.study.write import write_study
 from shardyard.rundir.cost import read_spending
 from shardyard.rundir.layout import RunDir
 from shardyard.units import format_usd

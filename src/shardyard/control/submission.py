@@ -10,24 +10,22 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shardyard.config.compatibility import check_packages, engines_for
 from shardyard.config.load import dump_recipe
 from shardyard.config.machines import block_left_s
 from shardyard.config.model.source import config_content
 from shardyard.config.resolve import Preview, check_resume
 from shardyard.config.resolved import BackTo, Resolved
-from shardyard.config.rules.own_module import NO_SHAPE
+from shardyard.config.rules.custom_module import NO_SHAPE
 from shardyard.config.schema.launch import Kubernetes
 from shardyard.config.schema.recipe import Recipe
+from shardyard.config.versions import check_packages, engines_for
 from shardyard.control.code_bundle import describe_code, packed_code, send_code
 from shardyard.control.described_cluster import against_description, against_side_jobs
 from shardyard.control.request import Request, refuse_misfits
 from shardyard.errors import RequestError, StorageError
-from shardyard.hardware.machine import Machine
-from shardyard.hardware.probe import probe
+from shardyard.hardware.machine import Machine, probe
 from shardyard.image.dockerfile import without_code
-from shardyard.io.files import create_text, write_text
-from shardyard.io.locks import drop_lock, take_lock
+from shardyard.io.files import create_text, drop_lock, take_lock, write_text
 from shardyard.launchers.base import (
     LAUNCHERS,
     Launcher,
@@ -46,7 +44,7 @@ from shardyard.planner.phases import plan_phases
 from shardyard.planner.plan import Plan, planned_cluster
 from shardyard.plugins import brought
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.network_bench import NetworkBench
+from shardyard.rundir.network import NetworkBench
 from shardyard.units import format_seconds, format_usd
 
 Launchers = Mapping[str, Launcher]

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from shardyard.data.loader import Samples
-from shardyard.data.micro_batch import IGNORED, MicroBatch
+from shardyard.data.loader import IGNORED, MicroBatch, Samples
 from shardyard.data.optional_imports import extra
 from shardyard.data.readers.bert_h5 import ARRAYS
 from shardyard.errors import RequestError, StorageError

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shardyard.data.byte_ranges import shown
-from shardyard.data.readers.rows import kind_of, refuse_surrogates, some_keys
+from shardyard.data.readers.columns import kind_of, refuse_surrogates, some_keys
 from shardyard.errors import SourceError
 from shardyard.io.files import parse_json
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import BinaryIO
 
-from shardyard.config.data_formats import DATA_FORMATS
+from shardyard.config.data_choices import DATA_FORMATS
 from shardyard.config.split_names import Kind
 from shardyard.data.byte_ranges import Section, Span
-from shardyard.data.readers.rows import TextOf
+from shardyard.data.readers.columns import TextOf
 from shardyard.plugins import brought, loaded, part
 
 SECTION_BYTES = 64 * 1024
@@ -60,37 +60,37 @@ FORMATS: dict[str, Format] = {
     ),
     "jsonl": Format(
         suffixes=(".jsonl", ".ndjson"),
-        code="shardyard.data.readers.json_lines:read_json_lines",
+        code="shardyard.data.readers.json:read_json_lines",
         has_keys=True,
         is_divisible=True,
     ),
     "json": Format(
         suffixes=(".json",),
-        code="shardyard.data.readers.json_file:read_json_file",
+        code="shardyard.data.readers.json:read_json_file",
         has_keys=True,
         is_divisible=False,
     ),
     "jsonl_gz": Format(
         suffixes=(".jsonl.gz", ".ndjson.gz"),
-        code="shardyard.data.readers.json_lines:read_gzip",
+        code="shardyard.data.readers.json:read_gzip",
         has_keys=True,
         is_divisible=False,
     ),
     "jsonl_zst": Format(
         suffixes=(".jsonl.zst", ".ndjson.zst"),
-        code="shardyard.data.readers.json_lines:read_zstd",
+        code="shardyard.data.readers.json:read_zstd",
         has_keys=True,
         is_divisible=False,
     ),
     "jsonl_bz2": Format(
         suffixes=(".jsonl.bz2", ".ndjson.bz2"),
-        code="shardyard.data.readers.json_lines:read_bz2",
+        code="shardyard.data.readers.json:read_bz2",
         has_keys=True,
         is_divisible=False,
     ),
     "documents": Format(
         suffixes=(),
-        code="shardyard.data.readers.documents:read_documents",
+        code="shardyard.data.readers.text:read_documents",
         has_keys=False,
         is_divisible=True,
     ),

@@ -8,8 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from shardyard.io.files import FILE_MODE, MOST_JSON_BYTES, read_json_object
-from shardyard.io.locks import close_locked, take_lock
+from shardyard.io.files import FILE_MODE, MOST_JSON_BYTES, close_locked, read_json_object, take_lock
 
 MANIFESTS = ("manifest.json", "mixture.json")
 """File that is written last: of a dataset, and of a mixture, which reads other datasets."""

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardyard.config.mixture import SLOTS
-from shardyard.data.micro_batch import MicroBatch
+from shardyard.config.data_choices import SLOTS
+from shardyard.data.loader import MicroBatch
 from shardyard.data.order import GOLDEN, Positions, mix, permute_many, sample_indices
 from shardyard.data.samples import Prepare, Sample, SampleSet, side_by_side, unchanged
 

@@ -19,13 +19,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardyard.config.chat_templates import CHAT_TEMPLATES
-from shardyard.config.data_formats import DATA_FORMATS, PLAIN_TEXT
+from shardyard.config.data_choices import CHAT_TEMPLATES, DATA_FORMATS, PLAIN_TEXT
 from shardyard.config.dataset_name import source_word
 from shardyard.config.fingerprint import digest
 from shardyard.config.resolved import DataFacts
-from shardyard.config.rules.data_problems import not_trained
-from shardyard.config.rules.model_problems import vocabulary_problems
+from shardyard.config.rules.data import not_trained
+from shardyard.config.rules.model import vocabulary_problems
 from shardyard.config.schema.data import Data
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.task_lookup import task_row
@@ -33,19 +32,8 @@ from shardyard.config.tasks import imported
 from shardyard.cpu_quota import usable_cores
 from shardyard.data.byte_ranges import SourceFile
 from shardyard.data.content_cache import find_equal, record_sources
-from shardyard.data.encoders import LEARNT, Column
 from shardyard.data.formats import SECTION_BYTES, format_named
-from shardyard.data.pieces import (
-    SCRATCH,
-    SPLITS,
-    HoldOut,
-    TokenizePiece,
-    cannot_write,
-    encoder_in,
-    file_entry,
-    write_file,
-)
-from shardyard.data.readers.rows import TextOf
+from shardyard.data.readers.columns import TextOf
 from shardyard.data.rejected import refuse_rejected, refuse_rejected_in, rejected_of
 from shardyard.data.shards import COLUMNS_VERSION, FORMAT_VERSION, MANIFEST, read_facts, token_dtype
 from shardyard.data.sources import (
@@ -63,10 +51,21 @@ from shardyard.data.tokenizer import (
     train_tokenizer,
 )
 from shardyard.data.true_pairs import with_true_pairs
+from shardyard.data.work_units import (
+    LEARNT,
+    SCRATCH,
+    SPLITS,
+    Column,
+    HoldOut,
+    TokenizePiece,
+    cannot_write,
+    encoder_in,
+    file_entry,
+    write_file,
+)
 from shardyard.data.workers import Task, run_tasks
 from shardyard.errors import DataError, RecipeError, RequestError, SourceError
-from shardyard.io.files import flush_folder
-from shardyard.io.locks import locked
+from shardyard.io.files import flush_folder, locked
 from shardyard.plugins import PlugIn
 
 Progress = Callable[[str, int, int], None]
@@ -130,7 +129,7 @@ def prepare(
     if data.pack == "stream":
         return facts
     # Not above: it imports torch, which takes more seconds than a small corpus.
-    from shardyard.data.whole import with_samples
+    from shardyard.data.samples import with_samples
 
     return with_samples(facts, data)
 

@@ -22,7 +22,7 @@ from shardyard.data.formats import (
     kind_of,
     remedy_of,
 )
-from shardyard.data.readers.rows import TextOf
+from shardyard.data.readers.columns import TextOf
 from shardyard.data.stores.base import Found, find_all, open_file
 from shardyard.errors import RequestError, SourceError
 from shardyard.plugins import PlugIn, brought

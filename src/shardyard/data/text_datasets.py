@@ -14,15 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
+from shardyard.config.data_choices import SLOTS, slots_of
 from shardyard.config.dataset_name import MIXTURE_NAME
 from shardyard.config.fingerprint import digest
-from shardyard.config.mixture import SLOTS, slots_of
 from shardyard.config.resolved import DataFacts, PartFacts
 from shardyard.config.schema.data import Share
 from shardyard.config.schema.recipe import Recipe
-from shardyard.data.encoders import LEARNT
 from shardyard.data.mixture_manifest import MIXTURE
-from shardyard.data.pieces import SCRATCH, write_file
 from shardyard.data.prepare import (
     Progress,
     bos_token_of,
@@ -35,6 +33,7 @@ from shardyard.data.prepare import (
 )
 from shardyard.data.shards import TokenShards
 from shardyard.data.splits import corpus_of
+from shardyard.data.work_units import LEARNT, SCRATCH, write_file
 from shardyard.errors import RequestError
 from shardyard.io.files import flush_folder, read_json_object
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from shardyard.config.data_formats import DATA_FORMATS
+from shardyard.config.data_choices import DATA_FORMATS
 from shardyard.config.resolved import DataFacts
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.task_lookup import task_row
@@ -23,7 +23,7 @@ def with_true_pairs(facts: DataFacts, recipe: Recipe) -> DataFacts:
     if not task_row(recipe.task.name).judges_pairs or DATA_FORMATS[data.format].holds_ids:
         return facts
     # Not above: it imports torch, which takes more seconds than a small corpus.
-    from shardyard.data.pairs import share_of_true_pairs
+    from shardyard.data.sentence_pairs import share_of_true_pairs
 
     seq_len = _USUAL_PAIR if data.seq_len == "auto" else data.seq_len
     share = share_of_true_pairs(Path(facts.dir), seq_len=seq_len)

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from shardyard.config.compatibility import (
+from shardyard.config.schema.recipe import Checkpoint
+from shardyard.config.versions import (
     ENGINES,
     OLDEST_CODE,
     WHEEL_OF_OLDER,
@@ -21,15 +22,13 @@ from shardyard.config.compatibility import (
     installed_version,
     wheels_for_older,
 )
-from shardyard.config.schema.recipe import Checkpoint
 from shardyard.cpu_quota import processor_limit
 from shardyard.doctor.clock import clock_offset_s
 from shardyard.doctor.finding import Finding
 from shardyard.doctor.storage import check_disk, check_locks
 from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import accelerator_named
-from shardyard.hardware.machine import Machine
-from shardyard.hardware.probe import probe
+from shardyard.hardware.machine import Machine, probe
 from shardyard.memory_limit import MemoryLimit, memory_limit
 from shardyard.network_interface import VARIABLE, host_name_problem, problem_of
 from shardyard.units import format_bytes

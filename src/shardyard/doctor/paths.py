@@ -20,9 +20,9 @@ from shardyard.config.model.source import (
     network_if_known,
     shape_if_known,
 )
-from shardyard.config.rules.generic_model import generic_type
+from shardyard.config.paths import is_folder
+from shardyard.config.rules.custom_module import generic_type
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.sight import is_folder
 from shardyard.config.sources import is_name, is_remote
 from shardyard.doctor.finding import Finding
 from shardyard.doctor.storage import GIB, checkpoint_room, nearest_folder

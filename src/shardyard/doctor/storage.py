@@ -9,7 +9,7 @@ from pathlib import Path
 from shardyard.config.schema.recipe import Checkpoint
 from shardyard.doctor.finding import Finding
 from shardyard.errors import StorageError
-from shardyard.io.locks import missing_locks
+from shardyard.io.files import missing_locks
 from shardyard.units import format_bytes, format_seconds
 
 MIB, GIB = 2**20, 2**30

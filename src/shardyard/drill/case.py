@@ -16,19 +16,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from shardyard.drill.bits import Bits, compare_bits
 from shardyard.drill.case_state import Missed, Scene
-from shardyard.drill.disks import mount_own, unmount
-from shardyard.drill.facts import Ended, Facts, read_left_in
 from shardyard.drill.faults import Fault
-from shardyard.drill.left import Before
+from shardyard.drill.network import clock_of, network_of
+from shardyard.drill.observations import Before, Bits, Ended, Facts, compare_bits, read_left_in
 from shardyard.drill.recipe import Drilled
+from shardyard.drill.sandbox import mount_own, unmount
 from shardyard.drill.scene import Marked
-from shardyard.drill.surroundings import clock_of, network_of
 from shardyard.errors import RequestError
 from shardyard.io.polling import wait_for
 from shardyard.python_program import python_program
-from shardyard.rundir.drilled import FAULTS_VARIABLE
+from shardyard.rundir.contracts import FAULTS_VARIABLE
 from shardyard.rundir.jsonl import read_lines, read_lines_backwards
 from shardyard.rundir.layout import RunDir
 

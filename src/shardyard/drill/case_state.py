@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shardyard.drill.moved_clock import MovedClock
+from shardyard.drill.network import Network
+from shardyard.drill.sandbox import MovedClock
 from shardyard.drill.scene import Marked, parent_of, words_of
-from shardyard.drill.surroundings import Network
 from shardyard.io.files import parse_json
 from shardyard.io.polling import wait_for
-from shardyard.rundir.drilled import FAULT_MARK
+from shardyard.rundir.contracts import FAULT_MARK
 from shardyard.rundir.jsonl import read_lines
 from shardyard.rundir.layout import RunDir
 

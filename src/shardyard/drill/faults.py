@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from shardyard.drill import strikes
-from shardyard.drill.apart import why_not_apart
+from shardyard.drill import injectors
 from shardyard.drill.case_state import Scene
+from shardyard.drill.network import why_no_network
 from shardyard.drill.recipe import Drilled
-from shardyard.drill.surroundings import why_no_network
+from shardyard.drill.sandbox import why_not_apart
 
 BY_COMMAND = "answer"
 """Stands among kinds of events for the last words of the command line, of a run that ended."""
@@ -123,21 +123,21 @@ FAULTS: Mapping[str, Fault] = {
         how="SIGKILL to its process",
         acts_on="rank",
         named=_lost("SIGKILL"),
-        strike=strikes.kill_rank,
+        strike=injectors.kill_rank,
     ),
     "sigterm": Fault(
         what="the run is asked to stop",
         how="SIGTERM to the command line, or to the supervisor of several nodes",
         acts_on="run",
         named=Named(kinds=("draining",), words="SIGTERM"),
-        strike=strikes.end_run,
+        strike=injectors.end_run,
     ),
     "sigstop": Fault(
         what="a rank is stopped",
         how="SIGSTOP to its process",
         acts_on="rank",
         named=_hung("stopped"),
-        strike=strikes.stop_rank,
+        strike=injectors.stop_rank,
     ),
     "exception": Fault(
         what="a rank raises an exception",
@@ -191,12 +191,12 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "pulses": Fault(
         what="a rank is stopped now and then, for less than a hang",
-        how=f"from an early step on, in turn stopped for {strikes.STOPPED_S:g} s (SIGSTOP) and let "
-        f"go for {strikes.LET_GO_S:g} s (SIGCONT), until it is told",
+        how=f"from an early step on, in turn stopped for {injectors.STOPPED_S:g} s (SIGSTOP) and let "
+        f"go for {injectors.LET_GO_S:g} s (SIGCONT), until it is told",
         is_early=True,
         acts_on="rank",
         named=Named(kinds=("straggler",), words="what stopped|is_held_up True", who="rank"),
-        strike=strikes.pulse_rank,
+        strike=injectors.pulse_rank,
         fewest_steps=500,
     ),
     "nan": Fault(
@@ -220,14 +220,14 @@ FAULTS: Mapping[str, Fault] = {
         how="SIGKILL to the parent of its ranks",
         acts_on="node",
         named=Named(kinds=("worker_lost",), words="fork server .* SIGKILL"),
-        strike=strikes.kill_fork_server,
+        strike=injectors.kill_fork_server,
     ),
     "agent": Fault(
         what="the agent is killed",
         how="SIGKILL to the parent of the fork server",
         acts_on="node",
         named=Named(kinds=(BY_COMMAND,), words="agent .* SIGKILL"),
-        strike=strikes.kill_agent,
+        strike=injectors.kill_agent,
         most_nodes=1,
     ),
     "command-line": Fault(
@@ -235,7 +235,7 @@ FAULTS: Mapping[str, Fault] = {
         how="SIGKILL to `shardyard train`",
         acts_on="run",
         named=Named(kinds=("draining",), words="SIGHUP"),
-        strike=strikes.kill_command_line,
+        strike=injectors.kill_command_line,
         most_nodes=1,
     ),
     "supervisor": Fault(
@@ -243,7 +243,7 @@ FAULTS: Mapping[str, Fault] = {
         how="SIGKILL to the process that `launch --on local` left",
         acts_on="run",
         named=Named(kinds=("draining",), words="SIGTERM"),
-        strike=strikes.kill_supervisor,
+        strike=injectors.kill_supervisor,
         fewest_nodes=2,
     ),
     "lost-node": Fault(
@@ -251,7 +251,7 @@ FAULTS: Mapping[str, Fault] = {
         how="SIGKILL to its program, and by the kernel to its agent and ranks",
         acts_on="node",
         named=Named(kinds=("node_lost",), words="", who="node"),
-        strike=strikes.kill_node,
+        strike=injectors.kill_node,
         node="last",
         fewest_nodes=2,
     ),
@@ -260,7 +260,7 @@ FAULTS: Mapping[str, Fault] = {
         how="as lost-node, of node 0",
         acts_on="node",
         named=Named(kinds=("node_lost",), words="", who="node"),
-        strike=strikes.kill_node,
+        strike=injectors.kill_node,
         node="first",
         fewest_nodes=2,
     ),
@@ -269,7 +269,7 @@ FAULTS: Mapping[str, Fault] = {
         how="SIGKILL to a rank of it, at each start, until the others go on without it",
         acts_on="node",
         named=Named(kinds=("node_left_out",), words="losses in a row", who="node"),
-        strike=strikes.break_node,
+        strike=injectors.break_node,
         node="last",
         fewest_nodes=2,
         needs_spare_node=True,
@@ -279,7 +279,7 @@ FAULTS: Mapping[str, Fault] = {
         how="one is killed, and started again once the others go on without it",
         acts_on="node",
         named=Named(kinds=("resized",), words="world_size"),
-        strike=strikes.replace_node,
+        strike=injectors.replace_node,
         node="last",
         fewest_nodes=2,
         needs_spare_node=True,
@@ -290,18 +290,18 @@ FAULTS: Mapping[str, Fault] = {
         how="none of its packets arrives, until its agent has ended or the others go on",
         acts_on="node",
         named=Named(kinds=("node_lost",), words="", who="node"),
-        strike=strikes.cut_network,
+        strike=injectors.cut_network,
         node="last",
         fewest_nodes=2,
         needs_network=True,
     ),
     "delay-and-loss": Fault(
         what="the network between the nodes is bad",
-        how=f"each packet comes {1e3 * strikes.DELAY_S:g} ms late, and {strikes.LOSS:.0%} of them "
+        how=f"each packet comes {1e3 * injectors.DELAY_S:g} ms late, and {injectors.LOSS:.0%} of them "
         "do not come",
         acts_on="run",
         named=None,
-        strike=strikes.make_network_bad,
+        strike=injectors.make_network_bad,
         fewest_nodes=2,
         needs_network=True,
     ),
@@ -310,7 +310,7 @@ FAULTS: Mapping[str, Fault] = {
         how="that of the Python processes of the last node, forwards or back",
         acts_on="node",
         named=None,
-        strike=strikes.move_clock,
+        strike=injectors.move_clock,
         node="last",
         needs_clock=True,
     ),
@@ -319,21 +319,21 @@ FAULTS: Mapping[str, Fault] = {
         how="SIGKILL at a random moment of a save",
         acts_on="rank",
         named=_lost("SIGKILL"),
-        strike=strikes.kill_in_save,
+        strike=injectors.kill_in_save,
     ),
     "kill-in-load": Fault(
         what="a rank is killed, and again while a restart loads",
         how="SIGKILL twice, and another at a random moment of the second restart's load",
         acts_on="rank",
         named=_lost("SIGKILL"),
-        strike=strikes.kill_in_load,
+        strike=injectors.kill_in_load,
     ),
     "kill-in-snapshot": Fault(
         what="a rank is killed while its state is copied into a snapshot",
         how="SIGKILL at a random moment of a copy",
         acts_on="rank",
         named=_lost("SIGKILL"),
-        strike=strikes.kill_in_snapshot,
+        strike=injectors.kill_in_snapshot,
         needs_snapshots=True,
     ),
     "damaged-checkpoint": Fault(
@@ -341,15 +341,15 @@ FAULTS: Mapping[str, Fault] = {
         how="SIGKILL to a rank, then the last 64 bytes of a tensor file turned over",
         acts_on="run",
         named=Named(kinds=("checkpoint_loaded",), words="damaged.*SHA-256"),
-        strike=strikes.damage_checkpoint,
+        strike=injectors.damage_checkpoint,
     ),
     "vanished-folder": Fault(
         what="the run folder vanishes, and comes back before the run is resumed",
         how="the folder is renamed",
         acts_on="run",
         named=Named(kinds=(BY_COMMAND,), words="is not there any more"),
-        strike=strikes.take_folder_away,
-        mend=strikes.bring_folder_back,
+        strike=injectors.take_folder_away,
+        mend=injectors.bring_folder_back,
         most_nodes=1,
     ),
     "full-run-folder": Fault(
@@ -357,8 +357,8 @@ FAULTS: Mapping[str, Fault] = {
         how="its file system, of the case's own, is made as small as what it holds",
         acts_on="run",
         named=Named(kinds=("attempt_ended", BY_COMMAND), words="[Nn]o space left"),
-        strike=strikes.fill_run_folder,
-        mend=strikes.empty_run_folder,
+        strike=injectors.fill_run_folder,
+        mend=injectors.empty_run_folder,
         own_disk="run",
     ),
     "full-scratch": Fault(
@@ -366,7 +366,7 @@ FAULTS: Mapping[str, Fault] = {
         how="as full-run-folder; a run that trains needs no more of it",
         acts_on="run",
         named=None,
-        strike=strikes.fill_scratch,
+        strike=injectors.fill_scratch,
         own_disk="scratch",
     ),
     "full-shm": Fault(
@@ -374,8 +374,8 @@ FAULTS: Mapping[str, Fault] = {
         how="as full-run-folder, and SIGKILL to a rank",
         acts_on="node",
         named=Named(kinds=("attempt_ended", BY_COMMAND), words="/dev/shm is full"),
-        strike=strikes.fill_shared_memory,
-        mend=strikes.empty_shared_memory,
+        strike=injectors.fill_shared_memory,
+        mend=injectors.empty_shared_memory,
         own_disk="shared memory",
     ),
     "power": Fault(
@@ -383,8 +383,8 @@ FAULTS: Mapping[str, Fault] = {
         how="SIGKILL to every process of the run",
         acts_on="machine",
         named=None,
-        strike=strikes.kill_everything,
-        mend=strikes.lose_memory,
+        strike=injectors.kill_everything,
+        mend=injectors.lose_memory,
     ),
 }
 """Name -> fault, in the order of the result."""

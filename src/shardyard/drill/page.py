@@ -6,7 +6,7 @@ Pure: what a drill has found in, text out.
 from shardyard.drill.faults import FAULTS
 from shardyard.drill.run import Case, Drill, Row
 from shardyard.drill.verdict import PHASES
-from shardyard.report.markup import esc, render_page, render_section, render_table
+from shardyard.report.html import esc, render_page, render_section, render_table
 from shardyard.units import format_seconds
 
 _COLOURS = {

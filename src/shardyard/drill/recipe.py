@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardyard.config.cluster_choice import devices_of_node
+from shardyard.config.formulas import takes_snapshots
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.snapshots import takes_snapshots
 from shardyard.control.request import Request
 from shardyard.errors import RequestError
 

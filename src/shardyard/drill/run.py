@@ -7,10 +7,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from shardyard.drill.bits import OUTCOMES, Outcome
 from shardyard.drill.case import Place, forget_checkpoints, run_case, run_of, run_twin
-from shardyard.drill.facts import Facts
 from shardyard.drill.faults import FAULTS
+from shardyard.drill.observations import OUTCOMES, Facts, Outcome
 from shardyard.drill.recipe import Drilled
 from shardyard.drill.verdict import PHASES, Verdict, judge
 from shardyard.errors import RequestError, ShardyardError

@@ -9,9 +9,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shardyard.drill.bits import Bits, Outcome
-from shardyard.drill.facts import Facts
 from shardyard.drill.faults import BY_COMMAND, Fault, Named
+from shardyard.drill.observations import Bits, Facts, Outcome
 from shardyard.rundir.jsonl import LOSSES
 
 NOTICES = (

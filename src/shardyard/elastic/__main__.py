@@ -20,24 +20,23 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from shardyard import network_interface
 from shardyard.config.allocator import let_memory_grow
-from shardyard.config.metrics_place import metrics_place
+from shardyard.config.endpoints import metrics_place
+from shardyard.config.formulas import snapshot_labels, steps_between_checkpoints
 from shardyard.config.resolved import Resolved
 from shardyard.config.secret_variables import without_secrets
-from shardyard.config.snapshots import snapshot_labels, steps_between_checkpoints
 from shardyard.data.in_use import InUse
 from shardyard.elastic import forkserver
-from shardyard.elastic.agent_memory import NOTES, AgentMemory
 from shardyard.elastic.drain import DrainRequest, end_with
-from shardyard.elastic.garbage import no_search
+from shardyard.elastic.forkserver import no_search
+from shardyard.elastic.heartbeat import NOTES, AgentMemory
 from shardyard.errors import LostNodeError, ShardyardError, StorageError
 from shardyard.foreign_variables import remove_for_agent
 from shardyard.io.files import make_folder
 from shardyard.io.sanitize import log_line
 from shardyard.observe.exporter import RunReader, exporting
+from shardyard.rundir.attempt_files import read_resolved, read_store_place
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease
-from shardyard.rundir.resolved import read_resolved
-from shardyard.rundir.store_place import read_store_place
 from shardyard.telemetry.supervisor import Ranks, TelemetryBeside
 
 if TYPE_CHECKING:
@@ -108,7 +107,7 @@ def _conduct(
         # Imported now: the fork server imports the same modules at the same time.
         with no_search():
             from shardyard.elastic.agent import Attempt
-            from shardyard.elastic.neighbour import Neighbour
+            from shardyard.elastic.peer_snapshots import Neighbour
             from shardyard.elastic.worker import run_worker
 
         telemetry = _telemetry(run, args, resolved, notes)
@@ -195,7 +194,9 @@ def _rank_seconds(notes: AgentMemory | None, resolved: Resolved) -> list[tuple[i
 
 def _ranks(notes: AgentMemory | None, resolved: Resolved) -> Ranks:
     """The last step of each rank of this node; empty before any has noted one."""
-    from shardyard.elastic.notes import read_notes  # imports torch, as the fork server does first
+    from shardyard.elastic.heartbeat import (
+        read_notes,  # imports torch, as the fork server does first
+    )
 
     count = resolved.recipe.cluster.devices
     assert isinstance(count, int)

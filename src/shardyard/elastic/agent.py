@@ -24,20 +24,20 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
-from shardyard.config.meeting_place import parse_meeting_place
+from shardyard.config.endpoints import parse_meeting_place
 from shardyard.config.resolved import Resolved
-from shardyard.config.rules.timeouts import restart_timeout_s
+from shardyard.config.rules.elastic import restart_timeout_s
 from shardyard.config.schema.recipe import Recipe
-from shardyard.elastic.agent_memory import AgentMemory
+from shardyard.elastic.agent_messages import Node
 from shardyard.elastic.device_watch import Findings
 from shardyard.elastic.drain import DrainRequest
 from shardyard.elastic.folder_watch import FolderWatch
 from shardyard.elastic.group import DRAINED, GroupAgent, StoppedBeforeStart
 from shardyard.elastic.hang_watch import Budgets
-from shardyard.elastic.leave_out import LeftOut, wait_for_end, was_left_out
+from shardyard.elastic.heartbeat import AgentMemory
 from shardyard.elastic.meeting_wait import MeetingWait
-from shardyard.elastic.neighbour import Neighbour
-from shardyard.elastic.notices import Node
+from shardyard.elastic.node_exclusion import LeftOut, wait_for_end, was_left_out
+from shardyard.elastic.peer_snapshots import Neighbour
 from shardyard.elastic.rendezvous.c10d import (
     Meeting,
     Rendezvous,
@@ -52,10 +52,10 @@ from shardyard.elastic.seal import Seal
 from shardyard.elastic.worker import failure_path
 from shardyard.elastic.worker_failures import Loss, first_cause
 from shardyard.errors import LostNodeError, ShardyardError, StorageError
+from shardyard.rundir.attempt_files import StorePlace, read_store_place
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.run_secret import run_secret
 from shardyard.rundir.state import end_of_attempt
-from shardyard.rundir.store_place import StorePlace, read_store_place
 
 Worker = Callable[[str, int, int], str]
 """Entry point of a worker: (run_dir, attempt, generation) -> outcome."""

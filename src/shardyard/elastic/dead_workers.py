@@ -4,8 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from shardyard.elastic import forkserver
-from shardyard.elastic.agent_memory import AgentMemory
-from shardyard.elastic.notes import read_notes
+from shardyard.elastic.heartbeat import AgentMemory, read_notes
 from shardyard.elastic.restart_budget import durable_step, last_finished_step, steps_done
 from shardyard.elastic.worker import failure_path, read_failure
 from shardyard.elastic.worker_failures import (

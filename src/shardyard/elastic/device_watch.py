@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from shardyard.elastic.notices import Node, Notices
+from shardyard.elastic.agent_messages import Node, Notices
 from shardyard.hardware.network_counters import link_bits_per_s
 from shardyard.rundir.jsonl import read_lines
 from shardyard.rundir.layout import RunDir
-from shardyard.telemetry.health.device_judge import NetworkJudge
+from shardyard.telemetry.health.devices import NetworkJudge
 
 _LOOK_EVERY_S = 2.0
 PROBLEM, WELL, PROGRAM = "device_problem", "device_well", "program_error"

@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from shardyard.errors import RequestError
-from shardyard.rundir.drilled import FAULT_MARK
-from shardyard.rundir.drilled import FAULTS_VARIABLE as VARIABLE
+from shardyard.rundir.contracts import FAULT_MARK
+from shardyard.rundir.contracts import FAULTS_VARIABLE as VARIABLE
 from shardyard.train.hooks import Faults
 
 _FOREVER_S = 86_400

@@ -12,8 +12,8 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import util
 from pathlib import Path
@@ -24,9 +24,25 @@ from shardyard.config.schema.recipe import Recipe
 from shardyard.config.secret_variables import withheld
 from shardyard.config.tasks import TASKS
 from shardyard.elastic.drain import signal_at_parent_death
-from shardyard.elastic.garbage import no_search
 from shardyard.errors import StorageError
-from shardyard.io.locks import close_locked, take_lock
+from shardyard.io.files import close_locked, take_lock
+
+# No search for garbage while modules are imported: they are none, and there are ever more of them.
+#
+# The searches take a tenth of what a fork server needs for its imports (docs/benchmarks.md).
+
+
+@contextmanager
+def no_search() -> Iterator[None]:
+    """Put it off until what is open is over."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
 
 _ALWAYS = (
     "torch",

@@ -23,23 +23,20 @@ from torch.distributed.elastic.agent.server.api import (
 )
 
 from shardyard import torch_private
-from shardyard.elastic.agent_memory import AgentMemory
+from shardyard.elastic.agent_messages import Node, Notices
 from shardyard.elastic.dead_workers import Generation
 from shardyard.elastic.device_watch import DeviceWatch, Findings
 from shardyard.elastic.devshm_errors import semaphores_told
 from shardyard.elastic.drain import DrainRequest
-from shardyard.elastic.hang import Hang
 from shardyard.elastic.hang_finder import HangFinder
-from shardyard.elastic.hang_watch import Budgets, HangWatch
-from shardyard.elastic.leave_out import LeftOut, Verdicts, began_on, lost_node
-from shardyard.elastic.neighbour import Neighbour, Place
-from shardyard.elastic.notes import forget_notes, read_notes
-from shardyard.elastic.notices import Node, Notices
+from shardyard.elastic.hang_watch import Budgets, Hang, HangWatch
+from shardyard.elastic.heartbeat import AgentMemory, forget_notes, read_notes
+from shardyard.elastic.node_exclusion import LeftOut, VerdictRules, Verdicts, began_on, lost_node
+from shardyard.elastic.peer_snapshots import Neighbour, Place
 from shardyard.elastic.processes import ProcessesAgent, parking_of
 from shardyard.elastic.rendezvous.c10d import Rendezvous
 from shardyard.elastic.restart_budget import Restarts, durable_step, earlier_failures
-from shardyard.elastic.slow_ranks import SlowRanks
-from shardyard.elastic.verdict_rules import VerdictRules
+from shardyard.elastic.slowdown import SlowRanks
 from shardyard.elastic.worker_failures import (
     Loss,
     LostNode,
@@ -52,9 +49,9 @@ from shardyard.errors import StorageError
 from shardyard.io.polling import wait_for
 from shardyard.memory_limit import OutOfMemoryKills
 from shardyard.network_interface import address_of_node, for_workers
+from shardyard.rundir.attempt_files import StorePlace
 from shardyard.rundir.jsonl import EventWriter
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.store_place import StorePlace
 
 DRAINED = "drained"
 

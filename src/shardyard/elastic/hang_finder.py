@@ -16,10 +16,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from shardyard.elastic.hang import Doing, Hang, Look, culprits
-from shardyard.elastic.hang_watch import HangWatch
-from shardyard.elastic.notices import Notices
-from shardyard.elastic.stacks import Frame, dump_stacks
+from shardyard.elastic.agent_messages import Notices
+from shardyard.elastic.hang_watch import Doing, Hang, HangWatch, Look, culprits
+from shardyard.elastic.process_inspection import Frame, dump_stacks
 
 _ASK_AGAIN_S = 1.0
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from itertools import dropwhile, pairwise
 from operator import not_
 
-from shardyard.elastic.notices import Notices
+from shardyard.elastic.agent_messages import Notices
 
 WINDOW_S = 10.0
 """Over which looks are counted."""

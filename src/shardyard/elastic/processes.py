@@ -18,7 +18,7 @@ from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
 from shardyard import torch_private
 from shardyard.elastic import forkserver
 from shardyard.elastic.devshm_errors import semaphores_told
-from shardyard.elastic.parked import Parking
+from shardyard.elastic.standby import Parking
 from shardyard.io.polling import wait_for
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardyard.elastic.hang import Doing, Hang
+from shardyard.elastic.hang_watch import Doing, Hang
 from shardyard.elastic.worker_failures import OWN_SIGNALS, Loss, LostNode
 from shardyard.io.polling import growing_wait_s
 from shardyard.rundir.jsonl import read_lines, read_lines_backwards

@@ -25,20 +25,19 @@ import torch.distributed as dist
 
 from shardyard.config.schema.recipe import Recipe
 from shardyard.cpu_quota import usable_cores
-from shardyard.elastic.agent_memory import attach
 from shardyard.elastic.devshm_errors import semaphores_told
 from shardyard.elastic.drain import signal_at_parent_death
-from shardyard.elastic.notes import own_notes
+from shardyard.elastic.heartbeat import attach, own_notes
+from shardyard.elastic.process_inspection import dump_on_signal
 from shardyard.elastic.rendezvous.c10d import worker_store
 from shardyard.elastic.seal import Seal
 from shardyard.elastic.sealed_objects import seal_objects
-from shardyard.elastic.stacks import dump_on_signal
 from shardyard.errors import LostNodeError, LostRankError, ShardyardError, StorageError
 from shardyard.io.files import make_folder, read_json_object
 from shardyard.parallel.device import process_group_backend, select_device
+from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.jsonl import EventWriter
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import read_resolved
 from shardyard.rundir.run_secret import run_secret
 from shardyard.set_up import set_up_errors_named
 

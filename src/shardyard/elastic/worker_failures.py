@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from shardyard.elastic.forkserver import ServerEnd
-from shardyard.elastic.hang import Hang
+from shardyard.elastic.hang_watch import Hang
 
 _SIGNAL_HINTS = {
     "SIGKILL": "often the kernel's out-of-memory killer; look at `dmesg`",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 import shardyard
-from shardyard.config.compatibility import OLDEST_CODE, WHEEL_OF_OLDER, wheels_for_older
+from shardyard.config.versions import OLDEST_CODE, WHEEL_OF_OLDER, wheels_for_older
 from shardyard.errors import RequestError
 from shardyard.hardware.accelerator import Accelerator
 from shardyard.hardware.catalogue import instance, instance_names
@@ -349,7 +349,7 @@ def _end(base: Base) -> str:
         labels |= {f"shardyard.{name}": value for name, value in stack.labels.items()}
     lines = " \\\n".join(f'      {name}="{value}"' for name, value in labels.items())
     return f"""\
-RUN python3 -c 'from shardyard.config.compatibility import check_packages; check_packages()'
+RUN python3 -c 'from shardyard.config.versions import check_packages; check_packages()'
 LABEL {lines.strip()}
 ENV PYTHONUNBUFFERED=1
 USER {USER_ID}:{USER_ID}

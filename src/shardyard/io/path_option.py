@@ -21,9 +21,9 @@ class LocalPath(click.Path):
         ctx: click.Context | None,
     ) -> Any:
         # `--help` waits for no schema
-        from shardyard.config.credentials import show, without_secrets
-        from shardyard.config.reach import why_not_reached
-        from shardyard.config.rules.text_problems import why_no_path
+        from shardyard.config.paths import why_not_reached
+        from shardyard.config.rules.data import why_no_path
+        from shardyard.config.secrets import show, without_secrets
 
         text = os.fspath(value)
         why = why_no_path(text) or why_not_reached(text)

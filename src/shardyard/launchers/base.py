@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Literal, Protocol, get_args, runtime_checkable
 
+from shardyard.config.paths import Sight
 from shardyard.config.resolved import BackTo
 from shardyard.config.schema.launch import Launch
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.sight import Sight
 from shardyard.doctor.finding import Finding
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.hardware.cluster import Cluster
@@ -25,7 +25,7 @@ from shardyard.launchers.ledger import SIDE_DETAIL, EntryForm, Ledger
 from shardyard.launchers.log_markers import NONCE_VARIABLE
 from shardyard.launchers.node_rank import Place, Variables
 from shardyard.plugins import PlugIn, installed, loaded, part
-from shardyard.rundir.network_bench import BENCH_VARIABLE, NetworkBench
+from shardyard.rundir.network import BENCH_VARIABLE, NetworkBench
 from shardyard.units import parse_seconds
 
 LAUNCHERS: dict[str, str] = {
@@ -38,7 +38,7 @@ LAUNCHERS: dict[str, str] = {
 
 
 PLACES: dict[str, str] = {
-    "slurm": "shardyard.launchers.slurm.place:in_job",
+    "slurm": "shardyard.launchers.slurm.node_rank:in_job",
     "jobset": "shardyard.launchers.kubernetes.node_rank:in_jobset",
     "trainjob": "shardyard.launchers.kubernetes.node_rank:in_trainjob",
     "pytorchjob": "shardyard.launchers.kubernetes.node_rank:in_pytorchjob",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardyard.config.globs import matches_of
-from shardyard.config.reach import why_not_reached
+from shardyard.config.paths import why_not_reached
 from shardyard.errors import RequestError
 from shardyard.git import git
 from shardyard.launchers.private_files import tokens_in, why_private

@@ -29,8 +29,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from shardyard.errors import RequestError, StorageError
-from shardyard.io.files import FILE_MODE, break_links, flush_folder, make_folder, parse_json
-from shardyard.io.locks import drop_lock, take_lock
+from shardyard.io.files import (
+    FILE_MODE,
+    break_links,
+    drop_lock,
+    flush_folder,
+    make_folder,
+    parse_json,
+    take_lock,
+)
 
 if TYPE_CHECKING:
     from shardyard.launchers.base import Submission

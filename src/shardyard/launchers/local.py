@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from shardyard.config.machines import refuse_renting
+from shardyard.config.paths import Sight
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.sight import Sight
 from shardyard.errors import (
     EXIT_DRAINED,
     EXIT_INTERRUPTED,

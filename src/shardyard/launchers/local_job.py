@@ -22,7 +22,7 @@ from typing import Any
 from shardyard.cpu_quota import usable_cores
 from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED, LostNodeError, StorageError
 from shardyard.io.files import read_json_object, write_json
-from shardyard.rundir.drilled import hosts_of
+from shardyard.rundir.contracts import hosts_of
 from shardyard.rundir.layout import RunDir
 
 MODULE = "shardyard.launchers.local_job"

@@ -15,10 +15,9 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from urllib.parse import quote
 
-from shardyard.config.credentials import HIDDEN
-from shardyard.config.reach import why_not_reached
+from shardyard.config.paths import why_not_reached
 from shardyard.config.schema.launch import Launch
-from shardyard.config.secret_reference import Kind, Reference, parse_reference, parse_references
+from shardyard.config.secrets import HIDDEN, Kind, Reference, parse_reference, parse_references
 from shardyard.errors import AccessError, RequestError, ShardyardError
 
 _TOKEN = re.compile(r"(TOKEN|KEY|KEY_ID)$")

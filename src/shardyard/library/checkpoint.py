@@ -21,7 +21,7 @@ from shardyard.checkpoint.load import choose, load_tensors, read_shapes, read_va
 from shardyard.checkpoint.retention import step_name
 from shardyard.checkpoint.save import Abandoned, Saver
 from shardyard.errors import CheckpointError, NotFiniteError, RequestError
-from shardyard.library.state import Optimizers, listed, sharded
+from shardyard.library.model import Optimizers, listed, sharded
 from shardyard.log import warn
 
 _TIMEOUT_S = 600.0

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from shardyard.errors import RequestError
-from shardyard.library.state import sharded
+from shardyard.library.model import sharded
 from shardyard.library.step import clip_gradients
 
 _TORCHS: Any = torch.nn.utils.clip_grad_norm_

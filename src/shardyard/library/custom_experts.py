@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from shardyard import torch_private
 from shardyard.errors import Problem, RequestError
 from shardyard.library.model_group import divided_gradient
-from shardyard.parallel.data import Placement
+from shardyard.parallel.custom_module import names_matching
+from shardyard.parallel.fsdp import Placement
 from shardyard.parallel.mesh import Mesh
-from shardyard.parallel.tensor_plan import names_matching
 from shardyard.torch_private import tree_map
 
 _FORMATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

@@ -22,10 +22,9 @@ from shardyard.library.model_group import divided_gradient, group_of
 from shardyard.library.model_parallel import generate_together
 from shardyard.parallel.apply import shard_script
 from shardyard.parallel.collectives import all_gather
+from shardyard.parallel.custom_module import module_problems, read_plan, split_by_plan
 from shardyard.parallel.mesh import Mesh
-from shardyard.parallel.own_module import module_problems
 from shardyard.parallel.rank_agreement import checksum_of
-from shardyard.parallel.tensor_plan import read_plan, split_by_plan
 from shardyard.torch_private import tree_leaves, tree_map
 
 Fact = tuple[tuple[int, ...], str, int]

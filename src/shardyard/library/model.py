@@ -1,23 +1,214 @@
 """Split a model over a mesh: one of a known family, or a module of the user's own."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypedDict, TypeVar, Unpack
+from typing import Any, Protocol, TypedDict, TypeVar, Unpack
 
+import torch
+import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
 
+from shardyard.config.layout import WHY_NOT
 from shardyard.config.weight_files import read_weight_files
 from shardyard.config.weights_match import match_weights
-from shardyard.errors import DataError, RequestError
+from shardyard.errors import DataError, Problem, RecipeError, RequestError
 from shardyard.families.shape import ModelShape
 from shardyard.library.mesh import local_device
-from shardyard.library.own import shard_own
-from shardyard.library.state import Reader, Sharded, attach, is_sharded, sharded
-from shardyard.library.supported import known_shape, shard_known
+from shardyard.library.supported import known_shape, request, shard_known
 from shardyard.models import build
+from shardyard.models.batch_norm import BatchNorms
+from shardyard.parallel import apply
+from shardyard.parallel.custom_module import (
+    blocks_named,
+    module_problems,
+    read_plan,
+    refuse_differing_weights,
+    refuse_scalars,
+)
 from shardyard.parallel.host_group import host_group
 from shardyard.parallel.mesh import Mesh
-from shardyard.parallel.own_module import refuse_differing_weights, refuse_scalars
+from shardyard.tasks.custom import Loss, OwnComputation
+from shardyard.tasks.loss_computation import Computation
+
+# A module of the user's own: sharded block by block, and split over tp by a plan.
+
+_OPTIONS = ("compile", "compute", "output", "prefetch", "recompute", "reduce")
+
+
+def shard_own(
+    model: nn.Module,
+    mesh: Mesh,
+    *,
+    blocks: Sequence[str],
+    plan: Mapping[str, str],
+    options: Mapping[str, Any],
+) -> "OwnModel":
+    """Change a module in place.
+
+    Raises:
+        RecipeError: Axes, names or sizes that do not fit; all of them.
+        RequestError: A setting is not for modules of one's own.
+    """
+    others = [name for name in options if name not in _OPTIONS]
+    if others:
+        raise RequestError(
+            f"{others[0]} is for models of a known family; {type(model).__name__} is a module of "
+            f"your own. It takes blocks, plan, {', '.join(_OPTIONS)}."
+        )
+    recipe = request(mesh, options, shape=None, seq_len=None)
+    tp = mesh.layout.tp
+    words, found = read_plan(model, plan, tp=tp)
+    chosen, unmatched = blocks_named(model, blocks)
+    found += [*_axis_problems(mesh, plan), *unmatched, *module_problems(model, chosen, tp=tp)]
+    if found:
+        raise RecipeError(found, "parallelize()")
+    remedy = apply.REMEDY.format("build_mesh(zero=2)")
+    norms = apply.parallelize_own(
+        model, mesh, recipe=recipe, blocks=chosen, words=words, remedy=remedy
+    )
+    return OwnModel(model, mesh, norms)
+
+
+def _axis_problems(mesh: Mesh, plan: Mapping[str, str]) -> list[Problem]:
+    found = []
+    for axis, reason in WHY_NOT.items():
+        degree = 1 if axis == "tp" else getattr(mesh.layout, axis)  # a plan says how tp splits
+        if degree > 1:
+            text = f"={degree}: in a module of your own {reason}. Use dp_replicate, dp_shard and tp"
+            found.append(Problem(f"parallel.{axis}", f"{text}."))
+    if mesh.layout.tp > 1 and not plan:
+        text = (
+            f"={mesh.layout.tp} but there is no plan of what it splits. Give plan=, for instance "
+            '{"layers.*.up": "columns", "layers.*.down": "rows"}.'
+        )
+        found.append(Problem("parallel.tp", text))
+    return found
+
+
+class OwnModel:
+    """Reads batches by the loss function that comes with each call."""
+
+    held_twice: Collection[str] = ()
+
+    def __init__(self, model: nn.Module, mesh: Mesh, norms: BatchNorms | None) -> None:
+        self._model = model
+        self._mesh = mesh
+        self._norms = norms
+
+    def read(
+        self, batches: Sequence[Any], loss: Loss | None
+    ) -> tuple[Computation[Any], Sequence[Any]]:
+        """The batches as they are."""
+        if loss is None:
+            raise RequestError(
+                f"what the loss of a {type(self._model).__name__} is, only you know. Give loss=, a "
+                "function of (model, batch) that returns the sum of the losses and their number."
+            )
+        computation = OwnComputation(
+            self._model, self._mesh, loss, said_by="loss=", norms=self._norms
+        )
+        return computation, batches
+
+
+# What belongs to the layout of a model, hung on the model as one attribute.
+
+Optimizers = Optimizer | Sequence[Optimizer] | None
+"""One, several that step parameters of their own, or none."""
+_NAME = "_shardyard"
+
+
+class Reader(Protocol):
+    """How the batches of a script are read, and what computes them."""
+
+    @property
+    def held_twice(self) -> Collection[str]:
+        """Names of parameters that both ends of a pipeline hold."""
+
+    def read(
+        self, batches: Sequence[Any], loss: Loss | None
+    ) -> tuple[Computation[Any], Sequence[Any]]:
+        """What computes them, and the batches in its form.
+
+        Raises:
+            RequestError: They cannot be computed.
+        """
+
+
+@dataclass(kw_only=True)
+class Sharded:
+    """A model's place in a mesh."""
+
+    mesh: Mesh
+    device: torch.device
+    reader: Reader
+    params: dict[str, nn.Parameter]
+    """Named once: FSDP shows other parameters while they are gathered."""
+    has_weights: bool
+    """False from the meta device until weights are filled or loaded."""
+    is_known: bool
+    """A model of a family that recipes train, not one of the user's own."""
+    built_as: type[nn.Module] | None = None
+    """The class of a model that ``wrap`` changed, and that the script still calls."""
+    finish_saves: Callable[[], None] | None = field(default=None, repr=False)
+    """Waits until the checkpoints of a loop are durable; None: no loop writes any."""
+    control: dist.ProcessGroup = field(repr=False)
+    """A gloo group of all ranks, for facts in host memory."""
+
+    def agree(self, fact: Any) -> list[Any]:
+        """A small fact of every rank, by rank. All ranks call it."""
+        facts: list[Any] = [None] * self.mesh.layout.world_size
+        dist.all_gather_object(facts, fact, group=self.control)
+        return facts
+
+    def names_on_all_ranks(self, names: Iterable[str]) -> set[str]:
+        """Names that any rank has: stages of pp, and experts of ep, are on some. All call it."""
+        mine = list(names)
+        if self.mesh.layout.pp == self.mesh.layout.ep == 1:
+            return set(mine)
+        return {name for found in self.agree(mine) for name in found}
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether a model has been through ``parallelize``."""
+    return hasattr(model, _NAME)
+
+
+def attach(model: nn.Module, sharded: Sharded) -> None:
+    """Hang it on the model."""
+    setattr(model, _NAME, sharded)
+
+
+def sharded(model: nn.Module) -> Sharded:
+    """What hangs on a model.
+
+    Raises:
+        RequestError: Nothing does.
+    """
+    found = getattr(model, _NAME, None)
+    if not isinstance(found, Sharded):
+        raise RequestError(
+            f"this {type(model).__name__} is in no mesh yet: gradients, norms and checkpoints are "
+            "those of all ranks together. Call model = shardyard.parallelize(model, mesh, ...) "
+            "first, and pass the model that it returns."
+        )
+    return found
+
+
+def listed(optimizer: Optimizers) -> Sequence[Optimizer]:
+    """One optimizer, several, or none, as a list."""
+    if optimizer is None:
+        return ()
+    found = tuple(optimizer) if isinstance(optimizer, list | tuple) else (optimizer,)
+    for each in found:
+        if not isinstance(each, Optimizer):
+            raise RequestError(
+                f"{type(each).__name__} is no torch.optim.Optimizer. Give one, or several in a "
+                "list; a scheduler is made of each."
+            )
+    return found
+
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 

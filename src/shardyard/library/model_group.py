@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from shardyard.data.micro_batch import IGNORED
+from shardyard.data.loader import IGNORED
 from shardyard.errors import RequestError
 from shardyard.parallel.collectives import all_gather, exchange
 from shardyard.parallel.mesh import Mesh

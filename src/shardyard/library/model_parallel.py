@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import ModelOutput
 
 from shardyard.config.schema.recipe import Recipe
-from shardyard.data.micro_batch import IGNORED, MicroBatch
+from shardyard.data.loader import IGNORED, MicroBatch
 from shardyard.errors import RequestError
 from shardyard.families.family import Family
 from shardyard.families.file_tensors import file_tensors
@@ -31,7 +31,7 @@ from shardyard.models.attention import NAME
 from shardyard.models.build import put_ours
 from shardyard.models.forward import ForwardPass
 from shardyard.parallel import apply
-from shardyard.parallel.data import reshard
+from shardyard.parallel.fsdp import reshard
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.model import ParallelModel
 from shardyard.tasks.token_losses import LanguageModel

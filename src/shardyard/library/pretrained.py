@@ -14,7 +14,7 @@ from shardyard.errors import RequestError, StorageError
 from shardyard.families.family import Family
 from shardyard.families.file_tensors import file_tensors
 from shardyard.families.registry import family_of
-from shardyard.library.state import Sharded, sharded
+from shardyard.library.model import Sharded, sharded
 
 
 def export(model: nn.Module, folder: str | Path) -> None:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from shardyard.errors import RequestError
 from shardyard.library.checkpoint import Loaded, Saves, load_checkpoint
 from shardyard.library.generators import give_back_to_rank, once, states_of
-from shardyard.library.state import Sharded, listed, sharded
+from shardyard.library.model import Sharded, listed, sharded
 from shardyard.library.termination import BeforeTermination
 from shardyard.log import say, warn
 from shardyard.parallel.host_group import host_group

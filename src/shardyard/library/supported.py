@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from shardyard.config.model_defaults import compute_on, dropout_of, output_of, seq_len_of
-from shardyard.config.rules.model_problems import misfits
+from shardyard.config.rules.model import misfits
 from shardyard.config.rules.plan_only import settings_planned_only
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.tasks import tasks_of
 from shardyard.config.validate import recipe_of
-from shardyard.data.micro_batch import IGNORED, MicroBatch
+from shardyard.data.loader import IGNORED, MicroBatch
 from shardyard.errors import Problem, RecipeError, RequestError
 from shardyard.families.config_json import CAUSAL_CLASSES, shape_of_config
 from shardyard.families.registry import (

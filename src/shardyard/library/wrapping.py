@@ -22,7 +22,6 @@ from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import RecipeError, RequestError
 from shardyard.library.clipping import replace_clip_grad_norm
 from shardyard.library.custom_script import check_own_script, shard_own_script
-from shardyard.library.exact_mean import ExactMean
 from shardyard.library.fully_sharded import (
     check_shardable,
     refuse_added_parameters,
@@ -30,19 +29,23 @@ from shardyard.library.fully_sharded import (
     watch_parts,
 )
 from shardyard.library.mesh import build_mesh, devices_per_node, local_device
-from shardyard.library.model import refuse_second_split
+from shardyard.library.model import Sharded, attach, listed, refuse_second_split
 from shardyard.library.model_parallel import check_splittable, shard_known_script
 from shardyard.library.replicated import replicate
 from shardyard.library.sharded_tensors import guard_sharded_tensors, place_state
-from shardyard.library.state import Sharded, attach, listed
+from shardyard.library.step import ExactMean
 from shardyard.log import say, warn
 from shardyard.memory_limit import usable_memory_bytes
 from shardyard.parallel.apply import shard_script
+from shardyard.parallel.custom_module import (
+    blocks_named,
+    module_problems,
+    names_matching,
+    rank_with_other_weights,
+)
 from shardyard.parallel.device import total_memory_bytes
 from shardyard.parallel.host_group import host_group
 from shardyard.parallel.mesh import Mesh
-from shardyard.parallel.own_module import blocks_named, module_problems, rank_with_other_weights
-from shardyard.parallel.tensor_plan import names_matching
 from shardyard.tasks.custom import Loss
 from shardyard.units import format_bytes
 

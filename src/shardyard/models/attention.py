@@ -98,7 +98,7 @@ class AttentionByLength:
         window: int | None = None,
         softcap: float | None = None,
     ) -> Tensor:
-        assert softcap is None, "refused: config/attention.py"
+        assert softcap is None, "refused: config/formulas.py"
         samples, heads, length = q_BHLE.shape[:3]
         q_THE, k_TKE, v_TKE = (
             x.transpose(1, 2).flatten(0, 1) for x in (q_BHLE, k_BKLE, v_BKLE)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from shardyard.families.family import Family
 from shardyard.models.attention import Attention
-from shardyard.models.dropout import SampleKeys
+from shardyard.models.random import SampleKeys
 from shardyard.models.submodules import blocks_of, part_of
 
 

@@ -15,7 +15,7 @@ from shardyard.families.family import Family
 from shardyard.families.file_tensors import Piece, file_tensors, stored_names, whole_shape
 from shardyard.families.lora import is_adapter
 from shardyard.file_faults import why_no_content
-from shardyard.io.safetensors_header import StoredTensor
+from shardyard.io.digests import StoredTensor
 from shardyard.models.local_shard import LocalShard, local_shard
 
 

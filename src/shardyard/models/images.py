@@ -17,7 +17,9 @@ from shardyard.errors import RequestError
 from shardyard.families.images.network import ImageKind, ImageNetwork
 from shardyard.families.images.registry import KINDS
 from shardyard.models.batch_norm import KINDS as BATCH_NORMS
-from shardyard.models.counter_random import (
+from shardyard.models.folder_report import report_problems
+from shardyard.models.random import (
+    SampleKeys,
     keep_mask,
     key_of,
     normal,
@@ -25,8 +27,6 @@ from shardyard.models.counter_random import (
     random_bits,
     uniform,
 )
-from shardyard.models.dropout import SampleKeys
-from shardyard.models.folder_report import report_problems
 
 _HEAD = "classifier"
 _TRUNCATED_AT = 2.0

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from shardyard.errors import RequestError
 from shardyard.families.lora import A, is_adapter
-from shardyard.models.counter_random import key_of, normal, uniform
 from shardyard.models.local_shard import LocalShard, local_shard
 from shardyard.models.moe import Experts
+from shardyard.models.random import key_of, normal, uniform
 
 _PIECE = 2**22
 """Elements made at a time: bounds the int64 and fp64 scratch at about 200 MiB."""

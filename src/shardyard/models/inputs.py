@@ -25,7 +25,7 @@ class Inputs(NamedTuple):
     """Which tokens the head computes, of those (B x l) whose residual stream this rank holds; None:
     all."""
     targets: Tensor | None = None
-    """For a head that makes the sum of losses itself (``parallel/chunked_loss.py``), one for each
+    """For a head that makes the sum of losses itself (``parallel/loss.py``), one for each
     token that it computes; None: logits are asked for."""
     starts_BS: Tensor | None = None
     """Where documents begin (``document_starts``), for a model that attends by their lengths."""

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from shardyard.config.schema.recipe import Lora
 from shardyard.families.lora import A, B, scale_of, targets_of
 from shardyard.families.shape import ModelShape
-from shardyard.models.dropout import Dropout, SampleKeys
 from shardyard.models.local_shard import local_shard
+from shardyard.models.random import Dropout, SampleKeys
 
 _HOOK = "adapter"
 

@@ -3,7 +3,7 @@
 import sys
 
 from shardyard.io.terminal import run
-from shardyard.node.program import command
+from shardyard.node.main import command
 
 if __name__ == "__main__":
     sys.exit(run(command))

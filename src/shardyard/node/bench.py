@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from shardyard.bench import pairs, table
-from shardyard.bench.table import Measured
+from shardyard.bench import nccl_table
+from shardyard.bench.nccl_table import Measured
 from shardyard.config.schema.recipe import Recipe
 from shardyard.cpu_quota import usable_cores
 from shardyard.errors import RequestError, ShardyardError
@@ -32,10 +32,9 @@ from shardyard.node.network_check import (
 )
 from shardyard.python_program import python_program
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.network import Network, Transport
-from shardyard.rundir.network_bench import NetworkBench, answer_in, answer_line
+from shardyard.rundir.network import Network, NetworkBench, Transport, answer_in, answer_line
 
-_MODULE = "shardyard.elastic.collective_times"
+_MODULE = "shardyard.elastic.bench_worker"
 _POLL_S = 0.2
 _GRACE_S = 10.0
 """For the other ranks of a node to end by themselves after one has broken off."""
@@ -142,7 +141,7 @@ class _Told:
         self._bench, self._run, self._place, self._nonce = bench, run, place, nonce
         self._ranks: list[dict[str, Any]] = []
         self._rows: list[Measured] = []
-        self._pairs: dict[pairs.Pair, float] = {}
+        self._pairs: dict[nccl_table.Pair, float] = {}
         self._transport: Transport | None = None
         self._interfaces = ""
         self._is_network_told = False
@@ -163,12 +162,12 @@ class _Told:
                 self._mark("ranks", ranks=len(self._ranks), nodes=self._nodes)
             case "begins":
                 self._rows = []
-                collective = table.collective_named(answer["collective"])
-                _print(*table.preamble(collective, self._bench, self._ranks))
+                collective = nccl_table.collective_named(answer["collective"])
+                _print(*nccl_table.preamble(collective, self._bench, self._ranks))
             case "row":
                 self._rows.append(measured_of(answer))
                 self._mark("row", **answer)
-                _print(table.row(self._rows[-1], len(self._ranks)))
+                _print(nccl_table.row(self._rows[-1], len(self._ranks)))
             case "pair":
                 pair = (int(answer["a"]), int(answer["b"]))
                 self._pairs[pair] = self._pair_busbw_gbs(float(answer["seconds"]))
@@ -213,29 +212,29 @@ class _Told:
         return [each["node"] for each in self._ranks[:: self._bench.processes]]
 
     def _pair_busbw_gbs(self, seconds: float) -> float:
-        factor = table.bus_factor("all_reduce", 2 * self._bench.processes)
+        factor = nccl_table.bus_factor("all_reduce", 2 * self._bench.processes)
         return factor * self._bench.end_bytes / seconds / 1e9
 
     def _take_traffic(self, answer: dict[str, Any]) -> None:
         """The end of a table, or of all pairs."""
         if self._bench.is_pairs:
-            _print(*pairs.lines(self._pairs, self._nodes, self._bench.end_bytes))
+            _print(*nccl_table.lines(self._pairs, self._nodes, self._bench.end_bytes))
         else:
-            _print(*table.ending(self._rows, len(self._ranks)))
+            _print(*nccl_table.ending(self._rows, len(self._ranks)))
         if self._place.nodes == 1:
             return
         if not self._bench.is_pairs:
-            must = table.must_send(
-                table.collective_named(answer["collective"]),
+            must = nccl_table.must_send(
+                nccl_table.collective_named(answer["collective"]),
                 {int(size): calls for size, calls in answer["calls"].items()},
                 ranks=len(self._ranks),
                 nodes=self._place.nodes,
             )
             # nodes on one machine have all counted the same interfaces
             counted = answer["sent"][:1] if self._place.is_one_machine else answer["sent"]
-            carried = table.carried(counted)
+            carried = nccl_table.carried(counted)
             self._mark("traffic", collective=answer["collective"], must=must, carried=carried)
-            _print(*table.proof(carried, must))
+            _print(*nccl_table.proof(carried, must))
         if not self._is_network_told:
             self._tell_network(answer["sent"][0])
 
@@ -261,7 +260,7 @@ class _Told:
 
 def measured_of(answer: dict[str, Any]) -> Measured:
     """A row as rank 0 tells it."""
-    return Measured(**{**answer, "collective": table.collective_named(answer["collective"])})
+    return Measured(**{**answer, "collective": nccl_table.collective_named(answer["collective"])})
 
 
 def _print(*lines: str) -> None:

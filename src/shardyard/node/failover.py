@@ -16,12 +16,11 @@ from shardyard.log import say
 from shardyard.node.budget import Terms, held_to_limits
 from shardyard.node.handshake import Session
 from shardyard.node.preflight import Readiness, answering
+from shardyard.rundir.attempt_files import read_resolved, read_store_place
 from shardyard.rundir.cost import read_spending, seconds_since_count
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import is_held
-from shardyard.rundir.resolved import read_resolved
 from shardyard.rundir.state import has_attempt_ended
-from shardyard.rundir.store_place import read_store_place
 
 _POLL_S = 0.5
 _SUCCESSION_S = 30.0

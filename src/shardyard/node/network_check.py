@@ -20,10 +20,10 @@ from shardyard.hardware.catalogue import instance
 from shardyard.hardware.network_counters import busiest, sent_bytes, since
 from shardyard.io.polling import meanwhile
 from shardyard.log import say
+from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.jsonl import EventWriter
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.network import Network, Transport
-from shardyard.rundir.resolved import read_resolved
 
 _POLL_S = 1.0
 

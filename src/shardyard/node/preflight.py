@@ -17,8 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from shardyard.config.model.hub import Wanted, digest_of, fetch
-from shardyard.config.model.model_files import (
+from shardyard.config.model.files import (
     ModelFiles,
     differences,
     files_of,
@@ -27,18 +26,19 @@ from shardyard.config.model.model_files import (
     undecided,
     with_digests,
 )
-from shardyard.config.plug_ins_used import is_needed_to_train, plug_ins_of
+from shardyard.config.model.hub import Wanted, digest_of, fetch
 from shardyard.config.resolved import Resolved
 from shardyard.config.rules.check import load_checked_recipe
-from shardyard.control.prepare import prepare_data
+from shardyard.config.versions import is_needed_to_train, plug_ins_of
+from shardyard.control.attempt import prepare_data
 from shardyard.control.request import Request
 from shardyard.control.subprocesses import error_of
 from shardyard.errors import LostNodeError, RequestError, ShardyardError
 from shardyard.io.files import read_json_object, write_json
 from shardyard.io.polling import meanwhile, wait_for
 from shardyard.node.handshake import replace_quickly
+from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import read_resolved
 from shardyard.units import format_seconds
 
 State = Literal["at work", "ready", "refused", "stopped"]

@@ -25,14 +25,14 @@ from shardyard.launchers.base import SideJob
 from shardyard.launchers.log_markers import mark
 from shardyard.launchers.secrets import resolve_local
 from shardyard.node.log_markers import take_nonce
-from shardyard.node.program import stop
+from shardyard.node.main import stop
 from shardyard.rundir.layout import RunDir
 
 FUNCTIONS: dict[str, str] = {
-    "prepare": "shardyard.node.side_prepare:prepare",
-    "probe": "shardyard.node.side_probe:probe",
-    "export": "shardyard.node.side_export:export_there",
-    "fetch": "shardyard.node.side_fetch:serve",
+    "prepare": "shardyard.node.side_jobs:prepare",
+    "probe": "shardyard.node.side_jobs:probe",
+    "export": "shardyard.node.side_jobs:export_there",
+    "fetch": "shardyard.node.side_jobs:serve",
 }
 """Kind -> module:function, imported on first use: takes a ``SideWork``, returns plain JSON."""
 

@@ -16,13 +16,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardyard.config.metrics_place import MetricsPlace
+from shardyard.config.endpoints import MetricsPlace
 from shardyard.errors import RequestError
 from shardyard.io.files import make_folder, parse_json, write_text
 from shardyard.rundir.cost import read_spending
 from shardyard.rundir.jsonl import EVENT_KINDS, newest_steps, read_lines_backwards
 from shardyard.rundir.layout import RunDir, step_of_name
-from shardyard.rundir.run_metrics import (
+from shardyard.rundir.metrics import (
     CHECKPOINT_AGE,
     CHECKPOINT_EVERY,
     CHECKPOINT_STEP,

@@ -1,10 +1,15 @@
 """Where metric lines go: metrics.jsonl and TensorBoard."""
 
+import json
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-from shardyard.rundir.curves import scalars_of
+import numpy as np
+
+from shardyard.data.loader import MicroBatch, Samples
 from shardyard.rundir.jsonl import LineWriter
 from shardyard.rundir.layout import RunDir
+from shardyard.rundir.metrics import scalars_of
 
 
 class Sink(Protocol):
@@ -59,3 +64,21 @@ def open_sinks(run_dir: RunDir, *, tensorboard: bool, after_step: int = 0) -> li
     if tensorboard:
         sinks.append(TensorBoard(run_dir, after_step=after_step))
     return sinks
+
+
+# Which samples a rank reads, as marked lines of its log.
+
+SAMPLES_MARK = "@shardyard-samples "
+"""Begins a log line that says which samples this rank reads at a step."""
+
+
+def log_samples(step: int, batches: Sequence[MicroBatch], source: Samples) -> None:
+    """Print one marked line: positions in the stream of samples, and the samples there.
+
+    Takes micro-batches as the loader gives them, still in host memory. Padding is left out.
+    """
+    positions = np.concatenate([batch.samples_B.numpy() for batch in batches])
+    positions = positions[positions >= 0]
+    samples = source.sample_indices(positions)
+    line = {"step": step, "positions": positions.tolist(), "samples": samples.tolist()}
+    print(SAMPLES_MARK + json.dumps(line), flush=True)

@@ -10,44 +10,43 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from shardyard.config.attention import attends_by_length
+from shardyard.config.formulas import attends_by_length
+from shardyard.config.layout import blocks_by_stage
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.stages import blocks_by_stage
 from shardyard.families.family import Family
 from shardyard.families.shape import ModelShape
 from shardyard.models.attention import Attention, attention_by_length, sample_attention
 from shardyard.models.batch_norm import BatchNorms, batch_norms_in
-from shardyard.models.dropout import SampleKeys, add_dropout
+from shardyard.models.build import keep_blocks, stage_of
 from shardyard.models.forward import ForwardPass
 from shardyard.models.grad_scale import LossScale
 from shardyard.models.local_shard import local_shard
 from shardyard.models.lora import drop_in_adapters
-from shardyard.models.router_loss import RouterLoss, RouterTotals, RouterWeight
-from shardyard.models.stage import keep_blocks, stage_of
+from shardyard.models.moe import RouterLoss, RouterTotals, RouterWeight
+from shardyard.models.random import SampleKeys, add_dropout
 from shardyard.models.submodules import blocks_of, dropout_places, part_of
-from shardyard.parallel.chunked_loss import compute_in_chunks
-from shardyard.parallel.compute_copies import (
+from shardyard.parallel.context import context_attention, context_share
+from shardyard.parallel.custom_module import split_by_plan
+from shardyard.parallel.ddp import hold_whole, stays_whole
+from shardyard.parallel.expert import shard_experts, sparse_blocks
+from shardyard.parallel.fsdp import Groups, Placement, groups_of, reshard, shard_groups
+from shardyard.parallel.loss import VocabLoss, compute_in_chunks
+from shardyard.parallel.low_precision import (
+    DTYPES,
     ComputeCopies,
     can_hold_copies,
     compute_copies_of,
+    mixed_precision,
     return_in,
 )
-from shardyard.parallel.context import context_attention, context_share
-from shardyard.parallel.data import Groups, Placement, reshard, shard_groups
-from shardyard.parallel.ddp import hold_whole, stays_whole
-from shardyard.parallel.expert import shard_experts, sparse_blocks
-from shardyard.parallel.family_groups import groups_of
+from shardyard.parallel.matmul import refuse_wrapped
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.model import ParallelModel
 from shardyard.parallel.offload import ActivationOffload
 from shardyard.parallel.pipeline import Pipeline, StagePlan
-from shardyard.parallel.precision import DTYPES, mixed_precision
-from shardyard.parallel.product import refuse_wrapped
 from shardyard.parallel.recompute import apply_recompute, selective_contexts
 from shardyard.parallel.tensor import shard_tensors, token_share
-from shardyard.parallel.tensor_plan import split_by_plan
 from shardyard.parallel.uneven_gradients import handle_uneven_gradients
-from shardyard.parallel.vocab_loss import VocabLoss
 from shardyard.torch_private import allow_graphs
 
 REMEDY = "Use {}, which gathers all blocks on every rank, or let all ranks call the same blocks."
@@ -63,7 +62,7 @@ def parallelize(
     Of a pipeline only this rank's stages stay of the model.
 
     Args:
-        may_copy: One rank may compute with copies of the weights (``parallel/compute_copies.py``),
+        may_copy: One rank may compute with copies of the weights (``parallel/low_precision.py``),
             as whoever changes weights will say so.
 
     Returns:
@@ -322,19 +321,19 @@ def _compute_in(
     matrices: dict[str, nn.Linear] = {}
     product = None
     if in_float8:
-        from shardyard.parallel import float8  # torchao: an extra
+        from shardyard.parallel import matmul  # torchao: an extra
 
-        float8.mend_compiler()
+        matmul.mend_compiler()
         # a CPU has no such products; the command line refuses it, tests round as a device would
         emulate = mesh.dense.device_type == "cpu"
-        product = float8.Float8Product(recipe.precision.fp8_scaling, emulate=emulate)
-        matrices = float8.float8_matrices(blocks, family, tp=mesh.layout.tp)
+        product = matmul.Float8Product(recipe.precision.fp8_scaling, emulate=emulate)
+        matrices = matmul.float8_matrices(blocks, family, tp=mesh.layout.tp)
     if may_copy is not False and can_hold_copies(model, mesh, recipe, anywhere=may_copy is True):
         compiled = blocks.values() if recipe.model.compile else ()
         ComputeCopies(model, recipe, compiled=compiled, in_float8=matrices.values(), float8=product)
     elif product is not None:
         for module in matrices.values():  # before tensors are split, which ask how to multiply
-            float8.multiply_with(module, product)
+            matmul.multiply_with(module, product)
 
 
 def _attention(

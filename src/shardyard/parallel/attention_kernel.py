@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn.attention import activate_flash_attention_impl
 
-from shardyard.config.attention import attends_by_length, needs_mask
+from shardyard.config.formulas import attends_by_length, needs_mask
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import RequestError
 from shardyard.families.shape import ModelShape
@@ -22,7 +22,7 @@ from shardyard.models.attention import (
     sample_attention,
 )
 from shardyard.parallel.device import let_attend_by
-from shardyard.parallel.precision import DTYPES
+from shardyard.parallel.low_precision import DTYPES
 from shardyard.torch_private import KERNELS_OF_ATTENTION, TorchDispatchMode
 
 MOST_TOKENS = 1024

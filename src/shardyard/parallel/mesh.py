@@ -1,4 +1,4 @@
-"""The device mesh: which rank is where on each axis, as ``config/mesh_shape.py`` numbers them."""
+"""The device mesh: which rank is where on each axis, as ``config/layout.py`` numbers them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,8 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from shardyard.config.layout import Layout
-from shardyard.config.mesh_shape import Shape, context_shape, dense_shape, expert_shape
+from shardyard.config.layout import Layout, Shape, context_shape, dense_shape, expert_shape
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from shardyard.models.router_loss import RouterWeight
+from shardyard.models.moe import RouterWeight
+from shardyard.parallel.loss import VocabLoss
 from shardyard.parallel.pipeline import Pipeline
 from shardyard.parallel.step_counters import Statistics
-from shardyard.parallel.vocab_loss import VocabLoss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class ParallelModel:
     token_losses: VocabLoss
     """Sum of the losses of logits (B, l, V) against targets (B, l)."""
     loss_in_model: bool = False
-    """Whether the model, told targets, returns that sum itself (``parallel/chunked_loss.py``)."""
+    """Whether the model, told targets, returns that sum itself (``parallel/loss.py``)."""
     takes_starts: bool = False
     """Whether it is told where documents begin (``models/attention.py``)."""
     router_weight: RouterWeight | None = None

@@ -25,13 +25,13 @@ from torch.distributed.pipelining.schedules import (
 )
 from torch.distributed.tensor import DTensor
 
+from shardyard.config.layout import rank_of_stage
 from shardyard.config.schema.recipe import Parallel
-from shardyard.config.stages import rank_of_stage
-from shardyard.data.micro_batch import IGNORED
+from shardyard.data.loader import IGNORED
 from shardyard.errors import RequestError
 from shardyard.models.inputs import Inputs
 from shardyard.models.submodules import part_of
-from shardyard.parallel.data import GradientSync
+from shardyard.parallel.fsdp import GradientSync
 from shardyard.parallel.mesh import Mesh
 from shardyard.torch_private import torch_version
 

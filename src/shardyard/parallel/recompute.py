@@ -18,8 +18,8 @@ from torch.utils.checkpoint import (
 
 from shardyard import torch_private
 from shardyard.errors import RequestError
-from shardyard.models import grouped
-from shardyard.models.dropout import SampleKeys
+from shardyard.models import moe
+from shardyard.models.random import SampleKeys
 from shardyard.parallel import tensor
 from shardyard.parallel.offload import ActivationOffload
 
@@ -29,7 +29,7 @@ _SAVED_OPERATORS = {
     torch.ops.aten.bmm.default,
     torch.ops.aten.convolution.default,
     *torch_private.kept_by_selective_recompute(),
-    *grouped.SAVED_OPERATORS,
+    *moe.SAVED_OPERATORS,
     *tensor.SAVED_OPERATORS,
 }
 """What ``selective`` keeps: the costly results. Norms, activations and casts are made again."""

@@ -30,7 +30,7 @@ from shardyard.models.local_shard import parameter_of, place_in, place_of
 from shardyard.models.lora import adapter_of
 from shardyard.models.submodules import blocks_of, part_of
 from shardyard.parallel.collectives import all_gather, gather, reduce_scatter, sum_and_split
-from shardyard.parallel.product import Product, product_of
+from shardyard.parallel.matmul import Product, product_of
 from shardyard.torch_private import group_named, storage_key
 
 TOKENS = 1

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import assert_never
 
-from shardyard.config.layout import Layout
-from shardyard.config.masking import predicted_rows
-from shardyard.config.stages import blocks_by_stage
+from shardyard.config.data_choices import predicted_rows
+from shardyard.config.layout import Layout, blocks_by_stage
 from shardyard.families.family import Product
 from shardyard.families.shape import ModelShape
 from shardyard.hardware.cluster import Cluster

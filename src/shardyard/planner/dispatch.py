@@ -12,13 +12,10 @@ from shardyard.families.shape import ModelShape
 from shardyard.hardware.cluster import Cluster
 from shardyard.planner.calibration import Calibration
 from shardyard.planner.estimate import Estimate, estimate
-from shardyard.planner.flops import flops_per_token
-from shardyard.planner.images.image_memory import image_memory
-from shardyard.planner.images.image_recipe import image_step_of
-from shardyard.planner.images.image_savings import image_savings
-from shardyard.planner.images.image_step import ImageStep, image_step_on, with_image_layout
-from shardyard.planner.images.image_traffic import image_traffic
+from shardyard.planner.images.memory import image_memory, image_savings, image_traffic
+from shardyard.planner.images.step import ImageStep, image_step_of, image_step_on, with_image_layout
 from shardyard.planner.images.time import ImageEstimate, estimate_images
+from shardyard.planner.kernels import flops_per_token
 from shardyard.planner.memory import Fit, Memory, Term, memory
 from shardyard.planner.memory_savings import Saving, savings
 from shardyard.planner.offload import host_short, lacking_host, snapshot_bytes

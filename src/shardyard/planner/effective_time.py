@@ -11,7 +11,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from shardyard.config.formulas import (
+    ELASTIC_MTBF_S,
+    best_every,
+    is_elastic,
+    steps_between_checkpoints,
+    steps_between_snapshots,
+)
+from shardyard.config.rules.elastic import hang_min_s
+from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import RequestError
+from shardyard.planner.failure_rates import HARDWARE_SHARE, Mtbf, log_log
 from shardyard.units import format_seconds
 
 FORMULA_LIMIT = 0.1
@@ -171,4 +181,317 @@ def _no_progress(mtbf_s: float, *, restart_s: float, interval_s: float) -> str:
         f"takes {format_seconds(restart_s)} and the next checkpoint comes "
         f"{format_seconds(interval_s)} after it. Use fewer nodes, save more often, or correct the "
         "MTBF per node."
+    )
+
+
+# Seconds that saving a checkpoint takes: what training waits for, what is written behind it.
+
+CHECKPOINT_BYTES_PER_S = 1.2e9
+"""Rate at which a node writes its part to shared storage: BLOOM-176B wrote 2.3 TB from 48 nodes in
+40 s (bigscience-workshop/bigscience, tr11 chronicles)."""
+
+STAGING_BYTES_PER_S = 10e9
+"""Rate at which a device's state is copied to host memory while training waits: some 40 % of PCIe 4
+in one direction."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveCost:
+    """What one checkpoint costs."""
+
+    bytes: float
+    """On disk, all ranks."""
+    blocking_s: float
+    """As long as training waits for it."""
+    write_s: float
+    """From then until it is durable; 0 where saving is synchronous."""
+
+    @classmethod
+    def of(cls, nbytes: float, *, devices: int, nodes: int) -> "SaveCost":
+        """Training waits for the copy to host memory, which each device makes of its own part;
+        behind it, each node writes its part."""
+        return cls(
+            bytes=nbytes,
+            blocking_s=nbytes / devices / STAGING_BYTES_PER_S,
+            write_s=nbytes / nodes / CHECKPOINT_BYTES_PER_S,
+        )
+
+
+# What one failure costs, phase by phase: the restart, and the work that is done again.
+#
+# Two kinds of failures are told apart. A lost node takes its processes and the memory of its agent
+# with it; a lost process leaves its agent, which starts the group again at once, from a snapshot in
+# memory if one is taken. A phase is the mean of both, by how often each comes. The names are those
+# that the events of a run account for, so that a plan and a run can be compared.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """One part of a restart: seconds of one failure, and why so many."""
+
+    name: str
+    seconds: float
+    reason: str
+    source: str
+
+
+SILENT_SHARE = 5_948 / (38_236 + 5_948)
+"""Of failures, those that no process dies of (hangs, mostly): found by their ranks not moving.
+Source: ByteRobust, SOSP 2025 (second hand): 5,948 implicit beside 38,236 explicit failures."""
+
+POLL_S = 0.1
+"""Between two looks of the agent at its workers (``elastic/agent.py``)."""
+
+NODE_SILENT_S = 3.0
+"""Until a node whose agent says nothing counts as gone (``elastic/group.py``)."""
+
+TEARDOWN_S = 0.5
+"""Destroying process groups; workers are killed, so no kernel is waited for.
+Source: NVIDIA Resiliency Extension, usage guide of in-process restart, "Restart latency"."""
+
+RENDEZVOUS_S = 1.0
+"""0.5 s to give out ranks and 0.5 s for a barrier of 16k ranks; the source of ``TEARDOWN_S``."""
+
+PUBLISHED_RESTARTS = ((16.0, 310.0), (256.0, 292.0), (2304.0, 1350.0))
+"""(GPUs, seconds) from a crash to training again, by restarting the job; the last is the middle of
+"15 to 30 min". Source: AWS Machine Learning Blog, 2025-12-15, checkpointless training on HyperPod,
+its baselines."""
+
+PUBLISHED_IN_PLACE = ((16.0, 50.0), (256.0, 47.0), (2304.0, 120.0))
+"""The same where processes are made anew on nodes that stay, without the job: the results beside
+those baselines; the last is "under 2 min"."""
+
+PARKED_SAVES_S = 0.421 - 0.254
+"""Of a restart in place, by processes that wait ready: 0.25 s and not 0.42 s for llama-tiny on 2
+CPU processes (restart-phases-20261123.json). On accelerators nothing of it is measured."""
+
+READ_BYTES_PER_S_PER_NODE = 2.3e12 / 40 / 48
+"""1.2 GB/s: 48 nodes wrote BLOOM's 2.3 TB in 40 s, on GPFS over NVMe; reading is taken to be as
+fast. Source: bigscience-workshop/bigscience, train/tr11-176B-ml/chronicles.md."""
+
+_NVRX = "NVIDIA Resiliency Extension, in-process usage guide, Restart latency"
+_HYPERPOD = "AWS ML blog 2025-12-15, HyperPod checkpointless training, and its baselines"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovery:
+    """What a run does about failures, as its recipe has it; by default as recipes are."""
+
+    checkpoint_every: int | None = None
+    """Steps; None: the best."""
+    hang_steps: float | None = 8.0
+    hang_min_s: float = 3.5
+    collective_timeout_s: float = 600.0
+    snapshot_every: int | Literal["auto"] | None = None
+    outlives_nodes: bool = False
+    """Whether the others go on from snapshots when a node is lost: the next one has its copy."""
+    longest_mtbf_s: float = math.inf
+    """Time between losses above which intervals grow no further."""
+    parks: bool = False
+    is_spot: bool = False
+    """Whether its nodes are spot instances, which AWS takes back."""
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> "Recovery":
+        """That of a recipe."""
+        elastic, every = recipe.elastic, steps_between_checkpoints(recipe)
+        goes_on = isinstance(elastic.min_nodes, int) and elastic.min_nodes < recipe.cluster.nodes
+        return cls(
+            checkpoint_every=None if every == "auto" else every,
+            hang_steps=elastic.hang_steps,
+            hang_min_s=hang_min_s(elastic),
+            collective_timeout_s=elastic.collective_timeout_s,
+            snapshot_every=steps_between_snapshots(recipe),
+            outlives_nodes=goes_on and elastic.snapshot_neighbour is True,
+            longest_mtbf_s=ELASTIC_MTBF_S if is_elastic(recipe) else math.inf,
+            parks=elastic.parked is True,
+            is_spot=recipe.cluster.capacity == "spot",
+        )
+
+    def hang_s(self, step_s: float) -> tuple[float, str]:
+        """Until a hang in a usual step is found, and what finds it."""
+        if self.hang_steps is None:
+            words = f"elastic.collective_timeout_s, {self.collective_timeout_s:g} s"
+            return self.collective_timeout_s, words
+        seconds = max(self.hang_min_s, self.hang_steps * step_s)
+        return seconds, f"{format_seconds(seconds)} without a move (elastic.hang_steps)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryTier:
+    """Snapshots in memory: from them a run goes on while its agents live."""
+
+    every: int
+    """Steps."""
+    interval_s: float
+    blocking_s: float
+    """Training waits for one copy."""
+    mtbf_s: float
+    """Between failures that they are there for, as the interval is chosen by."""
+    reason: str
+
+
+def memory_tier(
+    recovery: Recovery, *, step_s: float, copy_s: float, mtbf: Mtbf
+) -> MemoryTier | None:
+    """Snapshots of a run; None: it takes none.
+
+    Args:
+        copy_s: Of one rank's state into host memory.
+        mtbf: Of failures of any kind.
+    """
+    every = recovery.snapshot_every
+    if every is None:
+        return None
+    mtbf_s = mtbf.seconds if recovery.outlives_nodes else mtbf.seconds / (1 - mtbf.node_share)
+    mtbf_s = min(mtbf_s, recovery.longest_mtbf_s)
+    reason = f"elastic.snapshot_every={every}"
+    if every == "auto":
+        every = best_every(step_s=step_s, blocked_s=copy_s, counts_s=copy_s, mtbf_s=mtbf_s)
+        reason += f": a copy takes {format_seconds(copy_s)}, Daly"
+    return MemoryTier(
+        every=every, interval_s=every * step_s, blocking_s=copy_s, mtbf_s=mtbf_s, reason=reason
+    )
+
+
+def restart_phases(
+    *,
+    nodes: int,
+    devices: int,
+    checkpoint_bytes: float,
+    step_s: float,
+    recovery: Recovery,
+    node_share: float = HARDWARE_SHARE,
+) -> tuple[Phase, ...]:
+    """Phases of one restart with a spare node at hand, without the work done again.
+
+    Args:
+        checkpoint_bytes: One checkpoint on disk, all ranks.
+        step_s: A usual one, by which a hang is found.
+        node_share: Of failures, those that take a node away.
+    """
+    return (
+        _detect(recovery, step_s=step_s, node_share=node_share),
+        Phase(
+            name="teardown",
+            seconds=TEARDOWN_S,
+            reason="workers are killed, not asked",
+            source=_NVRX,
+        ),
+        Phase(
+            name="reschedule",
+            seconds=0.0,
+            reason="a spare node waits; without one, its replacement's time",
+            source="assumed",
+        ),
+        Phase(
+            name="rendezvous",
+            seconds=RENDEZVOUS_S,
+            reason="ranks given out, one barrier",
+            source=_NVRX,
+        ),
+        _init(devices, recovery, node_share=node_share),
+        _load(
+            checkpoint_bytes,
+            nodes=nodes,
+            devices=devices,
+            recovery=recovery,
+            node_share=node_share,
+        ),
+    )
+
+
+def _detect(recovery: Recovery, *, step_s: float, node_share: float) -> Phase:
+    hang_s, by = recovery.hang_s(step_s)
+    return Phase(
+        name="detect",
+        seconds=POLL_S + SILENT_SHARE * hang_s + node_share * NODE_SILENT_S,
+        reason=f"a dead process at once; {SILENT_SHARE:.1%} are silent and found by {by}; "
+        f"{_of_nodes(node_share)}, which is gone after {NODE_SILENT_S:g} s of silence",
+        source="ByteRobust, SOSP 2025 (second hand)",
+    )
+
+
+def _init(devices: int, recovery: Recovery, *, node_share: float) -> Phase:
+    whole_s = log_log(devices, PUBLISHED_RESTARTS)
+    in_place_s = log_log(devices, PUBLISHED_IN_PLACE) - (PARKED_SAVES_S if recovery.parks else 0.0)
+    before_s = POLL_S + TEARDOWN_S + RENDEZVOUS_S
+    parked = ", by parked processes" if recovery.parks else ""
+    return Phase(
+        name="init",
+        seconds=max(0.0, _mean(node=whole_s, process=in_place_s, node_share=node_share) - before_s),
+        reason=f"processes, imports, communicators, data, first step: what the phases before leave "
+        f"of {whole_s:.0f} s with another node ({_of_nodes(node_share)}) and {in_place_s:.0f} s "
+        f"in place{parked}, published for about this size",
+        source=_HYPERPOD,
+    )
+
+
+def _load(
+    checkpoint_bytes: float, *, nodes: int, devices: int, recovery: Recovery, node_share: float
+) -> Phase:
+    from_storage_s = checkpoint_bytes / (nodes * READ_BYTES_PER_S_PER_NODE)
+    reason = f"one checkpoint at {READ_BYTES_PER_S_PER_NODE / 1e9:.1f} GB/s per node"
+    in_place_s = from_storage_s
+    if recovery.snapshot_every is not None:
+        in_place_s = checkpoint_bytes / devices / STAGING_BYTES_PER_S
+        reason += f"; from memory where the node stays, {format_seconds(in_place_s)}"
+    return Phase(
+        name="load",
+        seconds=_mean(node=from_storage_s, process=in_place_s, node_share=node_share),
+        reason=reason,
+        source="BLOOM 176B: 2.3 TB in 40 s from 48 nodes, bigscience chronicles",
+    )
+
+
+def _mean(*, node: float, process: float, node_share: float) -> float:
+    """Of what a lost node and a lost process cost."""
+    return node_share * node + (1 - node_share) * process
+
+
+def _of_nodes(node_share: float) -> str:
+    return f"{node_share:.0%} of failures take a node away"
+
+
+def first_init_s(devices: int) -> float:
+    """Seconds before the first step of a run: as a whole restart, and nothing to find or end."""
+    return max(RENDEZVOUS_S, log_log(devices, PUBLISHED_RESTARTS) - POLL_S - TEARDOWN_S)
+
+
+def replay_phase(
+    *,
+    interval_s: float,
+    durable_lag_s: float,
+    memory: MemoryTier | None,
+    node_share: float = HARDWARE_SHARE,
+    outlives_nodes: bool = False,
+) -> Phase:
+    """Work of one failure that is done again, on average.
+
+    Args:
+        interval_s: Training time between two checkpoints.
+        durable_lag_s: From going on after a save until that save can be resumed from.
+        memory: Where a process is lost and no node, what is done since the last snapshot.
+        outlives_nodes: The same where a node is lost, whose neighbour has its snapshots.
+    """
+    lag = f" and {format_seconds(durable_lag_s)} until a save is durable" if durable_lag_s else ""
+    seconds = interval_s / 2 + durable_lag_s
+    reason = f"half of the {format_seconds(interval_s)} between checkpoints{lag}"
+    if memory is not None and outlives_nodes:
+        seconds = memory.interval_s / 2
+        reason = (
+            f"half of the {memory.every:,} steps between snapshots ({memory.reason}), of a lost "
+            "node by its neighbour's copy"
+        )
+    elif memory is not None:
+        seconds = _mean(node=seconds, process=memory.interval_s / 2, node_share=node_share)
+        reason += (
+            f"; where the node stays half of the {memory.every:,} steps between snapshots "
+            f"({memory.reason})"
+        )
+    return Phase(
+        name="replay",
+        seconds=seconds,
+        reason=reason,
+        source="failures fall anywhere in an interval",
     )

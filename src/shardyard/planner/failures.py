@@ -9,8 +9,19 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from shardyard.config.daly import best_every, daly_interval_s
-from shardyard.planner.effective_time import TimeShares, time_shares
+from shardyard.config.formulas import best_every, daly_interval_s
+from shardyard.planner.effective_time import (
+    MemoryTier,
+    Phase,
+    Recovery,
+    SaveCost,
+    TimeShares,
+    first_init_s,
+    memory_tier,
+    replay_phase,
+    restart_phases,
+    time_shares,
+)
 from shardyard.planner.failure_rates import (
     HOUR_S,
     REPLACEMENT_HOURS,
@@ -22,16 +33,6 @@ from shardyard.planner.failure_rates import (
     spare_nodes,
     with_reclaims,
 )
-from shardyard.planner.restart import (
-    MemoryTier,
-    Phase,
-    Recovery,
-    first_init_s,
-    memory_tier,
-    replay_phase,
-    restart_phases,
-)
-from shardyard.planner.saving import SaveCost
 from shardyard.units import format_seconds
 
 

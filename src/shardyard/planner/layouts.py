@@ -18,13 +18,13 @@ from shardyard.config.rules.layout import (
     expert_problems,
     stage_problems,
 )
-from shardyard.config.rules.model_problems import is_fp8_legal, is_left_uncompiled
+from shardyard.config.rules.model import is_fp8_legal, is_left_uncompiled
 from shardyard.errors import RequestError
 from shardyard.hardware.cluster import Cluster
 from shardyard.planner.calibration import Calibration
 from shardyard.planner.dispatch import Work, host_short_of, work_on_devices
-from shardyard.planner.images.image_step import ImageStep
 from shardyard.planner.images.layouts import ImageSpace
+from shardyard.planner.images.step import ImageStep
 from shardyard.planner.kernels import missing
 from shardyard.planner.memory import Fit, device_of, fit, peak
 from shardyard.planner.reliefs import Relief

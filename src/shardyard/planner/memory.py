@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, assert_never
 
 from shardyard.config.layout import Layout
-from shardyard.planner.logits import logits_bytes, logits_reason, with_logits
 from shardyard.planner.stages import (
     StageTrained,
     block_elements,
@@ -26,19 +25,22 @@ from shardyard.planner.stages import (
     stage_trained,
     table_parameters,
 )
-from shardyard.planner.states import (
+from shardyard.planner.state_memory import (
     earlier_passes,
     gathered_ahead_bytes,
     gathers,
     gradients_bytes,
     in_sum_bytes,
     left_of_last_pass_bytes,
+    logits_bytes,
+    logits_reason,
     optimizer_state_bytes,
     parameters_bytes,
     splits_gradients,
     splits_weights,
     waiting_bytes,
     whole_copy_bytes,
+    with_logits,
 )
 from shardyard.planner.workload import Workload
 from shardyard.units import format_bytes

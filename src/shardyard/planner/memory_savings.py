@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from shardyard.config.loss_chunk import LOSS_CHUNK
+from shardyard.config.formulas import LOSS_CHUNK
 from shardyard.planner.memory import peak
 from shardyard.planner.workload import Workload
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from shardyard.config.formulas import is_elastic, steps_between_snapshots
 from shardyard.config.resolved import Resolved
-from shardyard.config.rules.own_module import known_shape
+from shardyard.config.rules.custom_module import known_shape
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.snapshots import is_elastic, steps_between_snapshots
 from shardyard.hardware.machine import Machine
 from shardyard.planner.calibration import Calibration
 from shardyard.planner.dispatch import Model

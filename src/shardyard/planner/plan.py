@@ -7,8 +7,8 @@ Pure and quick. Training prints its line, writes it to plan.json and reads ``flo
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from shardyard.config.batch import steps_on
 from shardyard.config.cluster_choice import joined_cluster
+from shardyard.config.formulas import steps_on
 from shardyard.config.layout import Layout
 from shardyard.config.rules.layout import resolve_layout
 from shardyard.config.schema.recipe import Recipe
@@ -36,16 +36,14 @@ from shardyard.planner.dispatch import (
     unit_of,
     work_of,
 )
-from shardyard.planner.effective_time import NoProgressError
+from shardyard.planner.effective_time import NoProgressError, Recovery, SaveCost
 from shardyard.planner.failures import FailureOutlook, failure_plan
-from shardyard.planner.images.decoding import Decoding, decoding_of
+from shardyard.planner.images.step import Decoding, decoding_of
 from shardyard.planner.images.time import ImageEstimate
+from shardyard.planner.instance_search import samples_factor
 from shardyard.planner.kernels import missing
 from shardyard.planner.memory import Fit, Memory, Term, fit
 from shardyard.planner.memory_savings import Saving
-from shardyard.planner.quality import samples_factor
-from shardyard.planner.restart import Recovery
-from shardyard.planner.saving import SaveCost
 from shardyard.planner.step_time import TimeTerm
 from shardyard.planner.throughput import (
     Peak,

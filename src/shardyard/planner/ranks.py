@@ -1,6 +1,6 @@
 """Which rank is on which node and device, and where on each axis, as training will have it.
 
-By the shapes that ``parallel/mesh.py`` builds the meshes of (``config/mesh_shape.py``).
+By the shapes that ``parallel/mesh.py`` builds the meshes of (``config/layout.py``).
 """
 
 from collections.abc import Iterator
@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from shardyard.config.layout import Layout
-from shardyard.config.mesh_shape import Shape, context_shape, dense_shape, expert_shape
+from shardyard.config.layout import Layout, Shape, context_shape, dense_shape, expert_shape
 
 
 @dataclass(frozen=True, kw_only=True)

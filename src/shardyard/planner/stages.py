@@ -5,8 +5,7 @@ Without pipeline parallelism the whole model is one stage, first and last.
 
 from typing import NamedTuple, assert_never
 
-from shardyard.config.layout import Layout
-from shardyard.config.stages import Cut, blocks_by_stage, cut_by_cost, rank_of_stage
+from shardyard.config.layout import Cut, Layout, blocks_by_stage, cut_by_cost, rank_of_stage
 from shardyard.families.shape import ModelShape
 from shardyard.planner.workload import Techniques, Workload
 

@@ -7,14 +7,18 @@ A recipe becomes a workload here; a row of the table of published runs becomes o
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from shardyard.config.attention import attends_by_length, needs_mask
-from shardyard.config.batch import step_samples
-from shardyard.config.compute_copies import allows_compute_copies
+from shardyard.config.formulas import (
+    allows_compute_copies,
+    attends_by_length,
+    copies,
+    logits_of,
+    needs_mask,
+    step_samples,
+    waits_for_logits,
+)
 from shardyard.config.layout import Layout
-from shardyard.config.loss_chunk import logits_of, waits_for_logits
 from shardyard.config.optimizers import averages_of, moved_bytes, optimizer_of
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.snapshots import copies
 from shardyard.families.shape import ModelShape
 from shardyard.planner.trainable_parameters import Trained, trained_of
 
@@ -48,7 +52,7 @@ class Keeping:
     over ranks in the last one."""
     copies_on_one_rank: bool = False
     """One rank alone shards nothing: it keeps a copy of all in the computing format, and products
-    add to the gradients themselves (``parallel/compute_copies.py``)."""
+    add to the gradients themselves (``parallel/low_precision.py``)."""
     sums_each_block: bool = True
     """Each block's gradient is made whole, sent and freed; else only where blocks are gathered."""
 

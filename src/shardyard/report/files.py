@@ -2,8 +2,8 @@
 
 from shardyard.io.files import write_text
 from shardyard.log import warn
-from shardyard.report.pictures import no_pictures
-from shardyard.report.render import render
+from shardyard.report.charts import no_pictures
+from shardyard.report.page import render
 from shardyard.report.run_data import RunRecord, read_run
 from shardyard.report.summary import Summary, summarize
 from shardyard.report.write import render_markdown
@@ -30,7 +30,6 @@ def write_report(run: RunDir) -> Summary:
 
 def _panels(record: RunRecord) -> dict[str, str]:
     # matplotlib: half a second, not for a refused recipe
-    from shardyard.report.device_plots import device_panels
-    from shardyard.report.plots import panels
+    from shardyard.report.charts import device_panels, panels
 
     return {**panels(record), **device_panels(record)}

@@ -14,12 +14,12 @@ from shardyard.config.tasks import unit_of
 from shardyard.errors import RequestError, StorageError
 from shardyard.io.files import read_json_object, read_plain
 from shardyard.planner.plan import Plan
+from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.counted_lines import CountedLines, counted
 from shardyard.rundir.jsonl import read_lines
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import is_held
 from shardyard.rundir.profiles import StepProfile, read_profiles
-from shardyard.rundir.resolved import read_resolved
 from shardyard.rundir.state import state_of
 
 Line = dict[str, Any]

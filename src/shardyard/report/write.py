@@ -5,8 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from shardyard.io.sanitize import printable
 from shardyard.report.format import format_error, format_percent, format_value
-from shardyard.report.headline import tiles
-from shardyard.report.profile_rows import HEADS, profile_rows, profile_words
+from shardyard.report.page import HEADS, profile_rows, profile_words, tiles
 from shardyard.report.run_data import RunRecord
 from shardyard.report.summary import Summary
 from shardyard.report.walltime import PHASES

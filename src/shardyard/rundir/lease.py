@@ -12,8 +12,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shardyard.errors import RequestError, StorageError
-from shardyard.io.files import FILE_MODE, break_links, make_folder, open_plain, parse_json
-from shardyard.io.locks import adopt_lock, close_locked, lock_descriptors, take_lock
+from shardyard.io.files import (
+    FILE_MODE,
+    adopt_lock,
+    break_links,
+    close_locked,
+    lock_descriptors,
+    make_folder,
+    open_plain,
+    parse_json,
+    take_lock,
+)
 
 _SHARED = (
     " lease.json has a second name, as in a copy of the run made with `cp -al`: that may be the "

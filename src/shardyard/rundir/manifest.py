@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from shardyard import __version__
-from shardyard.config.compatibility import package_versions
-from shardyard.config.credentials import redact
+from shardyard.config.secrets import redact
+from shardyard.config.versions import package_versions
 from shardyard.git import git
 from shardyard.hardware.machine import Machine
 from shardyard.io.files import write_json

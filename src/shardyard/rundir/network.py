@@ -1,9 +1,12 @@
 """Over what the nodes of a run really talked to each other: the newest event of kind `network`."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
+from shardyard.errors import RequestError
+from shardyard.io.files import parse_json
 from shardyard.rundir.jsonl import read_lines_backwards
 from shardyard.rundir.layout import RunDir
 
@@ -52,3 +55,105 @@ def read_network(run_dir: RunDir) -> Network | None:
         if event.get("kind") == "network" and (found := network_of(event)) is not None:
             return found
     return None
+
+
+# What `shardyard bench network` asks of a job's nodes, and what rank 0 answers, line by line.
+#
+# Read by both halves: the control half renders it and makes tables of the answers, the training half
+# measures.
+
+BENCH_VARIABLE = "SHARDYARD_BENCH"
+"""Tells the nodes of a job that they measure the network, and what; they then train nothing."""
+
+ANSWER_MARK = "@collectives "
+"""Begins a line of rank 0 that holds an answer: an object whose ``is`` says which."""
+
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "alltoall"]
+COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
+"""As nccl-tests name their programs."""
+
+ELEMENT_BYTES = 4  # fp32, which nccl-tests call float
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkBench:
+    """What is measured."""
+
+    collectives: tuple[Collective, ...]
+    """In this order; with ``is_pairs`` all-reduces alone are measured."""
+    begin_bytes: int
+    end_bytes: int
+    """Sizes double from ``begin_bytes`` up to this; pairs are measured at this size alone."""
+    warmup: int
+    """Calls before the clock starts, of each row."""
+    iterations: int
+    is_pairs: bool
+    processes: int
+    """Of each node."""
+
+    def to_text(self) -> str:
+        """What its nodes are given."""
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+
+    @staticmethod
+    def from_text(text: str) -> "NetworkBench":
+        """Read ``to_text``.
+
+        Raises:
+            RequestError: Another version wrote it.
+        """
+        try:
+            content = parse_json(text)
+            bench = NetworkBench(**{**content, "collectives": tuple(content["collectives"])})
+        except (ValueError, KeyError, TypeError) as error:
+            raise RequestError(
+                f"{BENCH_VARIABLE}={text[:100]!r} is no benchmark that this version of Shardyard "
+                f"knows ({error}). The command line writes it; if both are not of one version, let "
+                "the nodes' image or Python have that of the command line."
+            ) from error
+        return bench
+
+    def sizes(self) -> Iterator[int]:
+        """Bytes of each row."""
+        size = self.begin_bytes
+        while size <= self.end_bytes:
+            yield size
+            size *= 2
+
+
+def take_bench(environ: MutableMapping[str, str]) -> NetworkBench | None:
+    """What this node is to measure; None: it trains. Taken out: no other process is to."""
+    text = environ.pop(BENCH_VARIABLE, "")
+    return NetworkBench.from_text(text) if text else None
+
+
+def answer_line(what: str, **content: Any) -> str:
+    """A line of rank 0's output."""
+    return ANSWER_MARK + json.dumps({"is": what, **content})
+
+
+def answer_in(line: str) -> dict[str, Any] | None:
+    """What a line of rank 0's output answers; None: it is talk."""
+    _, found, text = line.partition(ANSWER_MARK)
+    if not found:
+        return None
+    try:
+        content = parse_json(text)
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) and "is" in content else None
+
+
+def rounds(nodes: int) -> list[list[tuple[int, int]]]:
+    """A tournament: each round has disjoint pairs, and each pair of nodes meets in one round.
+
+    The circle method: node 0 stays, the others go round; of an odd number one rests each round.
+    """
+    places: list[int | None] = [*range(nodes), *([None] * (nodes % 2))]
+    found = []
+    for _ in range(len(places) - 1):
+        half = len(places) // 2
+        facing = zip(places[:half], reversed(places[half:]), strict=True)
+        found.append([(min(a, b), max(a, b)) for a, b in facing if a is not None and b is not None])
+        places = [places[0], places[-1], *places[1:-1]]
+    return found

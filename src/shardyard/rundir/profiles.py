@@ -34,7 +34,7 @@ class ProfileRequest:
     """Of the run, that is to take it; another one passes it over."""
     steps: int
     ranks: str
-    """In the words of ``config/rules/profile_problems.py``."""
+    """In the words of ``config/rules/observe.py``."""
     asked_t: float
     """Unix seconds."""
 

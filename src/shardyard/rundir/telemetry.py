@@ -115,7 +115,7 @@ class Sample:
     ranks: dict[str, tuple[float | None, ...]]
     """``step``, ``step_s``, ``compute_s`` of each rank of the node, by local rank."""
     findings: tuple[dict[str, Any], ...] = ()
-    """What was found wrong with a device, or is over (``telemetry/health/device_judge.py``)."""
+    """What was found wrong with a device, or is over (``telemetry/health/devices.py``)."""
 
 
 def nodes_with_telemetry(run: RunDir) -> dict[int, Path]:

@@ -15,8 +15,7 @@ from torch import nn
 
 from shardyard.config.resolved import Resolved
 from shardyard.config.schema.recipe import Recipe
-from shardyard.data.loader import Samples
-from shardyard.data.micro_batch import MicroBatch
+from shardyard.data.loader import MicroBatch, Samples
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.model import ParallelModel
 from shardyard.tasks.loss_computation import Computation

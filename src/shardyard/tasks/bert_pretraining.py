@@ -16,20 +16,19 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from shardyard.config.data_formats import DATA_FORMATS
+from shardyard.config.data_choices import DATA_FORMATS
 from shardyard.config.resolved import Resolved
 from shardyard.config.schema.recipe import Recipe
-from shardyard.data.hidden_records import HiddenRecords
-from shardyard.data.micro_batch import IGNORED, MicroBatch
-from shardyard.data.pairs import SentencePairs, pair_marks
+from shardyard.data.loader import IGNORED, MicroBatch
+from shardyard.data.premasked import HiddenRecords
 from shardyard.data.samples import Prepare, SampleSet, unchanged
+from shardyard.data.sentence_pairs import SentencePairs, pair_marks
 from shardyard.data.shards import TokenShards
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.model import ParallelModel
-from shardyard.tasks.hidden_tokens import HiddenTokens
 from shardyard.tasks.language import perplexity, vocabulary
 from shardyard.tasks.loss_computation import Part
-from shardyard.tasks.masked_lm import MaskedLM
+from shardyard.tasks.masked_lm import HiddenTokens, MaskedLM
 
 
 class BertPretraining(MaskedLM):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from shardyard.errors import RequestError
 from shardyard.models.batch_norm import BY_MICRO_BATCH, BatchNorms
 from shardyard.models.grad_scale import LossScale
-from shardyard.parallel.data import GradientSync, backward_all, reshard
+from shardyard.parallel.fsdp import GradientSync, backward_all, reshard
 from shardyard.parallel.mesh import Mesh
 from shardyard.tasks.loss_computation import Computation, Part
 

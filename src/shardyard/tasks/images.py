@@ -17,17 +17,17 @@ from torch import Tensor, nn
 from shardyard.config.resolved import Resolved
 from shardyard.config.schema.data import Images
 from shardyard.config.schema.recipe import Recipe
+from shardyard.data.images.decode import decode_threads
 from shardyard.data.images.index import ImageIndex
 from shardyard.data.images.mixup import BY_MICRO_BATCH as BY_MIXING
 from shardyard.data.images.mixup import mixed
 from shardyard.data.images.samples import ImageSet, ImageStream
-from shardyard.data.images.threads import decode_threads
-from shardyard.data.images.views import eval_view, train_mixing, train_view
-from shardyard.data.micro_batch import MicroBatch
+from shardyard.data.images.transforms import eval_view, train_mixing, train_view
+from shardyard.data.loader import MicroBatch
 from shardyard.models.batch_norm import BY_MICRO_BATCH, BatchNorms
-from shardyard.models.dropout import SampleKeys
 from shardyard.models.grad_scale import LossScale
-from shardyard.parallel.data import GradientSync, backward_all, reshard, summable
+from shardyard.models.random import SampleKeys
+from shardyard.parallel.fsdp import GradientSync, backward_all, reshard, summable
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.model import ParallelModel
 from shardyard.parallel.step_counters import Watcher
@@ -35,7 +35,7 @@ from shardyard.tasks.base import Data, Task
 from shardyard.tasks.loss_computation import Computation, Part
 
 if TYPE_CHECKING:
-    from shardyard.data.images.augment import View
+    from shardyard.data.images.transforms import View
 
 TOP = (1, 5)
 """Guesses among which the right class is counted."""

@@ -11,14 +11,19 @@ import torch
 from shardyard.config.resolved import Resolved
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.task_lookup import task_row
-from shardyard.data.micro_batch import MicroBatch
+from shardyard.data.loader import MicroBatch
 from shardyard.data.mixture import Joined, MixedStream, WithOnes
 from shardyard.data.mixture import Part as MixturePart
 from shardyard.data.mixture_manifest import mixture_at
-from shardyard.data.samples import Prepare, SampleSet, Stream, unchanged
+from shardyard.data.samples import (
+    Prepare,
+    SampleSet,
+    Stream,
+    TextWindows,
+    WholeDocuments,
+    unchanged,
+)
 from shardyard.data.shards import TokenShards
-from shardyard.data.whole import WholeDocuments
-from shardyard.data.windows import TextWindows
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.model import ParallelModel
 from shardyard.tasks.base import Data, Task

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardyard.data.micro_batch import IGNORED, MicroBatch
+from shardyard.data.loader import IGNORED, MicroBatch
 from shardyard.models.attention import document_starts, most_documents
 from shardyard.models.inputs import Inputs
-from shardyard.parallel.data import GradientSync, backward_all, reshard, summable
+from shardyard.parallel.fsdp import GradientSync, backward_all, reshard, summable
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.model import ParallelModel
 from shardyard.parallel.step_counters import Watcher

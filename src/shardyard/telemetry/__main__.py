@@ -25,14 +25,18 @@ from shardyard.errors import StorageError
 from shardyard.io.files import parse_json
 from shardyard.rundir.jsonl import LineWriter
 from shardyard.rundir.telemetry import DEVICE_FIELDS, LINK_FIELDS, SLOWED_BY, Head, sample_of
-from shardyard.telemetry.amd import open_amdsmi
-from shardyard.telemetry.counters import Counters, Device, Opens, Reading
-from shardyard.telemetry.gaudi import open_hlml
-from shardyard.telemetry.health.device_judge import DeviceJudge
+from shardyard.telemetry.health.devices import DeviceJudge
 from shardyard.telemetry.host import Host
-from shardyard.telemetry.nvml import open_nvml
-from shardyard.telemetry.stuck import StillWatch
-from shardyard.telemetry.watched import Watched
+from shardyard.telemetry.poller import StillWatch, Watched
+from shardyard.telemetry.vendors import (
+    Counters,
+    Device,
+    Opens,
+    Reading,
+    open_amdsmi,
+    open_hlml,
+    open_nvml,
+)
 
 VENDORS: tuple[Opens, ...] = (open_nvml, open_amdsmi, open_hlml)
 

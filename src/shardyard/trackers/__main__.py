@@ -20,15 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.errors import ShardyardError
-from shardyard.io.files import FILE_MODE, make_folder
-from shardyard.io.locks import take_lock
+from shardyard.io.files import FILE_MODE, make_folder, take_lock
 from shardyard.launchers.secrets import redact
+from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import read_resolved
 from shardyard.rundir.state import has_attempt_ended
-from shardyard.trackers.registry import SERVICES, service_named
-from shardyard.trackers.sending import Sending
-from shardyard.trackers.story import facts_of
+from shardyard.trackers.run_feed import Sending, facts_of
+from shardyard.trackers.service import SERVICES, service_named
 
 _EVERY_S = 5.0
 _NICE = 10

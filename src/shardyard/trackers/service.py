@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
@@ -107,3 +108,18 @@ def without_user(address: str) -> str:
     """An address without the name and password that may be in it."""
     parts = urlsplit(address)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+# The services, by name.
+
+SERVICES = {
+    "wandb": "shardyard.trackers.wandb:Wandb",
+    "mlflow": "shardyard.trackers.mlflow:Mlflow",
+}
+
+
+def service_named(name: str) -> Service:
+    """A service; its client is imported when it is opened."""
+    module, _, kind = SERVICES[name].partition(":")
+    found: Service = getattr(import_module(module), kind)()
+    return found

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, Any
 
-from shardyard.config.rules.exporter_problems import services_of
+from shardyard.config.rules.observe import services_of
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import StorageError
 from shardyard.io.files import FILE_MODE, make_folder, parse_json

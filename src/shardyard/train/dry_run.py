@@ -21,11 +21,11 @@ import torch
 import torch.distributed as dist
 
 from shardyard import torch_private
-from shardyard.config.batch import step_samples
+from shardyard.config.data_choices import predicted_rows
+from shardyard.config.formulas import step_samples
 from shardyard.config.layout import Layout
-from shardyard.config.masking import predicted_rows
 from shardyard.config.schema.recipe import Recipe
-from shardyard.data.micro_batch import MicroBatch
+from shardyard.data.loader import MicroBatch
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.families.shape import ModelShape
 from shardyard.io.files import parse_json

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from shardyard.config.batch import step_samples
 from shardyard.config.fingerprint import MAY_CHANGE_FROM_AN_EARLIER_STEP
+from shardyard.config.formulas import step_samples
 from shardyard.config.resolved import Resolved
 from shardyard.train.resume import Saved
 from shardyard.train.state import Progress

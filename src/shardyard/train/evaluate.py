@@ -8,8 +8,7 @@ from types import MappingProxyType
 import torch
 
 from shardyard.config.schema import recipe
-from shardyard.data.loader import Samples, step_batches
-from shardyard.data.micro_batch import MicroBatch
+from shardyard.data.loader import MicroBatch, Samples, step_batches
 from shardyard.parallel.mesh import Mesh
 from shardyard.tasks.base import Task
 from shardyard.train.loss_reduction import Totals, sum_over_ranks

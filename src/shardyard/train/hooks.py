@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 
-from shardyard.checkpoint.keeping import Memory
+from shardyard.checkpoint.staging import Memory
 from shardyard.rundir.jsonl import EventWriter
 
 

@@ -10,7 +10,6 @@ from shardyard.config.resolved import Resolved
 from shardyard.config.rules.images import step_problems
 from shardyard.errors import RecipeError
 from shardyard.models.build import freeze
-from shardyard.models.dropout import SampleKeys
 from shardyard.models.images import (
     blocks_of_network,
     build_network,
@@ -19,10 +18,11 @@ from shardyard.models.images import (
     make_it_drop,
     set_batch_norm_momentum,
 )
+from shardyard.models.random import SampleKeys
 from shardyard.parallel.apply import parallelize_own
+from shardyard.parallel.custom_module import refuse_differing_weights
+from shardyard.parallel.low_precision import DTYPES
 from shardyard.parallel.mesh import Mesh
-from shardyard.parallel.own_module import refuse_differing_weights
-from shardyard.parallel.precision import DTYPES
 from shardyard.tasks.images import ImageComputation
 
 

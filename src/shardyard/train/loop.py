@@ -16,23 +16,23 @@ from typing import Any
 from torch.profiler import record_function
 
 from shardyard.checkpoint.save import Abandoned, Durable
-from shardyard.config.batch import Batch
+from shardyard.config.formulas import Batch
 from shardyard.config.resolved import fingerprint
 from shardyard.config.tasks import BITS_PER_BYTE, judged_by
 from shardyard.log import warn
 from shardyard.observe.metrics import StepTimes
 from shardyard.observe.profiler_ranges import DATA
-from shardyard.observe.samples import log_samples
+from shardyard.observe.sinks import log_samples
 from shardyard.parallel.device import peak_memory_bytes
 from shardyard.rundir.metric_keys import EXPERT_LOAD
 from shardyard.torch_private import compile_seconds
+from shardyard.train.errors import not_saved, scale_too_small, too_many_skipped
 from shardyard.train.evaluate import evaluate, evaluation_due
 from shardyard.train.hooks import Phase
 from shardyard.train.loss_scaling import LEAST
-from shardyard.train.not_finite import not_saved, scale_too_small, too_many_skipped
 from shardyard.train.optim import lr_at, put_nan, turn_bit
 from shardyard.train.pauses import RunningClock
-from shardyard.train.profiling import NO_PROFILES, Profiling
+from shardyard.train.profile import NO_PROFILES, Profiling
 from shardyard.train.router_watch import RouterWatch
 from shardyard.train.state import checkpoint_values
 from shardyard.train.step import PendingResult, StepResult

@@ -16,10 +16,8 @@ from torch import Tensor, nn
 from shardyard.config.optimizers import averages_of, optimizer_of
 from shardyard.config.schema.recipe import Optim
 from shardyard.models.local_shard import parameter_of
-from shardyard.parallel.compute_copies import ComputeCopies
-from shardyard.parallel.gradients import local_part, placed_like, square_sum
-from shardyard.parallel.precision import DTYPES
-from shardyard.parallel.whole_norms import WholeNorms
+from shardyard.parallel.gradients import WholeNorms, local_part, placed_like, square_sum
+from shardyard.parallel.low_precision import DTYPES, ComputeCopies
 from shardyard.torch_private import foreach_copy_
 from shardyard.train.optimizer_offload import GRADIENT, MOVED_ELEMENTS, WEIGHT, StatesOnHost
 from shardyard.train.optimizers import MakeUpdate, State, Update, make_one_pass, make_update

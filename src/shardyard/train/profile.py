@@ -19,14 +19,13 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function, supported_activities
 
-from shardyard.config.rules.profile_problems import ranks_of
+from shardyard.config.rules.observe import ranks_of
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.io.files import make_folder, publish_folder, write_json
 from shardyard.io.polling import meanwhile
-from shardyard.observe.exchanges import exchanges_named
 from shardyard.observe.profiler_ranges import APART, STEPS
 from shardyard.observe.step_breakdown import AXES, read_step_terms, table, terms_of
-from shardyard.observe.trace import read_trace
+from shardyard.observe.trace import exchanges_named, read_trace
 from shardyard.parallel.device import synchronize
 from shardyard.rundir.profiles import (
     ProfileRequest,
@@ -39,8 +38,61 @@ from shardyard.rundir.profiles import (
     unfinished,
 )
 from shardyard.train.hooks import Phase
-from shardyard.train.profiling import Profiling
 from shardyard.train.training import Training
+
+# What the loop asks of profiles; ``train/profile.py`` takes them, this one takes none.
+
+
+class Profiling:
+    """All profiles of one training. Every rank calls it at the same steps."""
+
+    @property
+    def is_wanted(self) -> bool:
+        """This rank's wish, which the next step carries to all."""
+        return False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the step under way is profiled; the same on all ranks."""
+        return False
+
+    def looking(self) -> AbstractContextManager[None]:
+        """Look for requests while it is open; a profile under way at its end is lost."""
+        return nullcontext()
+
+    def before_step(self, step: int, *, is_wanted: bool) -> float:  # noqa: ARG002
+        """Begin a profile, if one is due.
+
+        Args:
+            is_wanted: What all ranks have heard in the result of a step.
+
+        Returns:
+            Seconds that belong to no step.
+        """
+        return 0.0
+
+    def apart(self) -> AbstractContextManager[object]:
+        """While it is open, what is done is no part of a step."""
+        return nullcontext()
+
+    def saw_step(self, step_time_s: float) -> None:
+        """A step took so long."""
+
+    def after_step(self) -> float:
+        """Count a step, and end a profile that has all of its own; returns as ``before_step``."""
+        return 0.0
+
+    def end(self, *, is_draining: bool, is_last: bool) -> None:
+        """No further step of this training comes.
+
+        Args:
+            is_draining: What time there is, is for saving.
+            is_last: No other phase of the run takes up what is asked for.
+        """
+
+
+NO_PROFILES = Profiling()
+
 
 LOOK_EVERY_S = 0.5
 """For a request: one stat of a file that is usually not there, beside the training thread."""

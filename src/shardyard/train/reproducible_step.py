@@ -1,7 +1,7 @@
 """A step whose every bit is free of order: ``precision.reduce=exact``.
 
-Gradients are integers on their way (``parallel/exact_gradients.py``), losses and statistics too
-(``parallel/exact_sum.py``). A step makes two small all-reduces where there is one else: the largest
+Gradients are integers on their way (``parallel/reproducible_sums.py``), losses and statistics too
+(``parallel/reproducible_sums.py``). A step makes two small all-reduces where there is one else: the largest
 contributions and sums, which the host reads to decide whether the step fits its scales, and then
 losses, counts, statistics and squares of gradients. A step that does not fit is computed again from
 the same micro-batches, on all ranks; so is the first one, which finds the scales.
@@ -14,10 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardyard.data.micro_batch import MicroBatch
+from shardyard.data.loader import MicroBatch
 from shardyard.errors import TrainingError
-from shardyard.parallel.exact_gradients import ExactGradients
-from shardyard.parallel.exact_sum import PLACES, of_integers, to_integers
+from shardyard.parallel.reproducible_sums import PLACES, ExactGradients, of_integers, to_integers
 from shardyard.tasks.loss_computation import Computation, Part
 from shardyard.train.loss_reduction import Totals
 

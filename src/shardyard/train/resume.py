@@ -7,13 +7,13 @@ from typing import Any, Protocol
 import torch.distributed as dist
 from torch import Tensor
 
-from shardyard.checkpoint.keeping import Memory
 from shardyard.checkpoint.load import Chosen, agreed_steps, choose, load_tensors, read_values
 from shardyard.checkpoint.retention import pointer_problem
 from shardyard.checkpoint.snapshots.load import FoundSnapshot, Refused, newest_snapshot
-from shardyard.checkpoint.snapshots.snapshot_slot import Moment
+from shardyard.checkpoint.snapshots.slot import Moment
+from shardyard.checkpoint.staging import Memory
+from shardyard.config.formulas import takes_snapshots
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.snapshots import takes_snapshots
 from shardyard.errors import CheckpointError
 from shardyard.train.best import with_best_kept
 from shardyard.train.state import Progress

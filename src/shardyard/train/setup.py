@@ -21,18 +21,20 @@ from shardyard.checkpoint.ema import is_average
 from shardyard.checkpoint.save import Saver
 from shardyard.checkpoint.save_interval import Interval
 from shardyard.checkpoint.snapshots.take import Snapshots
-from shardyard.config.batch import step_samples
 from shardyard.config.fingerprint import compare
+from shardyard.config.formulas import (
+    step_samples,
+    steps_between_checkpoints,
+    steps_between_snapshots,
+)
 from shardyard.config.layout import Layout
 from shardyard.config.resolved import Resolved, fingerprint
-from shardyard.config.rules.generic_model import is_generic
+from shardyard.config.rules.custom_module import is_generic
 from shardyard.config.rules.layout import resolve_layout
 from shardyard.config.rules.reproducible import BY_EXACT, micro_batches, refuse_inexact
 from shardyard.config.schema.recipe import Parallel, Recipe
-from shardyard.config.snapshots import steps_between_checkpoints, steps_between_snapshots
 from shardyard.config.task_lookup import task_row
-from shardyard.data.loader import Loader, Samples
-from shardyard.data.micro_batch import MicroBatch
+from shardyard.data.loader import Loader, MicroBatch, Samples
 from shardyard.errors import CheckpointError
 from shardyard.families.lora import is_adapter
 from shardyard.families.registry import family_of
@@ -49,18 +51,18 @@ from shardyard.observe.metrics import MetricLines, read_flop_budget
 from shardyard.observe.sinks import Sink, open_sinks
 from shardyard.parallel.apply import parallelize
 from shardyard.parallel.attention_kernel import attention_kernel, choose_attention
-from shardyard.parallel.compute_copies import compute_copies_of
 from shardyard.parallel.device import compute_the_same_always, peak_memory_bytes, select_device
-from shardyard.parallel.exact_gradients import ExactGradients
+from shardyard.parallel.low_precision import DTYPES, compute_copies_of
 from shardyard.parallel.mesh import Mesh, build_mesh, names_on_all_stages
-from shardyard.parallel.precision import DTYPES
+from shardyard.parallel.reproducible_sums import ExactGradients
+from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.jsonl import LOSSES, LOST_WITH_MEMORY, LOST_WITHOUT_MEMORY
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import read_resolved
 from shardyard.tasks.base import Task
 from shardyard.tasks.language import vocabulary
 from shardyard.tasks.lookup import task_class
 from shardyard.tasks.loss_computation import Computation
+from shardyard.train.custom_model import build_own
 from shardyard.train.determinism_check import check_bits
 from shardyard.train.earlier_step import from_earlier_step, may_differ
 from shardyard.train.ema import Averages
@@ -71,7 +73,6 @@ from shardyard.train.loss_scaling import LossScaling
 from shardyard.train.optim import ShardOptimizer
 from shardyard.train.optimizer_offload import StatesOnHost
 from shardyard.train.optimizers.whole_vectors import WholeVectors
-from shardyard.train.own_module import build_own
 from shardyard.train.reproducible_step import ExactStep
 from shardyard.train.resume import Saved, find_saved
 from shardyard.train.snapshot_room import have_no_room

@@ -13,10 +13,10 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from shardyard.checkpoint.keeping import Memory
-from shardyard.checkpoint.snapshots.snapshot_written import Room
+from shardyard.checkpoint.snapshots.slot import Room
+from shardyard.checkpoint.staging import Memory
+from shardyard.config.formulas import SLOTS_FOR_NEIGHBOUR, neighbour_labels, slot_labels
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.snapshots import SLOTS_FOR_NEIGHBOUR, neighbour_labels, slot_labels
 from shardyard.memory_limit import machine_memory_bytes, memory_limit
 from shardyard.rundir.jsonl import EventWriter
 from shardyard.units import format_bytes

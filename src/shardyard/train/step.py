@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
-from shardyard.data.micro_batch import MicroBatch
+from shardyard.data.loader import MicroBatch
 from shardyard.observe.profiler_ranges import OPTIMIZER
 from shardyard.parallel.mesh import Mesh
 from shardyard.tasks.base import Task

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardyard.checkpoint.keeping import Keeping
 from shardyard.checkpoint.save import Saver
 from shardyard.checkpoint.save_interval import Interval
+from shardyard.checkpoint.staging import Keeping
 from shardyard.config.resolved import Resolved
 from shardyard.config.tasks import TaskRow
 from shardyard.data.loader import Loader, Samples

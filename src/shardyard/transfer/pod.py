@@ -8,7 +8,7 @@ from shardyard.errors import DataError, LostError
 from shardyard.launchers.kubernetes.exec import CommandError, LostConnectionError
 from shardyard.launchers.kubernetes.logs import lines_of
 from shardyard.python_program import ISOLATED
-from shardyard.transfer.listing import Listing, read_listing
+from shardyard.transfer.download import Listing, read_listing
 
 
 class Exec(Protocol):
@@ -45,7 +45,7 @@ class PodSource:
             LostError: The connection broke.
             ShardyardError: What the far side answered.
         """
-        command = ["python", *ISOLATED, "shardyard.checkpoint.listing", self.folder, "--step", step]
+        command = ["python", *ISOLATED, "shardyard.checkpoint.select", self.folder, "--step", step]
         try:
             return read_listing(lines_of(self.exec(command)))
         except LostConnectionError as error:

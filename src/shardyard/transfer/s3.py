@@ -17,14 +17,14 @@ from typing import Any
 
 from shardyard.errors import AccessError, DataError, RequestError, ShardyardError
 from shardyard.io.aws import error_code, errors_of_s3
-from shardyard.io.complete import (
+from shardyard.io.digests import (
     COMPLETE,
     Complete,
     FileDigest,
     checked_name,
     parse_complete,
 )
-from shardyard.transfer.receive import Told
+from shardyard.transfer.download import Told
 from shardyard.units import format_bytes
 
 _MIB = 2**20

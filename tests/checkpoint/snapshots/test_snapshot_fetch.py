@@ -10,12 +10,11 @@ import torch
 import torch.distributed as dist
 
 from shardyard.checkpoint.snapshots.load import FoundSnapshot, Refused, newest_snapshot
-from shardyard.checkpoint.snapshots.snapshot_fetch import offers_to_json
-from shardyard.checkpoint.snapshots.snapshot_slot import Moment
-from shardyard.config.snapshots import ELSEWHERE, neighbour_labels, slot_labels
-from shardyard.elastic.agent_memory import AgentMemory
-from shardyard.elastic.held_snapshots import HeldSnapshots
-from shardyard.elastic.snapshot_server import Expected, SnapshotServer
+from shardyard.checkpoint.snapshots.protocol import offers_to_json
+from shardyard.checkpoint.snapshots.slot import Moment
+from shardyard.config.formulas import ELSEWHERE, neighbour_labels, slot_labels
+from shardyard.elastic.heartbeat import AgentMemory
+from shardyard.elastic.peer_snapshots import Expected, HeldSnapshots, SnapshotServer
 from tests.checkpoint.kept_memory import FolderMemory
 from tests.checkpoint.slots import room_for, rows, seal
 

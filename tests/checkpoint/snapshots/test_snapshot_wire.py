@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from shardyard.checkpoint.snapshots import snapshot_wire as wire
-from shardyard.checkpoint.snapshots.snapshot_slot import (
+from shardyard.checkpoint.snapshots import protocol as wire
+from shardyard.checkpoint.snapshots.slot import (
     HEAD_BYTES,
     Head,
     Moment,

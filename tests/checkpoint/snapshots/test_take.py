@@ -13,19 +13,20 @@ from torch import Tensor
 
 from shardyard.checkpoint.save_interval import Interval
 from shardyard.checkpoint.snapshots.load import FoundSnapshot, Refused, newest_snapshot
-from shardyard.checkpoint.snapshots.snapshot_sent import Sent
-from shardyard.checkpoint.snapshots.snapshot_slot import (
+from shardyard.checkpoint.snapshots.protocol import Sent
+from shardyard.checkpoint.snapshots.slot import (
     HEAD_BYTES,
     Head,
     Moment,
+    Room,
+    Slot,
     checksum,
     empty,
     read_slot,
     write_head,
 )
-from shardyard.checkpoint.snapshots.snapshot_written import Room, Slot
 from shardyard.checkpoint.snapshots.take import Snapshots
-from shardyard.config.snapshots import slot_labels
+from shardyard.config.formulas import slot_labels
 from shardyard.errors import CheckpointError, RequestError, StorageError
 from shardyard.train.hooks import no_memory
 from tests.checkpoint.conftest import Play

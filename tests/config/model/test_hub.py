@@ -22,7 +22,7 @@ from shardyard.control.request import Request
 from shardyard.data.tokenizer import find_tokenizer
 from shardyard.errors import CapacityError, DataError, RecipeError, RequestError
 from shardyard.hardware.machine import Machine
-from shardyard.io.complete import COMPLETE
+from shardyard.io.digests import COMPLETE
 from tests.hub import Hub, running_hub, saved_llama
 
 NAME = "acme/llama"

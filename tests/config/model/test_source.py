@@ -260,7 +260,7 @@ def test_the_dropout_of_a_bert_is_taken_unless_the_recipe_says_another(tmp_path:
         "hidden_dropout_prob of the model's config.json"
     )
     assert found[0.0].recipe.model.dropout == 0.0
-    assert hf_config(shape).hidden_dropout_prob == 0.0  # ours is the hooks of models/dropout.py
+    assert hf_config(shape).hidden_dropout_prob == 0.0  # ours is the hooks of models/random.py
 
 
 def test_attention_that_drops_is_taken_where_the_recipe_says_what_is_dropped_instead(

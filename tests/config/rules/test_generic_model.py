@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.config.rules.generic_model import MODULE, generic_type
+from shardyard.config.rules.custom_module import MODULE, generic_type
 from shardyard.control.request import Request
 from shardyard.errors import RecipeError, RequestError
 

@@ -10,7 +10,7 @@ import pytest
 from shardyard.cli import main
 from shardyard.config.load import load_recipe
 from shardyard.config.rules.check import load_checked_recipe
-from shardyard.config.rules.model_problems import misfits
+from shardyard.config.rules.model import misfits
 from shardyard.config.rules.precision import format_problems
 from shardyard.errors import RecipeError
 from shardyard.families.presets import PRESETS

@@ -7,7 +7,7 @@ import pytest
 
 from shardyard.config.load import load_recipe
 from shardyard.config.rules.check import check
-from shardyard.config.rules.text_problems import MAPPINGS
+from shardyard.config.rules.data import MAPPINGS
 from shardyard.config.schema.reference import settings
 from shardyard.errors import RecipeError
 

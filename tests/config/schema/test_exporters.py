@@ -4,14 +4,13 @@ import re
 
 import pytest
 
-from shardyard.config.compatibility import EXPORTERS, check_packages, engines_for
 from shardyard.config.rules.check import check
-from shardyard.config.rules.exporter_problems import services_of
+from shardyard.config.rules.observe import services_of
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.validate import recipe_of
+from shardyard.config.versions import EXPORTERS, check_packages, engines_for
 from shardyard.errors import RecipeError, RequestError
-from shardyard.trackers.registry import SERVICES
-from shardyard.trackers.service import PREFIXES, WORDS
+from shardyard.trackers.service import PREFIXES, SERVICES, WORDS
 
 SMALL = {"model": {"preset": "llama-tiny"}, "run": {"steps": 10}}
 

@@ -4,7 +4,7 @@ import pytest
 
 from shardyard.config.load import load_recipe
 from shardyard.config.rules.check import check
-from shardyard.config.rules.profile_problems import MOST_RANKS, ranks_of
+from shardyard.config.rules.observe import MOST_RANKS, ranks_of
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import RecipeError, RequestError
 

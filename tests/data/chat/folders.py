@@ -9,8 +9,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from shardyard.data.byte_ranges import Section
 from shardyard.data.chat import Dialogue
 from shardyard.data.conversations import dialogue_text
-from shardyard.data.encoders import Encoded
 from shardyard.data.tokenizer import TextEncoder, TokenizerFiles
+from shardyard.data.work_units import Encoded
 from tests.data.chat.stock import STOCK, Stock
 
 WORDS = ["What is two and two? It is four, and not five.\n\nUser: Assistant: <system> | [INST]"] * 3

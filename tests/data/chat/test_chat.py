@@ -8,11 +8,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from shardyard.data.byte_ranges import Section
-from shardyard.data.chat import Dialogue
+from shardyard.data.chat import ChatTokens, Dialogue
 from shardyard.data.chat_template import ChatTemplate, RenderError
-from shardyard.data.chat_tokens import ChatTokens
-from shardyard.data.encoders import LEARNT
 from shardyard.data.tokenizer import TextEncoder
+from shardyard.data.work_units import LEARNT
 from shardyard.errors import RequestError, SourceError
 from shardyard.tasks.causal_lm import question
 from tests.data.chat.folders import encoded, files_of, tokenizer_of

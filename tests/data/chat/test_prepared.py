@@ -12,9 +12,9 @@ from shardyard.cli.prepare import _rows
 from shardyard.config.resolved import DataFacts
 from shardyard.config.schema.recipe import Recipe
 from shardyard.control.splits import split_lines
-from shardyard.data.encoders import LEARNT
 from shardyard.data.prepare import prepare
 from shardyard.data.shards import TokenShards, verify
+from shardyard.data.work_units import LEARNT
 from shardyard.errors import RequestError, SourceError
 from tests.data.chat.folders import files_of, write
 from tests.data.chat.stock import STOCK

@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from shardyard.data.chat_template import ChatTemplate
-from shardyard.data.encoders import LEARNT, Encoded
+from shardyard.data.work_units import LEARNT, Encoded
 from tests.data.chat.folders import encoded, files_of, tokenizer_of, write
 from tests.data.chat.stock import STOCK
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from shardyard.data.images.augment import INTERPOLATIONS, Augmentation, MiddleCrop
+from shardyard.data.images.transforms import INTERPOLATIONS, Augmentation, MiddleCrop
 from tests.data.images.pictures import picture
 
 PLAIN = Augmentation(

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from shardyard.data.images.augment import MiddleCrop
+from shardyard.data.images.decode import DecodeThreads, threads_for
 from shardyard.data.images.index import ImageIndex
 from shardyard.data.images.order import Window
 from shardyard.data.images.prepare import prepare_images
 from shardyard.data.images.samples import ImageSet, ImageStream, limit_words
-from shardyard.data.images.threads import DecodeThreads, threads_for
+from shardyard.data.images.transforms import MiddleCrop
 from shardyard.data.loader import Loader
 from shardyard.errors import DataError
 from tests.data.images.made import class_folders
@@ -173,7 +173,7 @@ def test_work_that_fails_is_told_and_the_threads_go_on() -> None:
 
 
 def test_threads_that_never_wait_for_work_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardyard.data.images.threads._MEASURED_S", 0.02)
+    monkeypatch.setattr("shardyard.data.images.decode._MEASURED_S", 0.02)
     threads = DecodeThreads(2)
     for _ in range(3):
         threads.run(lambda _: time.sleep(0.02), 4)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from shardyard.config.schema.recipe import Recipe
-from shardyard.data.images.files import content_of
 from shardyard.data.images.sources import Listing, list_pictures
+from shardyard.data.images.tar import content_of
 from shardyard.errors import RequestError, ShardyardError, SourceError
 from tests.data.images.ilsvrc import BOXES, CLASSES, tar_of, tree
 

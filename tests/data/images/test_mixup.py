@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from shardyard.data.images.mixup import Mixing, mixed
-from shardyard.data.micro_batch import MicroBatch
+from shardyard.data.loader import MicroBatch
 
 MIXUP = Mixing(seed=0, size=12, mixup=0.4, cutmix=0.0)
 CUTMIX = Mixing(seed=0, size=12, mixup=0.0, cutmix=1.0)

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from shardyard.data.images.augment import MiddleCrop
+from shardyard.data.images.decode import DecodeThreads
 from shardyard.data.images.index import ImageIndex
 from shardyard.data.images.samples import ImageSet, ImageStream
-from shardyard.data.images.threads import DecodeThreads
+from shardyard.data.images.transforms import MiddleCrop
 from shardyard.data.stores import s3
 from shardyard.errors import RequestError
 from tests.data.images.made import noise, saved, shard, tar_bytes

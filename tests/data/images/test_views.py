@@ -9,9 +9,14 @@ import pytest
 
 from shardyard.config.rules.check import load_checked_recipe
 from shardyard.config.schema.recipe import Recipe
-from shardyard.data.images.augment import Augmentation, MiddleCrop
 from shardyard.data.images.mixup import Mixing
-from shardyard.data.images.views import eval_view, train_mixing, train_view
+from shardyard.data.images.transforms import (
+    Augmentation,
+    MiddleCrop,
+    eval_view,
+    train_mixing,
+    train_view,
+)
 from shardyard.data.samples import unchanged
 from shardyard.errors import RequestError
 from tests.data.images.pictures import picture

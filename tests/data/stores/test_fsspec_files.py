@@ -8,7 +8,7 @@ import pytest
 
 from shardyard.config import sources
 from shardyard.config.sources import SCHEMES
-from shardyard.data.readers.rows import TextOf
+from shardyard.data.readers.columns import TextOf
 from shardyard.data.sources import list_files, read_sections, split_into_pieces
 from shardyard.data.stores.fsspec_files import FsspecStore, _told
 from shardyard.errors import AccessError, LostError, RequestError, SourceError

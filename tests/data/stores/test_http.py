@@ -13,7 +13,7 @@ import pytest
 
 from shardyard.config.schema.recipe import Recipe
 from shardyard.data.prepare import prepare
-from shardyard.data.readers.rows import TextOf
+from shardyard.data.readers.columns import TextOf
 from shardyard.data.sources import list_files, read_sections, split_into_pieces
 from shardyard.data.stores import http, range_reader
 from shardyard.errors import AccessError, LostError, RequestError, ShardyardError, SourceError

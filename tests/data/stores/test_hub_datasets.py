@@ -8,7 +8,7 @@ import pytest
 
 from shardyard.config.schema.recipe import Recipe
 from shardyard.data.prepare import prepare
-from shardyard.data.readers.rows import TextOf
+from shardyard.data.readers.columns import TextOf
 from shardyard.data.sources import list_files, read_sections, split_into_pieces
 from shardyard.data.splits import corpus_of
 from shardyard.data.stores import hub as hub_store

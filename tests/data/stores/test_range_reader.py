@@ -9,7 +9,7 @@ import pytest
 
 from shardyard.data.byte_ranges import SourceFile, Span
 from shardyard.data.formats import FORMATS
-from shardyard.data.readers.rows import TextOf
+from shardyard.data.readers.columns import TextOf
 from shardyard.data.stores.range_reader import RangedFile, changed, matcher
 from shardyard.errors import LostError
 

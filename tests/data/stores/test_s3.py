@@ -14,7 +14,7 @@ import pytest
 from shardyard.config.resolved import DataFacts
 from shardyard.config.schema.recipe import Recipe
 from shardyard.data.prepare import prepare
-from shardyard.data.readers.rows import TextOf
+from shardyard.data.readers.columns import TextOf
 from shardyard.data.sources import list_files, read_sections, split_into_pieces
 from shardyard.data.stores import range_reader, s3
 from shardyard.errors import AccessError, LostError, RequestError, SourceError

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from torch.distributed.elastic.rendezvous.api import RendezvousInfo
 
-from shardyard.config.meeting_place import EtcdPlace
+from shardyard.config.endpoints import EtcdPlace
 from shardyard.elastic.meeting_wait import MeetingWait
 from shardyard.elastic.rendezvous.c10d import Meeting, others
 from shardyard.elastic.rendezvous.etcd import EtcdRendezvous, etcd_rendezvous

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.config.meeting_place import EtcdPlace
+from shardyard.config.endpoints import EtcdPlace
 from shardyard.elastic.rendezvous.etcd_client import Etcd, EtcdSilentError, get
 from shardyard.errors import AccessError, RequestError
 

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.elastic.notices import Node
+from shardyard.elastic.agent_messages import Node
 from shardyard.elastic.rendezvous.store_failover import Succession
 from shardyard.errors import LostNodeError
+from shardyard.rundir.attempt_files import StorePlace, read_store_place
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease, is_held
-from shardyard.rundir.store_place import StorePlace, read_store_place
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import torch
 
 from shardyard.errors import CheckpointError
 from shardyard.importers.checkpoints.pickles import MAX_PICKLE_BYTES, load, loads
-from shardyard.importers.checkpoints.stored import Stored, blocks
+from shardyard.importers.checkpoints.tensors import Stored, blocks
 
 
 def saved(path: Path, pickled: bytes, **entries: bytes) -> Path:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from shardyard.cli import main
-from shardyard.importers.configs.importing import import_files
+from shardyard.importers.configs.convert import import_files
 from tests.importers.configs.test_public import ALL, words_of, written
 from tests.launchers.kubernetes.schemas import check_object
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from shardyard.config.rules.check import load_checked_recipe
-from shardyard.importers.configs.importing import import_files
+from shardyard.importers.configs.convert import import_files
 from shardyard.importers.configs.rules import Kind
 
 CASES = Path(__file__).parent / "cases"

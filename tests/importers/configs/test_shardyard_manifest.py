@@ -9,7 +9,7 @@ import yaml
 from shardyard.config.load import load_recipe
 from shardyard.errors import RequestError
 from shardyard.importers.configs import shardyard_manifest
-from shardyard.importers.configs.importing import import_files
+from shardyard.importers.configs.convert import import_files
 from shardyard.launchers.aws_batch.requests import RECIPE_VARIABLE
 
 GOLDEN = Path(__file__).parents[2] / "launchers" / "golden"

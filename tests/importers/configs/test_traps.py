@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shardyard.errors import RequestError
-from shardyard.importers.configs.importing import Imported, import_files
+from shardyard.importers.configs.convert import Imported, import_files
 from shardyard.importers.configs.rules import Kind
 
 SAID = ["model.preset=llama2-7b", "data.source=./text"]

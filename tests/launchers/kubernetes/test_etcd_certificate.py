@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from shardyard.config.endpoints import parse_meeting_place
 from shardyard.config.load import load_recipe
-from shardyard.config.meeting_place import parse_meeting_place
 from shardyard.elastic.rendezvous.etcd_client import Etcd, EtcdSilentError
 from shardyard.errors import RequestError
 from shardyard.io.polling import wait_for

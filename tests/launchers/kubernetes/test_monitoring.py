@@ -11,11 +11,11 @@ import yaml
 from shardyard.control.install import Target, missing_on
 from shardyard.errors import RequestError
 from shardyard.launchers.base import LaunchRequest, Part
-from shardyard.launchers.kubernetes.eks import eks_cluster
 from shardyard.launchers.kubernetes.monitoring import PORT, render_objects
 from shardyard.launchers.kubernetes.objects import render_objects as render_job
+from shardyard.launchers.kubernetes.prerequisites import eks_cluster
 from shardyard.launchers.ledger import Ledger
-from shardyard.launchers.monitoring.metrics import counters
+from shardyard.launchers.monitoring.alerts import counters
 from tests.launchers.kubernetes.api_server import write_kubeconfig
 from tests.launchers.kubernetes.conftest import Site, rented
 from tests.launchers.kubernetes.requests import request_for

@@ -11,7 +11,7 @@ import yaml
 from shardyard.launchers.base import SideJob
 from shardyard.launchers.bundle import Bundle
 from shardyard.launchers.kubernetes.objects import render_objects, to_yaml
-from shardyard.launchers.kubernetes.trainjob import Schema, for_schema
+from shardyard.launchers.kubernetes.targets import Schema, for_schema
 from tests.launchers.kubernetes.requests import request_for
 from tests.launchers.kubernetes.schemas import check_builtin, check_object, check_pod, pod_of
 

@@ -11,8 +11,8 @@ from shardyard.config.load import dump_recipe
 from shardyard.config.machines import capacity_of
 from shardyard.errors import RequestError
 from shardyard.launchers.base import place_in
-from shardyard.launchers.kubernetes.capacity import is_of, terms_of
 from shardyard.launchers.kubernetes.objects import render_objects, to_yaml
+from shardyard.launchers.kubernetes.policies import is_of, terms_of
 from tests.launchers.kubernetes.requests import IMAGE, RUN_ID, request_for
 from tests.launchers.kubernetes.schemas import check_object, pod_of
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.data.pieces import SCRATCH
+from shardyard.data.work_units import SCRATCH
 from shardyard.launchers.log_markers import NONCE_VARIABLE, parse
 from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir

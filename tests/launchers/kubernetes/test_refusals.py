@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from shardyard.control.states import ask_all
+from shardyard.control.runs import ask_all
 from shardyard.doctor.finding import Finding
 from shardyard.errors import AccessError, CapacityError, RequestError
 from shardyard.launchers.base import JobState, Submission

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.control.states import ask_all
+from shardyard.control.runs import ask_all
 from shardyard.errors import AccessError, CapacityError
 from shardyard.launchers.base import Answer, JobState, SideJob, Submission, answer
 from shardyard.launchers.kubernetes.launcher import KubernetesLauncher

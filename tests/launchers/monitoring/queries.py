@@ -2,7 +2,7 @@
 
 import re
 
-from shardyard.launchers.monitoring.metrics import LABELS
+from shardyard.launchers.monitoring.alerts import LABELS
 
 _METRIC = re.compile(r"\b(?:shardyard_|DCGM_)\w+")
 _SELECTOR = re.compile(r"\b((?:shardyard_|DCGM_)\w+)\{([^}]*)\}")

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from shardyard.launchers.monitoring.alerts import DEVICES, LABELS, counters
 from shardyard.launchers.monitoring.dashboards import ALL, CLUSTER, RUN, Dashboard, Panel, render
-from shardyard.launchers.monitoring.metrics import DEVICES, LABELS, counters
-from shardyard.rundir.run_metrics import ALL as RUN_METRICS
+from shardyard.rundir.metrics import ALL as RUN_METRICS
 from tests.launchers.monitoring.queries import metrics_of, unknown_in
 
 

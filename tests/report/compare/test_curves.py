@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.report.compare.counted import EVALUATION, OTHER, SAVE, START, pace_of
 from shardyard.report.compare.curves import RunCurves, curves_of
+from shardyard.report.compare.statistics import EVALUATION, OTHER, SAVE, START, pace_of
 from shardyard.report.run_data import RunRecord, read_run
 from shardyard.report.walltime import account
 from shardyard.rundir.layout import RunDir

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from shardyard.report.compare.charts import look_of
 from shardyard.report.compare.comparison import Comparison, compare
 from shardyard.report.compare.curves import AXES
-from shardyard.report.compare.look import look_of
 from shardyard.report.compare.page import render_comparison
 from shardyard.report.run_data import RunRecord, read_run
 from shardyard.rundir.layout import RunDir
@@ -77,7 +77,7 @@ def test_what_is_told_is_on_the_page(tmp_path: Path) -> None:
 
 
 def drawn(comparison: Comparison) -> tuple[dict[str, dict[str, str]], str]:
-    from shardyard.report.compare.pictures import pictures
+    from shardyard.report.compare.charts import pictures
 
     found = pictures(comparison)
     return found, render_comparison(comparison, found, no_pictures="")
@@ -112,7 +112,7 @@ def test_many_runs_are_all_drawn_and_each_looks_the_same_as_alone(tmp_path: Path
 
 def loss_of(comparison: Comparison) -> str:
     """The loss against steps, as drawn."""
-    from shardyard.report.compare.pictures import picture, shown_of
+    from shardyard.report.compare.charts import picture, shown_of
 
     return picture(comparison, shown_of(comparison)[0], "steps")
 

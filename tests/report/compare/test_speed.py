@@ -7,14 +7,14 @@ from collections import Counter
 import pytest
 
 from benchmarks.compare_verdicts import Noise, Plan, slowed, traces
-from shardyard.report.compare.speed import (
+from shardyard.report.compare.statistics import (
     BETWEEN_RUNS,
     FEWEST_STEPS,
     Pace,
     compare_speed,
     pairs_in_time,
+    student,
 )
-from shardyard.report.compare.student import student
 
 SHARED = Noise()
 TURNS = Plan(pairs=4, steps=100)

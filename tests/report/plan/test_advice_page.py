@@ -7,11 +7,9 @@ from functools import cache
 import pytest
 
 from shardyard.control.plan import predict
-from shardyard.planner.advice import Advice, Change
-from shardyard.planner.effect import IN_USE
-from shardyard.report.plan.advice_page import THIS, advice_sections, technique_bars
-from shardyard.report.plan.plan_page import plan_page
-from shardyard.report.plan.plan_pictures import side_by_side
+from shardyard.planner.plan_diff import IN_USE, Advice, Change
+from shardyard.report.plan.charts import side_by_side
+from shardyard.report.plan.page import THIS, advice_sections, plan_page, technique_bars
 from shardyard.units import format_bytes
 from tests.report.test_render import Page
 

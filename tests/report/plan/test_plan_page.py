@@ -12,18 +12,22 @@ from shardyard.config.layout import Layout
 from shardyard.config.schema.recipe import Recipe
 from shardyard.families.presets import PRESETS
 from shardyard.hardware.machine import Machine
+from shardyard.planner.effective_time import Recovery
+from shardyard.planner.instance_search import Offers, offers
 from shardyard.planner.layouts import Search, search
 from shardyard.planner.memory import Memory, memory
-from shardyard.planner.offers import Offers, offers
 from shardyard.planner.plan import Plan, layout_name, plan_recipe
-from shardyard.planner.restart import Recovery
 from shardyard.planner.step_time import NAMES
 from shardyard.planner.workload import Workload, with_layout, workload_of
-from shardyard.report.plan.offer_picture import draw_offers
-from shardyard.report.plan.plan_bars import MEMORY_COLOURS, TIME_COLOURS, memory_bars, time_bars
-from shardyard.report.plan.plan_page import plan_page
-from shardyard.report.plan.plan_pictures import draw_memory
-from shardyard.report.plan.plan_tiles import tiles
+from shardyard.report.plan.charts import (
+    MEMORY_COLOURS,
+    TIME_COLOURS,
+    draw_memory,
+    draw_offers,
+    memory_bars,
+    time_bars,
+)
+from shardyard.report.plan.page import plan_page, tiles
 from tests.report.test_render import Page
 
 HOSTILE = "x\"><script>alert(1)</script><b>$\\frac$ & 'co"

@@ -3,8 +3,7 @@
 import json
 from pathlib import Path
 
-from shardyard.report.serve.curves import Curves
-from shardyard.report.serve.index import Index
+from shardyard.report.serve.index import Curves, Index
 from tests.report.serve.runs import line, make_run
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from shardyard.report.run_data import read_run
 from shardyard.report.study.measured import measured_row
+from shardyard.report.study.page import write_study
 from shardyard.report.study.rows import Rate, Row, Series
-from shardyard.report.study.write import write_study
 from tests.report.compare.some_runs import write_run
 from tests.report.synthetic import BEGAN_T
 

@@ -9,7 +9,7 @@ import pytest
 
 from shardyard.cli import main
 from shardyard.errors import RequestError
-from shardyard.report.study.beside import compare_studies, read_study
+from shardyard.report.study.compare import compare_studies, read_study
 from tests.report.study.some_studies import write_measured, write_published
 
 OLD = {1: 1000.0, 2: 1900.0, 4: 3600.0}

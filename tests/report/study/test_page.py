@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from shardyard.report.study.charts import panels
-from shardyard.report.study.page import render
+from shardyard.report.study.page import render, write_study
 from shardyard.report.study.published import read_table
 from shardyard.report.study.rows import Series
-from shardyard.report.study.write import write_study
 from tests.report.study.test_scaling import forecast as made_forecast
 from tests.report.study.test_scaling import planned, row, series
 from tests.report.test_render import Page

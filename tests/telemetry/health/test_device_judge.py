@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from shardyard.rundir.telemetry import Head, Sample
-from shardyard.telemetry.health.device_judge import DeviceJudge, Finding, NetworkJudge, verdict
+from shardyard.telemetry.health.devices import DeviceJudge, Finding, NetworkJudge, verdict
 
 HEAD = Head(t=0.0, node="a", attempt=1, cores=8, names=("H100",) * 4, memory_bytes=(None,) * 4)
 

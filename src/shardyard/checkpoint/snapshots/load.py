@@ -22,13 +22,12 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.futures import Future
 
-from shardyard.checkpoint.keeping import Memory
 from shardyard.checkpoint.load import SavedTensors, meet
-from shardyard.checkpoint.snapshots.snapshot_fetch import Offer, read_offers
-from shardyard.checkpoint.snapshots.snapshot_slot import Moment, Sealed, read_slot
-from shardyard.checkpoint.snapshots.snapshot_wire import SnapshotRefusedError
+from shardyard.checkpoint.snapshots.protocol import Offer, SnapshotRefusedError, read_offers
+from shardyard.checkpoint.snapshots.slot import Moment, Sealed, read_slot
+from shardyard.checkpoint.staging import Memory
 from shardyard.checkpoint.verify import FORMAT
-from shardyard.config.snapshots import neighbour_labels, slot_labels
+from shardyard.config.formulas import neighbour_labels, slot_labels
 from shardyard.parallel.device import free_memory_bytes
 
 

@@ -15,15 +15,12 @@ from typing import Any
 
 from torch import Tensor
 
-from shardyard.checkpoint.finite import not_finite
-from shardyard.checkpoint.keeping import Keeping, Memory
+from shardyard.checkpoint.buffers import not_finite
 from shardyard.checkpoint.save_interval import Interval
-from shardyard.checkpoint.snapshots.snapshot_sent import Sent
-from shardyard.checkpoint.snapshots.snapshot_slot import Moment, empty, read_slot
-from shardyard.checkpoint.snapshots.snapshot_written import Room, Slot
-from shardyard.checkpoint.staging import copy_shards
-from shardyard.checkpoint.yielding import yield_to_training
-from shardyard.config.snapshots import SENT, SLOTS, neighbour_labels, slot_labels
+from shardyard.checkpoint.snapshots.protocol import Sent
+from shardyard.checkpoint.snapshots.slot import Moment, Room, Slot, empty, read_slot
+from shardyard.checkpoint.staging import Keeping, Memory, copy_shards, yield_to_training
+from shardyard.config.formulas import SENT, SLOTS, neighbour_labels, slot_labels
 from shardyard.errors import RequestError, StorageError
 from shardyard.io.polling import wait_for
 from shardyard.parallel.device import pin, synchronize_stream, unpin

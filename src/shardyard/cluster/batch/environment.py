@@ -1,21 +1,20 @@
 """The parts of a cluster of ``kind: batch`` beside the file system: its network, and its queues."""
 
-from shardyard.cluster.act import Act
-from shardyard.cluster.batch.batch_place import place_of
-from shardyard.cluster.batch.batch_queue import (
+from shardyard.cluster.batch.queue import (
     asked_of,
     close,
     closing,
     condition_of,
     jobs_of,
+    place_of,
 )
 from shardyard.cluster.batch.stack import environment_name, render_environment, stack_name
+from shardyard.cluster.clients import Act, World
 from shardyard.cluster.fsx import Made, as_json, made_of
 from shardyard.cluster.network import LATER, network_stack_name, place_named, render_network
+from shardyard.cluster.orphans import details_of_network
 from shardyard.cluster.resources import FileSystem, Stack, State, refuse_foreign, stack_outputs
 from shardyard.cluster.spec import Description
-from shardyard.cluster.sweep import details_of_network
-from shardyard.cluster.world import World
 
 
 class Network(Stack):

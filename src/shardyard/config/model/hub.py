@@ -26,9 +26,8 @@ from typing import Any, Literal, get_args
 from shardyard.config.fingerprint import digest
 from shardyard.config.model.hub_errors import HubOfflineError, HubSetting, hub_errors_told
 from shardyard.errors import CapacityError, DataError, RequestError, StorageError
-from shardyard.io.complete import COMPLETE, Complete, FileDigest, read_complete
-from shardyard.io.files import make_folder, publish_file, write_text
-from shardyard.io.locks import locked
+from shardyard.io.digests import COMPLETE, Complete, FileDigest, read_complete
+from shardyard.io.files import locked, make_folder, publish_file, write_text
 from shardyard.units import format_bytes
 
 Level = Literal["tokenizer", "config", "weights"]

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shardyard.config.credentials import show
 from shardyard.config.model.hub import Say, Wanted, fetch
 from shardyard.config.schema.recipe import Model, Recipe
+from shardyard.config.secrets import show
 from shardyard.config.task_lookup import task_row
 from shardyard.config.weight_files import INDEX, SINGLE, has_weight_files
 from shardyard.errors import RequestError, StorageError

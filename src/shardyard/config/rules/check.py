@@ -8,32 +8,31 @@ from collections.abc import Callable, Iterable, Sequence
 
 from shardyard.config.alerts import alert_problems
 from shardyard.config.cluster_choice import chosen_cluster, devices_of_node
-from shardyard.config.credentials import HIDDEN, find_credential
-from shardyard.config.data_formats import DATA_FORMATS
+from shardyard.config.data_choices import DATA_FORMATS
+from shardyard.config.endpoints import parse_meeting_place
+from shardyard.config.formulas import takes_snapshots
 from shardyard.config.load import Sources, name_of, read_settings
-from shardyard.config.meeting_place import parse_meeting_place
 from shardyard.config.optimizers import OPTIMIZERS, factors_of, optimizer_of, readers_of
 from shardyard.config.phases import phase_problems, problems_of_each
-from shardyard.config.rules.data_problems import data_problems, formats_of
-from shardyard.config.rules.dialogue_problems import dialogue_problems
-from shardyard.config.rules.environment import environment_problems
-from shardyard.config.rules.exporter_problems import exporter_problems
+from shardyard.config.rules.custom_module import own_module_problems
+from shardyard.config.rules.data import (
+    data_problems,
+    dialogue_problems,
+    formats_of,
+    text_problems,
+    texts,
+)
+from shardyard.config.rules.elastic import left_out_problems, timeout_problems
 from shardyard.config.rules.images import image_problems
-from shardyard.config.rules.launch_problems import launch_problems
-from shardyard.config.rules.left_out_nodes import left_out_problems
-from shardyard.config.rules.lora_problems import lora_problems
-from shardyard.config.rules.model_problems import misfits
-from shardyard.config.rules.own_module import own_module_problems
+from shardyard.config.rules.launch import environment_problems, launch_problems
+from shardyard.config.rules.model import lora_problems, misfits
+from shardyard.config.rules.observe import exporter_problems, profile_problems
 from shardyard.config.rules.precision import format_problems
-from shardyard.config.rules.profile_problems import profile_problems
 from shardyard.config.rules.reproducible import exact_problems
-from shardyard.config.rules.text_problems import text_problems, texts
-from shardyard.config.rules.timeouts import timeout_problems
 from shardyard.config.rules.trainable import trainable_problems
 from shardyard.config.schema.base import section_key
 from shardyard.config.schema.recipe import Optim, Recipe, Task
-from shardyard.config.secret_reference import is_variable, parse_references
-from shardyard.config.snapshots import takes_snapshots
+from shardyard.config.secrets import HIDDEN, find_credential, is_variable, parse_references
 from shardyard.config.task_lookup import task_row
 from shardyard.config.tasks import TASKS
 from shardyard.errors import Problem, RecipeError, RequestError

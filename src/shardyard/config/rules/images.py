@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from shardyard.config.batch import first_batch, step_samples
-from shardyard.config.rules.own_module import axis_problems
+from shardyard.config.formulas import first_batch, step_samples
+from shardyard.config.rules.custom_module import axis_problems
 from shardyard.config.schema.data import Images
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.task_lookup import task_row

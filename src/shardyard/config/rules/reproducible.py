@@ -5,7 +5,7 @@ What is not listed here has been held to it (``tests/distributed/test_exact.py``
 
 from collections.abc import Iterable
 
-from shardyard.config.batch import first_batch
+from shardyard.config.formulas import first_batch
 from shardyard.config.optimizers import OPTIMIZERS, optimizer_of
 from shardyard.config.resolved import Resolved
 from shardyard.config.schema.recipe import Optim, Recipe
@@ -16,7 +16,7 @@ from shardyard.errors import Problem, RecipeError
 BY_EXACT = "precision.reduce=exact adds up micro-batches, so that others are rounded otherwise"
 
 MOST_MICRO_BATCHES = 2**20
-"""Summands of a step: each doubling takes a bit from all of them (parallel/exact_gradients.py)."""
+"""Summands of a step: each doubling takes a bit from all of them (parallel/reproducible_sums.py)."""
 
 
 def exact_problems(recipe: Recipe) -> Iterable[Problem]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from shardyard.config.credentials import show
+from shardyard.config.secrets import show
 from shardyard.errors import Problem
 
 SETTING = "launch.slurm.options"

@@ -4,8 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from shardyard.config.chat_templates import CHAT_TEMPLATES
-from shardyard.config.data_formats import DATA_FORMATS
+from shardyard.config.data_choices import CHAT_TEMPLATES, DATA_FORMATS
 from shardyard.config.schema.base import NAME, NAME_WORDS, Auto, Fraction, PositiveNumber, Section
 
 TokenizerKindName = Literal["bpe", "wordpiece", "wordpiece-cased"]

@@ -22,9 +22,8 @@ from shardyard.config.schema.base import (
     WhenElastic,
 )
 from shardyard.config.schema.data import Data
-from shardyard.config.schema.exporters import Mlflow, Wandb
 from shardyard.config.schema.launch import Launch
-from shardyard.config.schema.profile_section import Profile
+from shardyard.config.schema.observe import Mlflow, Profile, Wandb
 from shardyard.config.tasks import TASKS
 
 Degree = Annotated[int, Field(ge=1)]

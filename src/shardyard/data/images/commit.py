@@ -14,8 +14,8 @@ from shardyard.data.byte_ranges import SourceFile, shown
 from shardyard.data.images.index import OWN_FILE, ROW, Rows, index_name, names_name
 from shardyard.data.images.order import Window
 from shardyard.data.images.work_units import ImagePiece, npy_bytes
-from shardyard.data.pieces import SPLITS, file_entry, write_file
 from shardyard.data.shards import IMAGES_VERSION, MANIFEST
+from shardyard.data.work_units import SPLITS, file_entry, write_file
 from shardyard.errors import RequestError, SourceError
 from shardyard.io.files import flush_folder
 

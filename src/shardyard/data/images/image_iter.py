@@ -21,9 +21,8 @@ from typing import Any, BinaryIO
 from shardyard.config.sources import is_remote
 from shardyard.data.byte_ranges import SourceFile, shown
 from shardyard.data.images.digits import png, read_digits
-from shardyard.data.images.files import content_of
 from shardyard.data.images.sources import PICTURES, Split, held_out_word, split_word
-from shardyard.data.images.tar import Member, members
+from shardyard.data.images.tar import Member, content_of, members
 from shardyard.data.optional_imports import extra
 from shardyard.data.stores.base import open_file
 from shardyard.errors import SourceError

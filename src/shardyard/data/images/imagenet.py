@@ -27,8 +27,7 @@ from xml.parsers import expat
 from shardyard.config.published_pictures import IMAGENET
 from shardyard.config.sources import is_remote
 from shardyard.data.byte_ranges import SourceFile, shown
-from shardyard.data.images.files import InTar, content_of
-from shardyard.data.images.tar import members
+from shardyard.data.images.tar import InTar, content_of, members
 from shardyard.data.stores.base import open_file
 from shardyard.errors import RequestError, SourceError
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from shardyard.data.images.keyed_rng import Draws, Place
-from shardyard.data.micro_batch import MicroBatch
+from shardyard.data.loader import MicroBatch
 
 BY_MICRO_BATCH = "images are mixed with others of their micro-batch"
 """Why a resume keeps ``optim.micro_batch``."""

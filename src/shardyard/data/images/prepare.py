@@ -24,15 +24,15 @@ from shardyard.config.sources import is_remote
 from shardyard.cpu_quota import usable_cores
 from shardyard.data.byte_ranges import SourceFile, shown
 from shardyard.data.images.commit import commit
-from shardyard.data.images.files import InTar
 from shardyard.data.images.image_iter import of_digits, of_files, of_parquet, of_tar
 from shardyard.data.images.index import read_facts
 from shardyard.data.images.sources import Listing, in_words, list_pictures
+from shardyard.data.images.tar import InTar
 from shardyard.data.images.work_units import ImagePiece, Options
 from shardyard.data.order import permute_many
-from shardyard.data.pieces import SCRATCH, SPLITS, HoldOut
 from shardyard.data.prepare import Progress, is_finished, sole_writer
 from shardyard.data.shards import IMAGES_VERSION, MANIFEST, read_manifest
+from shardyard.data.work_units import SCRATCH, SPLITS, HoldOut
 from shardyard.data.workers import Task, run_tasks
 from shardyard.errors import DataError, RequestError, SourceError
 

@@ -13,17 +13,16 @@ import numpy as np
 import torch
 
 from shardyard.data.images.cache import PictureBytes
-from shardyard.data.images.decode import decode
+from shardyard.data.images.decode import DecodeThreads, decode
 from shardyard.data.images.index import ImageIndex
 from shardyard.data.images.order import window_indices
-from shardyard.data.images.threads import DecodeThreads
-from shardyard.data.micro_batch import MicroBatch
+from shardyard.data.loader import MicroBatch
 from shardyard.data.order import Positions
 from shardyard.data.samples import Prepare, unchanged
 from shardyard.errors import DataError, SourceError
 
 if TYPE_CHECKING:
-    from shardyard.data.images.augment import Pixels, View
+    from shardyard.data.images.transforms import Pixels, View
 
 
 _TOLD_AFTER_S = 30.0

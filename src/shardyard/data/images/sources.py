@@ -20,8 +20,8 @@ from shardyard.config.sources import DIGITS, is_name, is_remote
 from shardyard.config.split_names import KEYWORDS, NamedSplit, held_out_of, split_in
 from shardyard.data.byte_ranges import SourceFile, shown
 from shardyard.data.images.digits import DIGITS_FILE
-from shardyard.data.images.files import InTar
 from shardyard.data.images.imagenet import as_class_folders, is_imagenet, unpacked
+from shardyard.data.images.tar import InTar
 from shardyard.data.stores.base import find_all
 from shardyard.errors import RequestError
 

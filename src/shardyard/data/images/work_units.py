@@ -1,5 +1,5 @@
 """One part of the source becomes an index, and packed shards: the unit of parallel and resumable
-work, as ``data/pieces.py`` is for text. A piece is finished when its record exists.
+work, as ``data/work_units.py`` is for text. A piece is finished when its record exists.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from shardyard.data.images.decode import check
 from shardyard.data.images.image_iter import Picture
 from shardyard.data.images.index import ROW
 from shardyard.data.images.tar import TarWriter
-from shardyard.data.pieces import SCRATCH, SPLITS, HoldOut, cannot_write, write_file
+from shardyard.data.work_units import SCRATCH, SPLITS, HoldOut, cannot_write, write_file
 from shardyard.errors import SourceError
 from shardyard.io.files import flush_folder, read_json_object
 

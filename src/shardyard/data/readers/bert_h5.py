@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from shardyard.data.byte_ranges import Section, Span, shown
 from shardyard.data.optional_imports import extra
-from shardyard.data.readers.rows import TextOf
-from shardyard.data.records import record_text
+from shardyard.data.premasked import record_text
+from shardyard.data.readers.columns import TextOf
 from shardyard.errors import SourceError
 
 ARRAYS = {

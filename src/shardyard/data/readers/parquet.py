@@ -5,7 +5,7 @@ from typing import Any, BinaryIO
 
 from shardyard.data.byte_ranges import Section, Span, shown
 from shardyard.data.optional_imports import extra
-from shardyard.data.readers.rows import TextOf, some_keys
+from shardyard.data.readers.columns import TextOf, some_keys
 from shardyard.errors import SourceError
 
 _BATCH_ROWS = 256

@@ -26,9 +26,9 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from shardyard import torch_private
+from shardyard.elastic.agent_messages import OwnClock
 from shardyard.elastic.meeting_wait import MeetingWait
 from shardyard.elastic.seal import Seal, SealedStore
-from shardyard.elastic.signs_of_life import OwnClock
 from shardyard.elastic.store_backend import StoreBackend
 from shardyard.errors import LostNodeError, RequestError
 from shardyard.io.polling import wait_for

@@ -33,7 +33,8 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from shardyard import torch_private
-from shardyard.config.meeting_place import EtcdPlace
+from shardyard.config.endpoints import EtcdPlace
+from shardyard.elastic.agent_messages import OwnClock
 from shardyard.elastic.rendezvous.c10d import (
     LAST_CALL_TIMEOUT,
     Meeting,
@@ -59,7 +60,6 @@ from shardyard.elastic.rendezvous.etcd_client import (
 )
 from shardyard.elastic.rendezvous.state import from_json, is_closed, to_json
 from shardyard.elastic.seal import SealedStore
-from shardyard.elastic.signs_of_life import OwnClock
 from shardyard.errors import LostNodeError, ShardyardError
 from shardyard.io.files import parse_json
 from shardyard.io.polling import wait_for

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 
-from shardyard.config.meeting_place import EtcdPlace
+from shardyard.config.endpoints import EtcdPlace
 from shardyard.errors import AccessError, RequestError
 from shardyard.io.files import parse_json
 

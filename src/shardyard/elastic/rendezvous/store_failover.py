@@ -12,7 +12,7 @@ from datetime import timedelta
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # built in C++
 
-from shardyard.elastic.notices import Node
+from shardyard.elastic.agent_messages import Node
 from shardyard.elastic.rendezvous.c10d import (
     connect_store,
     endpoint_of,
@@ -22,10 +22,10 @@ from shardyard.elastic.rendezvous.c10d import (
 from shardyard.errors import LostNodeError, RequestError
 from shardyard.io.polling import wait_for
 from shardyard.network_interface import address_towards
+from shardyard.rundir.attempt_files import StorePlace, read_store_place, write_store_place
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease, is_held
 from shardyard.rundir.state import has_attempt_ended
-from shardyard.rundir.store_place import StorePlace, read_store_place, write_store_place
 
 _WITHIN_S = 60.0
 """For a store to be found; network file systems show a new file as late as this."""

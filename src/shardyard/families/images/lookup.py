@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-from shardyard.families.images.efficientnet_operators import efficientnet_operators
+from shardyard.families.images.efficientnet import efficientnet_operators
 from shardyard.families.images.network import ImageNetwork
 from shardyard.families.images.operators import Operator
-from shardyard.families.images.resnet_operators import resnet_operators
-from shardyard.families.images.vit_operators import vit_operators
+from shardyard.families.images.resnet import resnet_operators
+from shardyard.families.images.vit import vit_operators
 
 _TABLES: dict[str, Callable[..., tuple[Operator, ...]]] = {
     "resnet": resnet_operators,

@@ -7,12 +7,18 @@ from typing import Any
 
 from shardyard.errors import CheckpointError, RequestError
 from shardyard.importers.checkpoints import dcp, deepspeed, megatron, torch_save_file
-from shardyard.importers.checkpoints.checkpoint import STEPS, Checkpoint
 from shardyard.importers.checkpoints.hf_writer import DTYPES, dealt, write_folder
-from shardyard.importers.checkpoints.like import CONFIG, Like, read_like, shape_in
-from shardyard.importers.checkpoints.model import Model, find_model
+from shardyard.importers.checkpoints.reference_model import (
+    CONFIG,
+    Like,
+    Model,
+    find_model,
+    read_like,
+    shape_in,
+)
+from shardyard.importers.checkpoints.tensors import STEPS, Checkpoint
+from shardyard.io.digests import ITEM_BYTES
 from shardyard.io.files import read_json
-from shardyard.io.safetensors_header import ITEM_BYTES
 from shardyard.units import format_bytes, format_count
 
 SAVED = (".pt", ".pth", ".bin", ".ckpt")

@@ -11,9 +11,15 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from shardyard.errors import CheckpointError
-from shardyard.importers.checkpoints.checkpoint import STEPS, Checkpoint, first_words, step_in
 from shardyard.importers.checkpoints.pickles import Record, load, loads
-from shardyard.importers.checkpoints.stored import Piece, Stored
+from shardyard.importers.checkpoints.tensors import (
+    STEPS,
+    Checkpoint,
+    Piece,
+    Stored,
+    first_words,
+    step_in,
+)
 
 METADATA = ".metadata"
 _TENSOR, _BYTES = "TensorStorageMetadata", "BytesStorageMetadata"

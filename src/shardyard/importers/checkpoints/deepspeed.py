@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.errors import CheckpointError
-from shardyard.importers.checkpoints.checkpoint import Checkpoint
 from shardyard.importers.checkpoints.pickles import Record, load
-from shardyard.importers.checkpoints.stored import Piece, Shape, Stored
-from shardyard.io.safetensors_header import ITEM_BYTES
+from shardyard.importers.checkpoints.tensors import Checkpoint, Piece, Shape, Stored
+from shardyard.io.digests import ITEM_BYTES
 
 LATEST = "latest"
 _MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.errors import RequestError, StorageError
-from shardyard.importers.checkpoints.like import CONFIG, INDEX, Like
-from shardyard.importers.checkpoints.stored import Stored, blocks, can_be_copied, copy
+from shardyard.importers.checkpoints.reference_model import CONFIG, INDEX, Like
+from shardyard.importers.checkpoints.tensors import Stored, blocks, can_be_copied, copy
+from shardyard.io.digests import ITEM_BYTES, header
 from shardyard.io.files import publish_folder
-from shardyard.io.safetensors_header import ITEM_BYTES, header
 
 MAX_SHARD_BYTES = 5 * 10**9
 """Size of one weights file, unless a single tensor is larger; as ``export`` writes them."""

@@ -19,11 +19,10 @@ from typing import Any
 
 from shardyard.errors import CheckpointError, RequestError
 from shardyard.families.shape import ModelShape
-from shardyard.importers.checkpoints.checkpoint import Checkpoint
-from shardyard.importers.checkpoints.like import Like
 from shardyard.importers.checkpoints.megatron_args import differences
 from shardyard.importers.checkpoints.pickles import Record, load
-from shardyard.importers.checkpoints.stored import Stored, joined
+from shardyard.importers.checkpoints.reference_model import Like
+from shardyard.importers.checkpoints.tensors import Checkpoint, Stored, joined
 from shardyard.importers.checkpoints.torch_save_file import leaves_of
 
 LATEST = "latest_checkpointed_iteration.txt"

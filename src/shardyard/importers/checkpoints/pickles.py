@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from shardyard.errors import CheckpointError
-from shardyard.importers.checkpoints.stored import Piece, Stored
-from shardyard.io.safetensors_header import ITEM_BYTES
+from shardyard.importers.checkpoints.tensors import Piece, Stored
+from shardyard.io.digests import ITEM_BYTES
 
 MAX_PICKLE_BYTES = 2**30
 """Of what describes tensors; the largest that is known has a tenth of it."""

@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.errors import CheckpointError
-from shardyard.importers.checkpoints.checkpoint import STEPS, Checkpoint, first_words, step_in
 from shardyard.importers.checkpoints.pickles import load
-from shardyard.importers.checkpoints.stored import Stored
+from shardyard.importers.checkpoints.tensors import STEPS, Checkpoint, Stored, first_words, step_in
 
 
 def read(path: Path) -> Checkpoint:

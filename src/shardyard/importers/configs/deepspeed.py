@@ -7,8 +7,7 @@ followed, and where versions of it differ, the newest is.
 
 from typing import Any
 
-from shardyard.config.optimizers import OPTIMIZERS
-from shardyard.config.optimizers_elsewhere import named_elsewhere
+from shardyard.config.optimizers import OPTIMIZERS, named_elsewhere
 from shardyard.importers.configs.rules import (
     Entry,
     Facts,

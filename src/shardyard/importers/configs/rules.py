@@ -11,10 +11,9 @@ from enum import Enum
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
-from shardyard.config.credentials import HIDDEN, find_credential
-from shardyard.config.optimizers import OPTIMIZERS
-from shardyard.config.optimizers_elsewhere import Elsewhere, named_elsewhere
+from shardyard.config.optimizers import OPTIMIZERS, Elsewhere, named_elsewhere
 from shardyard.config.schema.reference import settings
+from shardyard.config.secrets import HIDDEN, find_credential
 
 QUANTITIES = {
     "processes": "processes of the whole job",

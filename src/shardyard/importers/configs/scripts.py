@@ -8,10 +8,10 @@ import re
 from fnmatch import fnmatchcase
 from typing import Any
 
-from shardyard.config.credentials import find_credential
 from shardyard.config.rules.slurm_options import ALLOWED, gpus_in
 from shardyard.config.schema.base import NAME
 from shardyard.config.secret_names import is_called_a_secret
+from shardyard.config.secrets import find_credential
 from shardyard.importers.configs import accelerate, llama_recipes, trainer
 from shardyard.importers.configs.rules import (
     Entry,

@@ -7,8 +7,7 @@ still have.
 import re
 from typing import Any
 
-from shardyard.config.optimizers import OPTIMIZERS
-from shardyard.config.optimizers_elsewhere import named_elsewhere
+from shardyard.config.optimizers import OPTIMIZERS, named_elsewhere
 from shardyard.importers.configs import deepspeed, fsdp
 from shardyard.importers.configs.rules import (
     Entry,

@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from shardyard.config.machines import capacity_of
-from shardyard.config.secret_reference import Reference, parse_references
+from shardyard.config.secrets import Reference, parse_references
 from shardyard.doctor.finding import Finding, gather
 from shardyard.errors import ShardyardError
 from shardyard.image.ecr import Registry, ecr_registry

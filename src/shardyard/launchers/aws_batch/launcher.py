@@ -12,8 +12,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
+from shardyard.config.paths import Sight
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.sight import Sight
 from shardyard.doctor.finding import Finding
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.io.aws import (

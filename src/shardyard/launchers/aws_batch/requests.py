@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.secret_reference import parse_references
+from shardyard.config.secrets import parse_references
 from shardyard.errors import LostNodeError, RequestError
 from shardyard.hardware import nvidia
 from shardyard.hardware.catalogue import Instance, instance

@@ -3,7 +3,7 @@
 from shardyard.errors import RequestError
 from shardyard.launchers.kubernetes.api import PLURALS, Api
 from shardyard.launchers.kubernetes.prerequisites import install_command, install_hint
-from shardyard.launchers.kubernetes.trainjob import Schema
+from shardyard.launchers.kubernetes.targets import Schema
 
 OLDEST = {"jobset": (1, 28), "trainjob": (1, 31), "pytorchjob": (1, 28)}
 """Kubernetes of each target. Sources: the pod index label, which logs are found by, is of 1.28;

@@ -15,7 +15,7 @@ from shardyard.config.kubernetes_etcd import service_name
 from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
 from shardyard.launchers.base import LaunchRequest, Part
 from shardyard.launchers.kubernetes.api import PLURALS, Api
-from shardyard.launchers.kubernetes.claim_checks import drivers_missing
+from shardyard.launchers.kubernetes.checks import drivers_missing
 from shardyard.launchers.kubernetes.etcd import empty_secret, filled, render_etcd
 from shardyard.launchers.kubernetes.node_checks import offered, wanted_nodes
 from shardyard.launchers.kubernetes.objects import to_yaml

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
+from shardyard.config.paths import Sight
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.sight import Sight
 from shardyard.doctor.finding import Finding
 from shardyard.errors import AccessError, RequestError, ShardyardError
 from shardyard.launchers.base import (
@@ -37,7 +37,6 @@ from shardyard.launchers.kubernetes.api import PLURALS, Api
 from shardyard.launchers.kubernetes.api_versions import require_served, trainjob_schema
 from shardyard.launchers.kubernetes.checks import kubernetes_checks
 from shardyard.launchers.kubernetes.exec import LostConnectionError
-from shardyard.launchers.kubernetes.gang import KIND as GROUP_KIND
 from shardyard.launchers.kubernetes.install import (
     RELEASE,
     RELEASE_FORM,
@@ -59,10 +58,11 @@ from shardyard.launchers.kubernetes.ownership import (
     is_ours,
 )
 from shardyard.launchers.kubernetes.placement import refuse_unplaceable
+from shardyard.launchers.kubernetes.policies import KIND as GROUP_KIND
 from shardyard.launchers.kubernetes.prerequisites import MONITORS
 from shardyard.launchers.kubernetes.refusals import ExistsError, ForbiddenError, UncertainError
 from shardyard.launchers.kubernetes.state import Object, is_running, newest_pods, status_of
-from shardyard.launchers.kubernetes.trainjob import RUNTIME_RIGHT, for_schema, has_content_of
+from shardyard.launchers.kubernetes.targets import RUNTIME_RIGHT, for_schema, has_content_of
 from shardyard.launchers.ledger import SUBMITTED, UUID, Entry, EntryForm, Ledger, form
 from shardyard.log import warn
 

@@ -24,7 +24,7 @@ from shardyard.launchers.kubernetes.prerequisites import (
 )
 from shardyard.launchers.kubernetes.resources import demand_of
 from shardyard.launchers.monitoring import alerts, dashboards
-from shardyard.launchers.monitoring.metrics import counters
+from shardyard.launchers.monitoring.alerts import counters
 from shardyard.log import say, warn
 
 NAME = "shardyard"

@@ -6,7 +6,7 @@ Network Policies. A cluster whose network plug-in knows no policies takes the ob
 
 from typing import Any
 
-from shardyard.config.metrics_place import metrics_place
+from shardyard.config.endpoints import metrics_place
 from shardyard.launchers.base import LaunchRequest
 from shardyard.launchers.kubernetes.names import POD_LABELS, job_kind
 from shardyard.launchers.kubernetes.prerequisites import PROMETHEUS

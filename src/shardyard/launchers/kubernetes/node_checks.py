@@ -9,9 +9,9 @@ from shardyard.errors import AccessError
 from shardyard.image.registry import find_image
 from shardyard.launchers.base import LaunchRequest
 from shardyard.launchers.kubernetes.api import Api
-from shardyard.launchers.kubernetes.capacity import RESERVATION, is_of
 from shardyard.launchers.kubernetes.placement import SIDE_REMEDY, why_unplaceable
 from shardyard.launchers.kubernetes.pod import toleration
+from shardyard.launchers.kubernetes.policies import RESERVATION, is_of
 from shardyard.launchers.kubernetes.prerequisites import DEVICE_PLUGINS, how_to_install
 from shardyard.launchers.kubernetes.resources import chosen_instance, demand_of
 from shardyard.launchers.kubernetes.state import Object

@@ -6,8 +6,6 @@ from typing import Any
 import yaml
 
 from shardyard.launchers.base import LaunchRequest
-from shardyard.launchers.kubernetes.gang import is_asked, pod_group
-from shardyard.launchers.kubernetes.jobset import jobset
 from shardyard.launchers.kubernetes.names import (
     check_labels,
     check_namespaced,
@@ -16,9 +14,15 @@ from shardyard.launchers.kubernetes.names import (
 )
 from shardyard.launchers.kubernetes.network_policy import network_policy
 from shardyard.launchers.kubernetes.pod import config_map, metadata
-from shardyard.launchers.kubernetes.pytorchjob import node_range, pytorchjob
-from shardyard.launchers.kubernetes.side_job import side_job
-from shardyard.launchers.kubernetes.trainjob import runtime, trainjob
+from shardyard.launchers.kubernetes.policies import is_asked, pod_group
+from shardyard.launchers.kubernetes.targets import (
+    jobset,
+    node_range,
+    pytorchjob,
+    runtime,
+    side_job,
+    trainjob,
+)
 
 
 def render_objects(request: LaunchRequest) -> tuple[dict[str, Any], ...]:

@@ -6,19 +6,19 @@ import math
 from pathlib import PurePosixPath
 from typing import Any
 
+from shardyard.config.endpoints import ADDRESS_VARIABLE, metrics_place
 from shardyard.config.machines import capacity_of
-from shardyard.config.metrics_place import ADDRESS_VARIABLE, metrics_place
 from shardyard.config.schema.launch import Volume
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.secret_reference import parse_references
+from shardyard.config.secrets import parse_references
 from shardyard.errors import RequestError
 from shardyard.image.dockerfile import USER_ID
 from shardyard.launchers.base import LaunchRequest
 from shardyard.launchers.bundle import Bundle
-from shardyard.launchers.kubernetes import gang
-from shardyard.launchers.kubernetes.capacity import node_affinity
+from shardyard.launchers.kubernetes import policies
 from shardyard.launchers.kubernetes.names import container_of, job_kind
 from shardyard.launchers.kubernetes.ownership import RUN_ID, origin_notes
+from shardyard.launchers.kubernetes.policies import node_affinity
 from shardyard.launchers.kubernetes.resources import Demand, chosen_instance, demand_of
 from shardyard.python_program import ISOLATED
 
@@ -143,7 +143,7 @@ def pod_template(
         **({} if request.side else _topology_annotation(request)),
     }
     template = {"metadata": meta, "spec": spec}
-    gang.join(request, template, name)
+    policies.join(request, template, name)
     return template
 
 
@@ -399,7 +399,7 @@ def grace_s(recipe: Recipe) -> int:
 
 def warnings(request: LaunchRequest) -> tuple[str, ...]:
     """What is allowed and may be regretted."""
-    image, alone = request.recipe.launch.image, gang.warnings(request)
+    image, alone = request.recipe.launch.image, policies.warnings(request)
     if "@sha256:" in (image or ""):
         return alone
     return (

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import Any, Literal
 
-from shardyard.launchers.monitoring.metrics import (
+from shardyard.launchers.monitoring.alerts import (
     CLOCK,
     COPY,
     DEVICES,

@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
+from shardyard.config.paths import Sight
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.sight import Sight
 from shardyard.doctor.finding import Finding
 from shardyard.errors import EXIT_DRAINED, RequestError, ShardyardError
 from shardyard.foreign_variables import not_for_sbatch, refuse_other_cluster
@@ -47,7 +47,7 @@ from shardyard.launchers.slurm.clients import (
     ask,
     run_client,
 )
-from shardyard.launchers.slurm.nodelist import hosts_in
+from shardyard.launchers.slurm.node_rank import hosts_in
 from shardyard.launchers.slurm.script import (
     NODE_PROGRAM,
     ended_with,

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from typing import Literal
 
 from shardyard.config.machines import refuse_renting
+from shardyard.config.rules.elastic import timeout_problems
 from shardyard.config.rules.slurm_options import gpus_in, words_of
-from shardyard.config.rules.timeouts import timeout_problems
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.secret_reference import parse_references
+from shardyard.config.secrets import parse_references
 from shardyard.errors import RecipeError, RequestError
 from shardyard.foreign_variables import SRUN_DEFAULTS
 from shardyard.launchers.base import LaunchRequest

@@ -10,8 +10,8 @@ from shardyard.config.layout import Layout
 from shardyard.config.rules.layout import batch_problems
 from shardyard.hardware.cluster import Cluster
 from shardyard.planner.calibration import Calibration
-from shardyard.planner.images.image_memory import image_memory
-from shardyard.planner.images.image_step import ImageStep, with_image_layout
+from shardyard.planner.images.memory import image_memory
+from shardyard.planner.images.step import ImageStep, with_image_layout
 from shardyard.planner.images.time import image_parts
 from shardyard.planner.step_time import Parts
 from shardyard.planner.workload import Recompute

@@ -15,8 +15,8 @@ from shardyard.hardware.accelerator import Accelerator
 from shardyard.hardware.cluster import Cluster
 from shardyard.planner.calibration import Calibration
 from shardyard.planner.collectives import Group, all_gather_s, all_reduce_s, reduce_scatter_s
-from shardyard.planner.images.image_memory import image_memory
-from shardyard.planner.images.image_step import ImageStep, Part
+from shardyard.planner.images.memory import image_memory
+from shardyard.planner.images.step import ImageStep, Part
 from shardyard.planner.kernels import FLASH_BACKWARD, TILES, Rates, missing, rates
 from shardyard.planner.memory import Fit, Memory, fit
 from shardyard.planner.step_time import (

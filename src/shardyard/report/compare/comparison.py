@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shardyard.report.compare.counted import pace_of
 from shardyard.report.compare.curves import RunCurves, curves_of
 from shardyard.report.compare.differences import (
     Difference,
     settings_that_differ,
     surroundings_that_differ,
 )
-from shardyard.report.compare.speed import Pace, Speed, compare_speed
+from shardyard.report.compare.statistics import Pace, Speed, compare_speed, pace_of
 from shardyard.report.compare.targets import Reached, Target, reached, targets_of
 from shardyard.report.run_data import RunRecord
 from shardyard.report.summary import Summary, summarize

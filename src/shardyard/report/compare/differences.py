@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shardyard.config.batch import Batch
+from shardyard.config.formulas import Batch
 from shardyard.config.resolved import Resolved, flatten, settings_in
 from shardyard.report.run_data import AttemptRecord, RunRecord
 

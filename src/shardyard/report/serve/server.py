@@ -22,8 +22,7 @@ from urllib.parse import parse_qs, urlsplit
 from shardyard.control.follow import describe_event
 from shardyard.errors import RequestError, StorageError
 from shardyard.io.sanitize import printable
-from shardyard.report.serve.curves import EVALUATION, KEYS, X_KEYS, Curves
-from shardyard.report.serve.index import Index
+from shardyard.report.serve.index import EVALUATION, KEYS, X_KEYS, Curves, Index
 from shardyard.rundir.jsonl import json_value, read_lines_backwards
 from shardyard.rundir.layout import RunDir
 

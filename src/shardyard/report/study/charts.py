@@ -18,7 +18,7 @@ from matplotlib.ticker import (
     NullLocator,
 )
 
-from shardyard.report.plots import BLUE, GREY, MUTED, ORANGE, RED, colour, draw, seconds_tick
+from shardyard.report.charts import BLUE, GREY, MUTED, ORANGE, RED, colour, draw, seconds_tick
 from shardyard.report.study.rows import Series
 from shardyard.report.study.values import Values, values_of
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from shardyard.report.compare.student import student
+from shardyard.report.compare.statistics import student
 
 STRETCHES = 10
 _LEAST_STRETCHES, _LEAST_STEPS = 4, 2

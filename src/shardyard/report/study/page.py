@@ -1,14 +1,27 @@
 """The page of a study: one file that opens from disk, in the style of the other pages."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from shardyard import __version__
+from shardyard.io.files import write_json, write_text
+from shardyard.log import warn
 from shardyard.planner.throughput import UNMEASURED
+from shardyard.report.charts import no_pictures
 from shardyard.report.format import ABSENT, format_percent
-from shardyard.report.markup import esc, render_page, render_section, render_table
+from shardyard.report.html import esc, render_page, render_section, render_table
 from shardyard.report.study.rows import Series
 from shardyard.report.study.scaling import remarks
-from shardyard.report.study.table import columns_of, how_words, percent_of, term_heads, term_rows
+from shardyard.report.study.table import (
+    columns_of,
+    how_words,
+    percent_of,
+    term_heads,
+    term_rows,
+    to_csv,
+    to_json,
+    to_markdown,
+)
 from shardyard.report.study.values import Values, values_of
 from shardyard.units import format_count, format_usd
 
@@ -127,3 +140,31 @@ def _terms(rows: Sequence[Values]) -> str:
         '<details style="margin-top:12px"><summary>Seconds of a step, by term</summary>'
         f"<div>{table}</div></details>"
     )
+
+
+# From rows to the folder of a study: table.md, table.csv, table.json and study.html.
+
+PAGE, MARKDOWN, CSV, JSON = "study.html", "table.md", "table.csv", "table.json"
+
+
+def write_study(folder: Path, name: str, series: Sequence[Series], notes: Sequence[str]) -> None:
+    """Write all four; each is replaced at once, so that a kill leaves the old ones whole.
+
+    Raises:
+        StorageError: The folder cannot be written.
+    """
+    write_json(folder / JSON, {**to_json(name, series), "notes": list(notes)})
+    write_text(folder / CSV, to_csv(series))
+    write_text(folder / MARKDOWN, to_markdown(name, series, notes))
+    why_none = no_pictures()
+    pictures = {} if why_none else _pictures(series)
+    text = render(name, series, pictures, no_pictures=why_none, notes=notes)
+    write_text(folder / PAGE, text)
+    if why_none:
+        warn(why_none)
+
+
+def _pictures(series: Sequence[Series]) -> dict[str, dict[str, str]]:
+    from shardyard.report.study.charts import panels  # matplotlib: half a second, not for a refusal
+
+    return {each.name: panels(each, f"s{number}") for number, each in enumerate(series)}

@@ -1,7 +1,7 @@
 """What each optimizer does in a step: one class each, named by its row in ``config/optimizers.py``.
 
 An update works on this rank's shards, as plain tensors. Where it needs the norm of a whole
-parameter it asks for it once a step (``parallel/whole_norms.py``).
+parameter it asks for it once a step (``parallel/gradients.py``).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from shardyard.config.optimizers import optimizer_of
 from shardyard.config.schema.recipe import Optim
-from shardyard.parallel.whole_norms import WholeNorms
+from shardyard.parallel.gradients import WholeNorms
 
 State = dict[str, Tensor]
 """Name -> average in fp32, of a shard's form, and ``step`` where the row counts steps."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from shardyard.config.schema.recipe import Optim
-from shardyard.parallel.whole_norms import WholeNorms
+from shardyard.parallel.gradients import WholeNorms
 from shardyard.torch_private import foreach_mul_
 from shardyard.train.optimizers import State
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from shardyard.config.schema.recipe import Optim
-from shardyard.parallel.whole_norms import WholeNorms
+from shardyard.parallel.gradients import WholeNorms
 from shardyard.torch_private import foreach_add_, foreach_div_, foreach_mul_, foreach_sub_
 from shardyard.train.optimizers import State
 

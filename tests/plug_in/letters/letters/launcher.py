@@ -6,9 +6,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from shardyard.config.paths import Sight
 from shardyard.config.schema.base import Section
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.sight import Sight
 from shardyard.launchers.base import (
     Capabilities,
     JobStatus,

@@ -5,7 +5,7 @@ from typing import BinaryIO
 
 from shardyard.data.byte_ranges import Section, Span
 from shardyard.data.formats import Format
-from shardyard.data.readers.rows import TextOf
+from shardyard.data.readers.columns import TextOf
 
 
 def read(file: BinaryIO, span: Span, _text_of: TextOf) -> Iterator[Section]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from letters.row import Vowels
 from shardyard.config.resolved import Resolved
-from shardyard.data.micro_batch import IGNORED, MicroBatch
+from shardyard.data.loader import IGNORED, MicroBatch
 from shardyard.data.samples import Prepare
 from shardyard.tasks.language import LanguageTask
 

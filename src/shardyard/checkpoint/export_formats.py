@@ -1,0 +1,311 @@
+"""Export of a model of no family: as transformers itself writes it, which holds all of it."""
+
+import json
+from collections.abc import Callable, Container, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Size, Tensor, nn
+from torch.utils import swap_tensors
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from shardyard.checkpoint.buffers import buffers_of
+from shardyard.checkpoint.ema import judged_name
+from shardyard.checkpoint.export_files import CONFIG, BesideWeights, changed_config, copy_files
+from shardyard.checkpoint.load import SavedTensors, load_tensors, read_shapes
+from shardyard.config.image_classes import class_names
+from shardyard.config.model.files import base_digest
+from shardyard.config.model.source import model_folder
+from shardyard.config.resolved import Resolved
+from shardyard.errors import CheckpointError, RequestError
+from shardyard.families.file_tensors import Piece
+from shardyard.families.images.network import ImageNetwork
+from shardyard.families.lora import A, B, is_adapter, peft_targets, scale_of, targets_of
+from shardyard.families.shape import ModelShape
+from shardyard.models.build import build_on_meta, fill_weights
+from shardyard.models.images import build_network
+from shardyard.models.lora import add_adapters
+
+
+def write_generic(
+    checkpoint: Path, beside: BesideWeights, folder: Path, *, dtype: torch.dtype
+) -> None:
+    """Write weights, config.json, and the files of the model's own folder.
+
+    Raises:
+        RequestError: That folder is gone, and with it what the model is.
+        CheckpointError: The checkpoint cannot be read, or is of another model.
+    """
+    if beside.config is None:
+        raise RequestError(
+            f"{checkpoint} holds weights of a model of no family here, whose config.json lies in "
+            "the folder that it came from, which is gone. Bring it back and export once more."
+        )
+    config: Any = AutoConfig.for_model(**beside.config)
+    saved, about = read_shapes(checkpoint), beside.config
+    if _has_own_head(config, saved):  # its folder held a head that differs from its table
+        config.tie_word_embeddings = False
+        about = {**about, "tie_word_embeddings": False}
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    tensors: dict[str, Tensor] = {
+        f"model.{name}": param.detach() for name, param in model.named_parameters()
+    }
+    wanted = {**tensors, **buffers_of(model)}
+    judged = {judged_name(name, saved): each for name, each in wanted.items()}
+    load_tensors(checkpoint, judged, allow_extra=True)
+    model.save_pretrained(folder)
+    content = changed_config(about, architecture=type(model).__name__, dtype=dtype, ends={})
+    (folder / CONFIG).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    copy_files(beside.copied, folder)
+
+
+def _has_own_head(config: Any, saved: Container[str]) -> bool:
+    """Whether a checkpoint has the head of a tied model beside its table."""
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config)
+    pairs = model.all_tied_weights_keys.items()
+    return any(f"model.{head}" in saved and f"model.{table}" in saved for head, table in pairs)
+
+
+# What an export of a run with adapters (LoRA) writes: PEFT's folder, or weights with them merged.
+#
+# A checkpoint of such a run holds adapters alone. PEFT's folder needs nothing else; merged weights
+# need the base, which is read from where it came from, or drawn again.
+
+ADAPTER_CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+"""Before the name of a matrix in PEFT's file."""
+
+
+def has_adapters(resolved: Resolved) -> bool:
+    """Whether a run trained adapters beside a base."""
+    return resolved.recipe.model.lora.rank is not None
+
+
+def adapter_shapes(resolved: Resolved) -> dict[str, Size]:
+    """The matrices of all adapters, by our names."""
+    model, shape = build_on_meta(_shape(resolved)), _shape(resolved)
+    add_adapters(model, shape, resolved.recipe.model.lora)
+    return {name: each.shape for name, each in model.named_parameters() if is_adapter(name)}
+
+
+def refuse_without_effect(checkpoint: Path, shapes: Mapping[str, Size]) -> None:
+    """Raise if every adapter is as it began, and the export would be the base.
+
+    Raises:
+        CheckpointError: B of all of them is zero.
+    """
+    saved, number = SavedTensors.in_folder(checkpoint), 0
+    for name, shape in shapes.items():
+        if name.endswith(f".{B}.weight"):
+            up = torch.empty(shape)
+            saved.fill({f"model.{name}": up}, allow_extra=True)
+            number += 1
+            if up.any():
+                return
+    raise CheckpointError(
+        f"the adapters in {checkpoint} have no effect: {B} of all {number} of them is zero, as at "
+        "the beginning, so the export would be the base. Every step was skipped, or its learning "
+        "rate was zero: see loss, skipped steps and lr in metrics.jsonl, mend optim.lr or "
+        "optim.warmup_steps, and train on."
+    )
+
+
+# --- PEFT's folder --------------------------------------------------------------------------------
+
+
+def planned(
+    resolved: Resolved, shapes: Mapping[str, Size]
+) -> dict[str, dict[str, tuple[Piece, ...]]]:
+    """The one file of weights: PEFT's names, and our matrix for each.
+
+    Raises:
+        RequestError: A target is a part of a matrix of the files.
+    """
+    targets = targets_of(_shape(resolved), resolved.recipe.model.lora.targets)
+    for target in (each for found in targets.values() for each in found):
+        fused = target.row.fused
+        if fused is not None:
+            raise RequestError(
+                f"{target.module} has an adapter of its own, and is a part of {fused.module} in "
+                "Hugging Face's model, beside which PEFT would put one for all parts. Export with "
+                "--merged: the weights of the whole model."
+            )
+    return {WEIGHTS: {f"{PREFIX}{name}": (Piece(name, tuple(s)),) for name, s in shapes.items()}}
+
+
+def write_adapter_config(resolved: Resolved, folder: Path) -> None:
+    """PEFT's adapter_config.json. Source: ``LoraConfig`` of peft 0.21.
+
+    Raises:
+        OSError: The file system refused.
+    """
+    shape, model = _shape(resolved), resolved.recipe.model
+    lora = model.lora
+    targets = chain.from_iterable(targets_of(shape, lora.targets).values())
+    content: dict[str, Any] = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM" if shape.is_causal else None,
+        "base_model_name_or_path": model.hub or model.path,
+        "revision": resolved.model_commit,
+        "inference_mode": True,
+        "r": lora.rank,
+        "lora_alpha": int(lora.alpha) if lora.alpha.is_integer() else lora.alpha,
+        "lora_dropout": lora.dropout,
+        "use_rslora": lora.rslora,
+        "target_modules": peft_targets(shape, lora.targets),
+        "bias": "none",
+        "fan_in_fan_out": any(each.row.is_transposed for each in targets),
+        "init_lora_weights": True,
+        "modules_to_save": None,
+    }
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+# --- merged weights -------------------------------------------------------------------------------
+
+
+class Merged:
+    """Weights of the base with scale B A added to the targets, in fp32, one at a time."""
+
+    def __init__(self, resolved: Resolved, read: Callable[[str], Tensor]) -> None:
+        """Args:
+            read: From the name of a matrix of an adapter to its values in fp32.
+
+        Raises:
+            RequestError: The base is gone, or another one is there.
+        """
+        lora = resolved.recipe.model.lora
+        assert lora.rank is not None
+        self._folder = _base(resolved)
+        self._seed = resolved.recipe.run.seed
+        self._scale = scale_of(rank=lora.rank, alpha=lora.alpha, rslora=lora.rslora)
+        self._adapters = adapter_shapes(resolved).keys()
+        self._model = build_on_meta(_shape(resolved))
+        self._read = read
+
+    def __call__(self, name: str) -> Tensor:
+        """A parameter of the model."""
+        param = self._model.get_parameter(name)
+        filled = nn.Parameter(torch.empty(param.shape), requires_grad=False)
+        swap: Callable[..., None] = swap_tensors
+        swap(param, filled)  # only what has storage is filled
+        fill_weights(self._model, folder=self._folder, seed=self._seed)
+        swap(param, filled)
+        weight = filled.detach()
+        module = name.removesuffix(".weight")
+        down, up = f"{module}.{A}.weight", f"{module}.{B}.weight"
+        if down in self._adapters:
+            weight += self._scale * (self._read(up) @ self._read(down))
+        return weight
+
+
+def _base(resolved: Resolved) -> Path | None:
+    """The folder of the base's weights, the same as while adapters were trained; None: drawn."""
+    if resolved.model_dir is None:
+        return None
+    model, folder = resolved.recipe.model, Path(resolved.model_dir)
+    if not folder.is_dir():  # the run was on other machines
+        folder = model_folder(model, commit=resolved.model_commit) or folder
+    if base_digest(folder) != resolved.base_digest:
+        raise RequestError(
+            f"{folder} holds other weights than those beside which the adapters were trained, so "
+            f"--merged would add them to another model. Bring those of {model.hub or model.path} "
+            "back, or export without --merged: that writes the adapters alone."
+        )
+    return folder
+
+
+def _shape(resolved: Resolved) -> ModelShape:
+    assert resolved.shape is not None, "refused for a module of the user's own"
+    return resolved.shape
+
+
+# Export of a network for images: a folder that AutoModelForImageClassification opens.
+#
+# Weights and running statistics are in one file, under the names that transformers' save_pretrained
+# writes; the classes have the names of the data's; preprocessor_config.json says how held-out
+# pictures were read.
+
+PREPROCESSOR = "preprocessor_config.json"
+
+_RESAMPLE = {"bilinear": 2, "bicubic": 3}
+"""Numbers of Pillow's ``Image.Resampling``, which transformers writes."""
+
+
+def beside_network(resolved: Resolved) -> BesideWeights:
+    """What is known of an export before it is written: whether classes have their names."""
+    warnings: tuple[str, ...] = ()
+    if class_names(resolved) is None:
+        warnings = (
+            f"{resolved.data.dir} is gone, and with it the names of the classes: they are called "
+            "LABEL_0 and so on. Bring it back and export anew, or edit id2label in config.json.",
+        )
+    return BesideWeights(copied={}, config=None, has_own_tokenizer=False, warnings=warnings)
+
+
+def write_network(
+    checkpoint: Path, resolved: Resolved, folder: Path, *, dtype: torch.dtype
+) -> None:
+    """Write weights, config.json and preprocessor_config.json.
+
+    Raises:
+        CheckpointError: The checkpoint cannot be read, or is of another network.
+        OSError: The file system refused.
+    """
+    network = resolved.network
+    assert network is not None
+    with torch.device("meta"):
+        built = build_network(network)
+    model: Any = built.to_empty(device="cpu").to(dtype)
+    tensors: dict[str, Tensor] = {
+        f"model.{name}": param.detach() for name, param in model.named_parameters()
+    }
+    saved = read_shapes(checkpoint)
+    wanted = {**tensors, **buffers_of(model)}
+    judged = {judged_name(name, saved): each for name, each in wanted.items()}
+    load_tensors(checkpoint, judged, allow_extra=True)
+    # in memory transformers gives some tensors other names than files have
+    model.save_pretrained(folder, max_shard_size="1TB")
+    content = _config(network, type(model).__name__, class_names(resolved), dtype)
+    _write(folder / CONFIG, content)
+    _write(folder / PREPROCESSOR, _preprocessor(resolved))
+
+
+def _config(
+    network: ImageNetwork, architecture: str, names: list[str] | None, dtype: torch.dtype
+) -> dict[str, Any]:
+    names = names or [f"LABEL_{number}" for number in range(network.num_classes)]
+    return {
+        **network.config,
+        "architectures": [architecture],
+        "dtype": str(dtype).removeprefix("torch."),
+        "id2label": {str(number): name for number, name in enumerate(names)},
+        "label2id": {name: number for number, name in enumerate(names)},
+    }
+
+
+def _preprocessor(resolved: Resolved) -> dict[str, Any]:
+    """As a held-out picture is read: resized, and its middle cut out."""
+    images = resolved.recipe.data.images
+    size = int(images.size)
+    return {
+        "image_processor_type": "BitImageProcessor",
+        "do_convert_rgb": True,
+        "do_resize": True,
+        "size": {"shortest_edge": round(size / images.eval_crop)},
+        "resample": _RESAMPLE[images.interpolation],
+        "do_center_crop": True,
+        "crop_size": {"height": size, "width": size},
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(images.mean),
+        "image_std": list(images.std),
+    }
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,177 @@
+"""Which checkpoint ``--step`` means, every file of it held to its manifest."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from shardyard.checkpoint.load import Chosen, find_sound
+from shardyard.checkpoint.retention import complete_steps, pointer_problem, read_pointer, step_name
+from shardyard.checkpoint.verify import MANIFEST, read_manifest, verify_manifest
+from shardyard.errors import CheckpointError, RequestError, ShardyardError
+from shardyard.io.digests import FileDigest, digest_file
+from shardyard.rundir.contracts import is_fetched
+from shardyard.rundir.layout import RunDir
+
+
+def choose_checkpoint(run_dir: RunDir, step: str) -> Chosen:
+    """The checkpoint that ``--step`` means, verified.
+
+    Args:
+        step: A number, ``best``, or ``latest``: the newest sound one.
+
+    Raises:
+        RequestError: There is none.
+        CheckpointError: It is damaged; for ``latest``: all are.
+    """
+    steps = complete_steps(run_dir.checkpoints)
+    if not steps:
+        raise RequestError(
+            f"run {run_dir.run_id} has no checkpoint yet: {run_dir.checkpoints} holds none. One is "
+            "written every checkpoint.every steps and at the end; wait, or resume the run."
+        )
+    if step == "latest":
+        chosen = find_sound(run_dir.checkpoints)
+        assert chosen is not None, steps
+        return chosen
+    number = read_pointer(run_dir.checkpoints, "best") if step == "best" else _number(step)
+    if step == "best" and number is None and (why := pointer_problem(run_dir.checkpoints, "best")):
+        raise RequestError(
+            f"--step best: {why}. There are checkpoints of steps {', '.join(map(str, steps))}: "
+            "give one of them, or latest."
+        )
+    if number not in steps:
+        raise RequestError(
+            f"--step {step}: run {run_dir.run_id} has no such checkpoint. It has those of steps "
+            f"{', '.join(map(str, steps))}. Give one of them, latest, or best (named after an "
+            "evaluation)."
+        )
+    path = run_dir.checkpoint(number)
+    damage = verify_manifest(path)
+    if damage:
+        raise CheckpointError(
+            f"{path} is damaged: {'; '.join(map(str, damage))}. Its weights cannot be trusted. "
+            "Use --step latest for the newest sound checkpoint."
+        )
+    return Chosen(number, path, ())
+
+
+def _number(step: str) -> int | None:
+    return int(step) if step.isdecimal() else None
+
+
+# What `shardyard fetch` can bring of a run: its files with digests, and the checkpoint verified.
+#
+# Run as a program where the run's folder is: ``python -m shardyard.checkpoint.select RUN_DIR
+# [--step latest]``. Prints one JSON object a line: a file as soon as it was read, then the end.
+
+ALL = "all"
+
+Told = Callable[[str, FileDigest], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """What stands in the last line."""
+
+    steps: list[int]
+    """Of the checkpoints that are listed."""
+    best: int | None
+    """What ``best`` names."""
+    warnings: list[str]
+
+
+def list_run(run_dir: RunDir, step: str, told: Told) -> End:
+    """Tell every file that comes here, and what it must be.
+
+    Args:
+        step: A number, best, latest (the newest sound one, or none where there is none) or all.
+
+    Raises:
+        RequestError: There is no such run or step.
+        CheckpointError: The step is damaged, or all are.
+    """
+    if not run_dir.path.is_dir():
+        raise RequestError(
+            f"there is no run folder {run_dir.path} where the nodes look for it. It was removed, "
+            "or the volume was changed since."
+        )
+    steps, warnings = _chosen(run_dir, step)
+    for name in _names(run_dir.path):
+        try:
+            told(name, digest_file(run_dir.path / name))
+        except FileNotFoundError:
+            continue  # a log that was rotated away, a report that is being replaced
+        except OSError as error:
+            warnings.append(f"{name} cannot be read there: {error.strerror}; it is left out")
+    for number in steps:
+        folder = run_dir.checkpoint(number)
+        inside = f"{run_dir.checkpoints.name}/{folder.name}"
+        for name, digest in read_manifest(folder).files.items():
+            told(f"{inside}/{name}", digest)  # was read and held to the manifest just now
+        told(f"{inside}/{MANIFEST}", digest_file(folder / MANIFEST))
+    return End(steps=steps, best=read_pointer(run_dir.checkpoints, "best"), warnings=warnings)
+
+
+def _chosen(run_dir: RunDir, step: str) -> tuple[list[int], list[str]]:
+    """Steps to bring, oldest first, and what a person should know of them."""
+    there = complete_steps(run_dir.checkpoints)
+    if step == ALL:
+        damage = {each: verify_manifest(run_dir.checkpoint(each)) for each in there}
+        sound = [each for each in there if not damage[each]]
+        if there and not sound:
+            raise CheckpointError(f"all {len(there)} checkpoints of {run_dir.path} are damaged.")
+        return sound, [
+            f"{step_name(each)} is damaged: {'; '.join(map(str, found))}. It is left out"
+            for each, found in damage.items()
+            if found
+        ]
+    if step == "latest" and not there:
+        return [], ["the run has no checkpoint yet"]
+    chosen = choose_checkpoint(run_dir, step)
+    notes = [] if chosen.note is None else [f"{chosen.note}. The newest sound one is fetched"]
+    return [chosen.step], [*notes, *(f"{each}. An older one is fetched" for each in chosen.damaged)]
+
+
+def _names(folder: Path) -> Iterator[str]:
+    """Files beside the checkpoints; a link is nobody's file."""
+    for place, folders, files in os.walk(folder):
+        if Path(place) == folder and "checkpoints" in folders:
+            folders.remove("checkpoints")
+        folders.sort()
+        for file in sorted(files):
+            path = Path(place) / file
+            name = path.relative_to(folder).as_posix()
+            if is_fetched(name) and path.is_file() and not path.is_symlink():
+                yield name
+
+
+def main(argv: list[str]) -> int:
+    """Print the listing; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m shardyard.checkpoint.select")
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--step", default="latest", help="a number, latest, best or all")
+    asked = parser.parse_args(argv)
+
+    def told(name: str, digest: FileDigest) -> None:
+        _print({"file": name, **asdict(digest)})
+
+    try:
+        end = list_run(RunDir(asked.run_dir), asked.step, told)
+    except ShardyardError as error:
+        _print({"error": str(error), "exit_code": error.exit_code})
+        return error.exit_code
+    _print({"end": asdict(end)})
+    return 0
+
+
+def _print(content: dict[str, Any]) -> None:
+    print(json.dumps(content), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

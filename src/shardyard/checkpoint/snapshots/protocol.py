@@ -1,0 +1,379 @@
+"""How far a node's neighbour has its snapshots: the agent notes it, the node's workers wait for it.
+
+One number of eight bytes for each rank, each written in one store, and one for the node.
+"""
+
+import hmac
+import json
+import mmap
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from shardyard.checkpoint.snapshots.slot import (
+    HEAD_BYTES,
+    Head,
+    Moment,
+    Sealed,
+    SlotText,
+    checksum,
+    content_of,
+    empty,
+    read_slot,
+    write_head,
+)
+from shardyard.checkpoint.staging import Memory
+from shardyard.config.formulas import ELSEWHERE
+from shardyard.io.files import parse_json
+
+SENT_BYTES = 8
+"""Of each number."""
+
+
+class Sent:
+    """Numbers in the agent's memory."""
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._fields = memoryview(memory).cast("q")
+
+    @staticmethod
+    def bytes_for(local_ranks: int) -> int:
+        """Of the memory for the ranks of one node."""
+        return SENT_BYTES * (1 + local_ranks)
+
+    def begin(self) -> None:
+        """No neighbour is there yet; of a new generation nothing is sent."""
+        self._fields[0] = 0
+        for place in range(1, len(self._fields)):
+            self._fields[place] = -1
+
+    def have_neighbour(self, is_there: bool) -> None:
+        """Whether snapshots are sent to one from now on."""
+        self._fields[0] = int(is_there)
+
+    def note(self, local_rank: int, step: int) -> None:
+        """The neighbour holds this rank's snapshot of a step."""
+        self._fields[1 + local_rank] = step
+
+    def step(self, local_rank: int) -> int:
+        """Of the newest snapshot of this generation that the neighbour holds; -1: of none."""
+        return int(self._fields[1 + local_rank])
+
+    def is_awaited(self, local_rank: int, step: int) -> bool:
+        """Whether the neighbour is there, and has this snapshot of a rank not yet."""
+        return bool(self._fields[0]) and self.step(local_rank) < step
+
+
+# How snapshots go from agent to agent, and from an agent to a worker: over a TCP connection.
+#
+# Whoever comes first shows that it knows the secret of the generation, and is shown the same:
+#
+#     server   a mark, 32 random bytes
+#     client   32 random bytes of its own, HMAC-SHA256 over both
+#     server   HMAC-SHA256 over both, in its own name
+#
+# Then the client asks, as often as it likes:
+#
+#     put   the client sends a slot, which the server keeps
+#     get   step, generation, rank and world size: the server sends that slot
+#
+# A slot goes in two parts, its head with its text and then its tensors, each with an answer. So
+# whoever receives it looks at all lengths before it takes memory, and tells at the end whether what
+# came has the checksum that the text names. What is sent after the meeting is neither encrypted nor
+# signed: it belongs on the network on which the ranks exchange gradients.
+
+PATIENCE_S = 10.0
+"""For the other side to send or take something; all that two say at their meeting."""
+MOST_TEXT_BYTES = 2**26
+"""Of a slot: some hundred for each tensor, and what is no tensor."""
+
+_GREETING = b"SHYDLINK"
+_NONCE_BYTES = _MAC_BYTES = 32
+_CHUNK_BYTES = 2**22
+_ASKED = struct.Struct("<QQII")
+"""Step, generation, rank, world size."""
+_ANSWER = struct.Struct("<?H")
+"""Whether it is well, and bytes of why it is not."""
+
+Place = Callable[[SlotText, Head], mmap.mmap]
+"""Gives the memory for a slot that comes; raises SnapshotRefusedError."""
+
+
+class SnapshotRefusedError(Exception):
+    """One side does not want what the other has to say; why."""
+
+
+class Asked(Enum):
+    """What a client may ask for; a byte each."""
+
+    PUT = b"P"
+    GET = b"G"
+
+
+def admit(link: socket.socket, secret: bytes) -> bool:
+    """Whether a client that has come knows the secret; it is shown that this server does."""
+    mine = secrets.token_bytes(_NONCE_BYTES)
+    _send(link, _GREETING + mine)
+    said = _receive(link, _NONCE_BYTES + _MAC_BYTES, until_s=time.monotonic() + PATIENCE_S)
+    nonces = mine + said[:_NONCE_BYTES]
+    if not hmac.compare_digest(said[_NONCE_BYTES:], _mac(secret, b"client", nonces)):
+        return False
+    _send(link, _mac(secret, b"server", nonces))
+    return True
+
+
+def meet(host: str, port: int, secret: bytes) -> socket.socket:
+    """A connection to a server that knows the secret, as it was shown that this client does.
+
+    Raises:
+        OSError: Nobody answers there, or not as such a server does.
+    """
+    link = socket.create_connection((host, port), timeout=PATIENCE_S)
+    try:
+        until_s = time.monotonic() + PATIENCE_S
+        said = _receive(link, len(_GREETING) + _NONCE_BYTES, until_s=until_s)
+        if not said.startswith(_GREETING):
+            raise ConnectionError("something else answers there")
+        mine = secrets.token_bytes(_NONCE_BYTES)
+        nonces = said[len(_GREETING) :] + mine
+        _send(link, mine + _mac(secret, b"client", nonces))
+        proof = _receive(link, _MAC_BYTES, until_s=until_s)
+        if not hmac.compare_digest(proof, _mac(secret, b"server", nonces)):
+            raise ConnectionError("it does not know the secret of this generation")
+    except BaseException:
+        link.close()
+        raise
+    link.settimeout(PATIENCE_S)
+    return link
+
+
+def next_asked(link: socket.socket) -> Asked | None:
+    """What the client asks for next, however long it takes; None: it has left.
+
+    Raises:
+        SnapshotRefusedError: There is no such request.
+    """
+    link.settimeout(None)
+    kind = link.recv(1)
+    link.settimeout(PATIENCE_S)
+    if not kind:
+        return None
+    try:
+        return Asked(kind)
+    except ValueError:
+        raise SnapshotRefusedError(f"there is no request {kind!r}") from None
+
+
+def put(link: socket.socket, slot: mmap.mmap, head: Head) -> None:
+    """Have the server keep a slot; on return it has it, and its checksum was compared there.
+
+    Raises:
+        SnapshotRefusedError: The server does not want it, or something else came.
+        OSError: The connection broke.
+    """
+    _send(link, Asked.PUT.value)
+    send_slot(link, slot, head)
+
+
+def get(
+    link: socket.socket, moment: Moment, *, rank: int, world_size: int, place: Place
+) -> mmap.mmap:
+    """A slot that the server has, its checksum compared.
+
+    Raises:
+        SnapshotRefusedError: The server has it no more, or something else came.
+        OSError: The connection broke.
+    """
+    _send(link, Asked.GET.value + _ASKED.pack(*moment, rank, world_size))
+    _hear(link)
+    return receive_slot(link, place)
+
+
+def asked_for(link: socket.socket) -> tuple[Moment, int, int]:
+    """Of a GET: moment, rank and world size."""
+    step, generation, rank, world_size = _ASKED.unpack(_receive(link, _ASKED.size))
+    return Moment(step, generation), rank, world_size
+
+
+def answer(link: socket.socket, refused: str = "") -> None:
+    """Go on; or not, and why."""
+    words = refused.encode()[:1000]
+    _send(link, _ANSWER.pack(not words, len(words)) + words)
+
+
+def send_slot(link: socket.socket, slot: mmap.mmap, head: Head) -> None:
+    """Send what a slot holds; its memory may change meanwhile, which the other side will notice.
+
+    Raises:
+        SnapshotRefusedError: The other side does not want it, or noticed.
+    """
+    with memoryview(slot) as content:
+        _send(link, head.to_bytes())
+        _send(link, content[HEAD_BYTES : HEAD_BYTES + head.text_bytes])
+        _hear(link)
+        _send(link, content[head.tensors_at : head.slot_bytes])
+        _hear(link)
+
+
+def receive_slot(link: socket.socket, place: Place) -> mmap.mmap:
+    """Take a slot in, which holds nothing until all of it is there and has its checksum.
+
+    Raises:
+        SnapshotRefusedError: What came is not right, or there is no place for it; the other side
+            was told.
+    """
+    try:
+        head = Head.from_bytes(_receive(link, HEAD_BYTES))
+        if head is None or head.text_bytes > MOST_TEXT_BYTES:
+            raise SnapshotRefusedError("this is not the head of a snapshot")
+        content = _receive(link, head.text_bytes)
+        try:
+            text = SlotText.from_bytes(content, head)
+        except ValueError as error:
+            raise SnapshotRefusedError(f"this is no snapshot: {error}") from error
+        memory = place(text, head)
+        empty(memory)
+        answer(link)
+        with memoryview(memory) as whole:
+            _receive_into(link, whole[head.tensors_at : head.slot_bytes])
+        if checksum(content_of(memory, head.tensors_at, head.tensors_bytes)) != text.checksum:
+            raise SnapshotRefusedError("what came differs from its checksum")
+        write_head(memory, head, content)
+    except SnapshotRefusedError as refused:
+        answer(link, str(refused))
+        raise
+    answer(link)
+    return memory
+
+
+def _mac(secret: bytes, who: bytes, nonces: bytes) -> bytes:
+    return hmac.digest(secret, who + nonces, "sha256")
+
+
+def _hear(link: socket.socket) -> None:
+    is_well, size = _ANSWER.unpack(_receive(link, _ANSWER.size))
+    words = _receive(link, size).decode(errors="replace")
+    if not is_well:
+        raise SnapshotRefusedError(words)
+
+
+def _send(link: socket.socket, content: bytes | memoryview) -> None:
+    rest = memoryview(content)
+    while rest:
+        rest = rest[link.send(rest[:_CHUNK_BYTES]) :]  # each with a time of its own
+
+
+def _receive(link: socket.socket, size: int, *, until_s: float | None = None) -> bytes:
+    content = bytearray(size)
+    _receive_into(link, memoryview(content), until_s=until_s)
+    return bytes(content)
+
+
+def _receive_into(link: socket.socket, rest: memoryview, *, until_s: float | None = None) -> None:
+    while rest:
+        if until_s is not None:
+            link.settimeout(max(0.001, until_s - time.monotonic()))
+        received = link.recv_into(rest[:_CHUNK_BYTES])
+        if not received:
+            raise ConnectionResetError("the other side ended in the middle")
+        rest = rest[received:]
+
+
+# Snapshots that agents of other nodes hold: what they are, and how a rank gets one.
+#
+# Each agent tells the others at the start of a generation what it holds, of its own ranks and of
+# those of the node before; workers read it in their agent's memory.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holding:
+    """A snapshot that an agent holds."""
+
+    step: int
+    generation: int
+    rank: int
+    world_size: int
+    slot_bytes: int
+
+    @property
+    def moment(self) -> Moment:
+        return Moment(self.step, self.generation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """One that another node's agent holds, and where that answers."""
+
+    holding: Holding
+    host: str
+    port: int
+    secret: bytes
+    is_of_neighbour = True
+
+    @property
+    def bytes_to_fetch(self) -> int:
+        return self.holding.slot_bytes
+
+    @property
+    def moment(self) -> Moment:
+        return self.holding.moment
+
+    @property
+    def rank(self) -> int:
+        return self.holding.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.holding.world_size
+
+    def read(self) -> Sealed:
+        """Get it, into memory of this process's own; its checksum was compared.
+
+        Raises:
+            SnapshotRefusedError: The agent is gone, has it no more, or what came is damaged.
+        """
+        try:
+            with meet(self.host, self.port, self.secret) as link:
+                memory = get(
+                    link, self.moment, rank=self.rank, world_size=self.world_size, place=self._place
+                )
+        except (OSError, SnapshotRefusedError) as error:
+            raise SnapshotRefusedError(f"cannot be had from {self.host} ({error})") from error
+        found = read_slot(memory)
+        assert found is not None  # it was read on the way
+        return found
+
+    def _place(self, text: SlotText, head: Head) -> mmap.mmap:
+        asked = (self.moment, self.rank, self.world_size, self.holding.slot_bytes)
+        if (text.moment, text.rank, text.world_size, head.slot_bytes) != asked:
+            raise SnapshotRefusedError("this is not the snapshot that was asked for")
+        return mmap.mmap(-1, head.slot_bytes)
+
+
+def offers_to_json(secret: bytes, agents: list[dict[str, Any]]) -> bytes:
+    """What agents of other nodes hold, for the workers of this one.
+
+    Args:
+        agents: ``host`` and ``port`` of each, and in ``held`` the fields of its holdings.
+    """
+    return json.dumps({"secret": secret.hex(), "agents": agents}).encode()
+
+
+def read_offers(memory: Memory) -> list[Offer]:
+    """What agents of other nodes hold; nothing where nobody says so."""
+    content = memory(ELSEWHERE)
+    if content is None:
+        return []
+    with content:
+        told = parse_json(content[:])
+    secret = bytes.fromhex(told["secret"])
+    return [
+        Offer(holding=Holding(**held), host=agent["host"], port=agent["port"], secret=secret)
+        for agent in told["agents"]
+        for held in agent["held"]
+    ]

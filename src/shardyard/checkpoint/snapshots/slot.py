@@ -1,0 +1,305 @@
+"""The slots that a rank writes its snapshots to: how its state lies in them, and how one is sealed.
+
+Apart from what a slot is (``snapshot_slot.py``), which agents read too: they need no DTensor, whose
+import takes half a second.
+"""
+
+import json
+import math
+import mmap
+import struct
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from shardyard.checkpoint.staging import local_shard
+from shardyard.checkpoint.verify import FORMAT
+from shardyard.checkpoint.writer import DTYPES
+from shardyard.errors import CheckpointError
+from shardyard.io.files import parse_json
+from shardyard.models.local_shard import place_of
+from shardyard.units import format_bytes
+
+# One slot of memory that holds a snapshot: the state of one rank after one step.
+#
+# The memory belongs to the node's agent, so what is in it outlives the worker that wrote it. A slot:
+#
+#     head      mark, lengths, a checksum of the text; without the mark the slot holds nothing
+#     text      JSON: step, generation, rank, what is no tensor, place of each tensor in the whole
+#     tensors   each at a multiple of 64 bytes
+#
+# The mark is taken away before anything else changes and is written last, so that a worker that is
+# killed in between leaves an empty slot and never half of a state.
+
+_MARK = b"SHYDSNAP"
+_HEAD = struct.Struct("<8sQQQL")
+"""Mark, and what ``Head`` has."""
+HEAD_BYTES = _HEAD.size
+
+ALIGNMENT_BYTES = 64
+_SUMMED_WORDS = 2**16
+"""64-bit words of one sum."""
+
+_TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
+
+
+class Moment(NamedTuple):
+    """What tells one snapshot of a run from another."""
+
+    step: int
+    generation: int
+    """In which it was taken: after a loss a step is reached again, and by other ranks."""
+
+
+NEVER = Moment(-1, -1)
+
+
+class Head(NamedTuple):
+    """What a slot that holds something begins with, beside its mark."""
+
+    text_bytes: int
+    tensors_at: int
+    tensors_bytes: int
+    text_crc: int
+    """CRC-32 of the text."""
+
+    @property
+    def slot_bytes(self) -> int:
+        return self.tensors_at + self.tensors_bytes
+
+    def to_bytes(self) -> bytes:
+        return _HEAD.pack(_MARK, *self)
+
+    @staticmethod
+    def from_bytes(content: bytes) -> "Head | None":
+        """None: the slot holds nothing, or it cannot be what was written."""
+        mark, *lengths = _HEAD.unpack(content)
+        head = Head(*lengths)
+        begin, size = head.tensors_at, head.tensors_bytes
+        is_possible = HEAD_BYTES + head.text_bytes <= begin and not (begin | size) % ALIGNMENT_BYTES
+        return head if mark == _MARK and is_possible else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Where one tensor's shard lies, in the slot and in the whole tensor."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    """Of the shard in the whole."""
+    whole: tuple[int, ...]
+    """Shape of the whole tensor."""
+    begin: int
+    """Bytes from the first tensor."""
+
+    @property
+    def end(self) -> int:
+        return self.begin + math.prod(self.shape) * self.dtype.itemsize
+
+    def to_json(self) -> list[Any]:
+        return [DTYPES[self.dtype], self.shape, self.offsets, self.whole, self.begin]
+
+    @staticmethod
+    def from_json(content: list[Any]) -> "Piece":
+        """Raises:
+        ValueError: It cannot be what ``to_json`` made.
+        """
+        dtype, *places, begin = content
+        shape, offsets, whole = (tuple(map(_natural, each)) for each in places)
+        is_inside = len(shape) == len(offsets) == len(whole) and all(
+            offset + size <= of for offset, size, of in zip(offsets, shape, whole, strict=True)
+        )
+        if dtype not in _TORCH_DTYPES or not is_inside or _natural(begin) % ALIGNMENT_BYTES:
+            raise ValueError(f"no place of a tensor: {content}")
+        return Piece(
+            dtype=_TORCH_DTYPES[dtype], shape=shape, offsets=offsets, whole=whole, begin=begin
+        )  # fmt: skip
+
+
+def _natural(number: Any) -> int:
+    if not isinstance(number, int) or number < 0:
+        raise ValueError(f"no count: {number!r}")
+    return number
+
+
+def empty(memory: mmap.mmap) -> None:
+    """Let a slot hold nothing, before anything in it changes."""
+    memory[: len(_MARK)] = bytes(len(_MARK))
+
+
+def write_head(memory: mmap.mmap, head: Head, text: bytes) -> None:
+    """Let a slot hold what its tensors are now; the mark is written last."""
+    memory[HEAD_BYTES : HEAD_BYTES + len(text)] = text
+    packed = head._replace(text_crc=zlib.crc32(text)).to_bytes()
+    memory[len(_MARK) : HEAD_BYTES] = packed[len(_MARK) :]
+    memory[: len(_MARK)] = _MARK
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotText:
+    """What the text of a slot says."""
+
+    moment: Moment
+    rank: int
+    world_size: int
+    names: int
+    """Tensors of the whole state, those of other pipeline stages included."""
+    values: dict[str, Any]
+    pieces: dict[str, Piece]
+    checksum: int
+
+    @staticmethod
+    def from_bytes(text: bytes, head: Head) -> "SlotText":
+        """Raises:
+        ValueError: It is not what was written, or names tensors outside of the slot.
+        """
+        if zlib.crc32(text) != head.text_crc:
+            raise ValueError("its text differs from its checksum")
+        try:
+            fields = parse_json(text)
+            if fields.pop("format") != FORMAT:
+                raise ValueError("it is of another format")
+            step, generation = map(_natural, fields.pop("moment"))
+            tensors = fields.pop("tensors").items()
+            pieces = {name: Piece.from_json(each) for name, each in tensors}
+            found = SlotText(moment=Moment(step, generation), pieces=pieces, **fields)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"its text has another form ({error!r})") from error
+        if _natural(found.rank) >= _natural(found.world_size) or not isinstance(found.values, dict):
+            raise ValueError(f"there is no rank {found.rank} of {found.world_size}")
+        if any(piece.end > head.tensors_bytes for piece in pieces.values()):
+            raise ValueError("it names tensors that it has no room for")
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sealed(SlotText):
+    """What a slot holds."""
+
+    content: Tensor
+    """The bytes of all tensors, uint8, in the slot itself."""
+
+    def shard(self, name: str) -> Tensor:
+        """This rank's part of a tensor, not copied."""
+        piece = self.pieces[name]
+        return self.content[piece.begin : piece.end].view(piece.dtype).view(piece.shape)
+
+    def is_damaged(self) -> bool:
+        """Whether the tensors are not what they were when the slot was sealed."""
+        return checksum(self.content) != self.checksum
+
+
+def read_head(memory: mmap.mmap) -> Head | None:
+    """What a slot begins with; None if it holds nothing."""
+    if len(memory) < HEAD_BYTES:
+        return None
+    head = Head.from_bytes(memory[:HEAD_BYTES])
+    return None if head is None or head.slot_bytes > len(memory) else head
+
+
+def read_slot(memory: mmap.mmap) -> Sealed | None:
+    """What a slot holds; None if it holds nothing, or its text is not what was written."""
+    head = read_head(memory)
+    if head is None:
+        return None
+    try:
+        text = SlotText.from_bytes(memory[HEAD_BYTES : HEAD_BYTES + head.text_bytes], head)
+    except ValueError:
+        return None
+    return Sealed(**vars(text), content=content_of(memory, head.tensors_at, head.tensors_bytes))
+
+
+def checksum(content: Tensor) -> int:
+    """CRC-32 of sums of 64-bit words: as quick as memory is read, where a CRC of all is not.
+
+    Args:
+        content: uint8, contiguous, a multiple of 8 bytes.
+    """
+    words = content.numpy().view(np.uint64)  # sums wrap
+    whole = len(words) // _SUMMED_WORDS * _SUMMED_WORDS
+    sums = words[:whole].reshape(-1, _SUMMED_WORDS).sum(axis=1)
+    return zlib.crc32(words[whole:].sum().tobytes(), zlib.crc32(sums.tobytes()))
+
+
+def content_of(memory: mmap.mmap, begin: int, size: int) -> Tensor:
+    """Bytes of a slot as a tensor, not copied."""
+    if not size:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=begin)
+
+
+_VALUES_ROOM = 2**20
+"""For what is no tensor: its text grows by a few digits from step to step."""
+
+
+class Room:
+    """How one rank's state lies in each of its slots; the same as long as its layout is."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.pieces: dict[str, Piece] = {}
+        begin = 0
+        for name, tensor in tensors.items():
+            offsets = place_of(tensor)[0] if isinstance(tensor, DTensor) else (0,) * tensor.dim()
+            piece = Piece(
+                dtype=tensor.dtype, shape=tuple(local_shard(tensor).shape), offsets=offsets,
+                whole=tuple(tensor.shape), begin=begin,
+            )  # fmt: skip
+            self.pieces[name] = piece
+            begin = -(-piece.end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        self.tensors_bytes = begin
+        self.layout = json.dumps({name: each.to_json() for name, each in self.pieces.items()})
+        head = HEAD_BYTES + len(self.layout) + _VALUES_ROOM
+        self.tensors_at = -(-head // mmap.PAGESIZE) * mmap.PAGESIZE
+
+    @property
+    def slot_bytes(self) -> int:
+        return self.tensors_at + self.tensors_bytes
+
+
+class Slot:
+    """A slot that this rank writes."""
+
+    def __init__(self, memory: mmap.mmap, room: Room) -> None:
+        self._memory = memory
+        self._room = room
+        found = read_slot(memory)
+        self.moment = NEVER if found is None else found.moment
+        """Of the snapshot that it holds."""
+        self.content = content_of(memory, room.tensors_at, room.tensors_bytes)
+        """The bytes of all tensors."""
+        self.shards = {
+            name: self.content[each.begin : each.end].view(each.dtype).view(each.shape)
+            for name, each in room.pieces.items()
+        }
+        """To be filled between ``clear`` and ``seal``."""
+
+    def clear(self) -> None:
+        """Let the slot hold nothing, before anything in it changes."""
+        empty(self._memory)
+        self.moment = NEVER
+
+    def seal(self, moment: Moment, values_json: str, **facts: int) -> None:
+        """Let the slot hold what its tensors are now.
+
+        Raises:
+            CheckpointError: What is no tensor has no room.
+        """
+        room = self._room
+        fields = {"format": FORMAT, "moment": moment, **facts, "checksum": checksum(self.content)}
+        head = json.dumps(fields)[1:-1]
+        text = f'{{{head}, "values": {values_json}, "tensors": {room.layout}}}'.encode()
+        if HEAD_BYTES + len(text) > room.tensors_at:
+            raise CheckpointError(
+                f"a snapshot has room for {format_bytes(_VALUES_ROOM)} of what is no tensor, and "
+                f"this state has {format_bytes(len(values_json))} of it. Set "
+                "elastic.snapshot_every=null."
+            )
+        write_head(self._memory, Head(len(text), room.tensors_at, room.tensors_bytes, 0), text)
+        self.moment = moment

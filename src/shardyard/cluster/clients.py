@@ -1,0 +1,481 @@
+"""One thing that is done to a cluster, a program or a call of AWS: shown before, or done."""
+
+import json
+import os
+import re
+import secrets
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from shardyard.cluster.existing_spec import AdoptedCluster
+from shardyard.cluster.spec import Description
+from shardyard.errors import AccessError, CapacityError, JsonFileError, RequestError, ShardyardError
+from shardyard.io.aws import UncertainError, aws_client, aws_errors, aws_session, error_code
+from shardyard.io.files import make_folder, parse_json, read_json_object, write_json
+from shardyard.io.yaml import read_yaml
+from shardyard.launchers.ledger import Ledger
+from shardyard.log import say
+
+# What a cluster is made with and looked at: AWS, eksctl, kubectl and helm, and its folder here.
+
+LIMIT_S = 3600.0
+"""Of one program; a control plane takes a quarter of an hour, a group of nodes ten minutes."""
+
+_DESCRIPTION = "cluster.json"
+_LAST_LINES = 5
+_GONE = frozenset(
+    {"ResourceNotFoundException", "FileSystemNotFound", "InvalidGroup.NotFound", "NoSuchEntity",
+     "InvalidSubnetID.NotFound", "InvalidCapacityReservationId.NotFound",
+     "ClusterNotFoundException"}
+)  # fmt: skip
+_GONE_IN_WORDS = frozenset({"ValidationError", "ClientException"})
+"""Codes of CloudFormation and Batch for much, of which "does not exist" is one. A refusal that says
+so too ("... or it does not exist") is no such code."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """A cluster's folder, and what acts for it."""
+
+    folder: Path
+    given: Description
+    owner: str
+    """Id of this making: the tag of all that it made."""
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """What was made, and may be there."""
+        return Ledger(self.folder / "ledger.jsonl")
+
+    @property
+    def kubeconfig(self) -> Path:
+        """Of this cluster alone; the user's own is never written."""
+        return self.folder / "kubeconfig"
+
+    @property
+    def log(self) -> Path:
+        """What programs said."""
+        return self.folder / "programs.log"
+
+    @cached_property
+    def session(self) -> Any:
+        """Of the cluster's region."""
+        return aws_session(self.given.region)
+
+    @cached_property
+    def _clients(self) -> dict[str, Any]:
+        return {}
+
+    def client(self, service: str) -> Any:
+        """A client of a service in the cluster's region; made once, as that reads megabytes."""
+        if service not in self._clients:
+            self._clients[service] = aws_client(self.session, service)
+        return self._clients[service]
+
+    def ask(self, service: str, call: str, **params: Any) -> dict[str, Any] | None:
+        """The answer of AWS; None: it was asked for something that there is not.
+
+        Raises:
+            AccessError: These credentials may not ask.
+            CapacityError: AWS cannot be reached, or is too busy.
+            RequestError: AWS does not accept the call.
+        """
+        import botocore.exceptions
+
+        method = getattr(self.client(service), call)
+        with aws_errors(f"ask {service} ({call})", self.given.region):
+            try:
+                answer: dict[str, Any] = method(**params)
+            except botocore.exceptions.ClientError as error:
+                said = str(error.response.get("Error", {}).get("Message", ""))
+                code, is_said = error_code(error), "does not exist" in said
+                is_question = call.startswith(("describe_", "list_", "get_"))
+                if is_question and (code in _GONE or (code in _GONE_IN_WORDS and is_said)):
+                    return None
+                raise
+        return answer
+
+    def pages(self, service: str, call: str, **params: Any) -> Iterator[dict[str, Any]]:
+        """Each page of an answer, to the last.
+
+        Raises:
+            AccessError: These credentials may not ask.
+            CapacityError: AWS cannot be reached, or is too busy.
+            RequestError: AWS does not accept the call, or names a page as the one behind itself.
+        """
+        client = self.client(service)
+        with aws_errors(f"ask {service} ({call})", self.given.region):
+            if client.can_paginate(call):
+                yield from client.get_paginator(call).paginate(**params)
+            else:
+                yield from _pages(getattr(client, call), params)
+
+    def listed(self, service: str, call: str, at: str, **params: Any) -> Iterator[Any]:
+        """What a list has, of all its pages.
+
+        Args:
+            at: Where the list is in the answer, such as ``Reservations.Instances``.
+
+        Raises:
+            UncertainError: An answer has no list, which is not the same as an empty one.
+            ShardyardError: It was not answered: what ``pages`` raises.
+        """
+        for page in self.pages(service, call, **params):
+            if at.partition(".")[0] not in page:
+                raise UncertainError(
+                    f"{service} ({call}) in {self.given.region} answered without a list of "
+                    f"{at.partition('.')[0]}, so it is not known what is there. Look at your proxy "
+                    "and AWS_ENDPOINT_URL, and run the same command again."
+                )
+            yield from _at(page, at)
+
+    def run(self, argv: list[str]) -> str:
+        """Run a program to its end; what it printed on stdout.
+
+        Raises:
+            RequestError: It is not installed here.
+            AccessError: It says that these credentials may not.
+            CapacityError: It says that there is no capacity, or has not ended.
+            ShardyardError: It failed otherwise.
+        """
+        if shutil.which(argv[0]) is None:
+            raise RequestError(
+                f"{argv[0]} is not installed here, and the cluster is made with it. Install it, "
+                "or look at what would be run with --dry-run."
+            )
+        say(f"running: {shlex.join(argv)}")
+        # helm's variables would name another cluster than its kubeconfig.
+        ours = {key: value for key, value in os.environ.items() if not key.startswith("HELM_KUBE")}
+        environment = {**ours, "KUBECONFIG": str(self.kubeconfig)}
+        with self.log.open("ab") as log:
+            log.write(f"$ {shlex.join(argv)}\n".encode())
+            log.flush()
+            try:
+                done = subprocess.run(
+                    argv, stdin=subprocess.DEVNULL, capture_output=True,
+                    env=environment, timeout=LIMIT_S, check=False,
+                )  # fmt: skip
+            except subprocess.TimeoutExpired as error:
+                raise CapacityError(
+                    f"`{shlex.join(argv)}` has not ended after {LIMIT_S / 60:.0f} minutes. Look "
+                    f"at {self.log} and at `shardyard cluster show`; the same command goes on."
+                ) from error
+            log.write(done.stdout + done.stderr)
+        if done.returncode:
+            raise _failed(argv, done.stdout + b"\n" + done.stderr, self.log)
+        return done.stdout.decode(errors="replace")
+
+
+def _pages(method: Any, params: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Of a call whose pages botocore does not know."""
+    token: dict[str, Any] = {}
+    while True:
+        answer: dict[str, Any] = method(**params, **token)
+        yield answer
+        behind = {key: answer[key] for key in ("NextToken", "nextToken") if answer.get(key)}
+        if not behind:
+            return
+        if behind == token:
+            raise RequestError(
+                f"a page of {method.__name__} names itself as the page behind it, so the list has "
+                "no end. Look at your proxy and AWS_ENDPOINT_URL, and run the same command again."
+            )
+        token = behind
+
+
+def _at(answer: dict[str, Any], path: str) -> Iterator[Any]:
+    first, _, rest = path.partition(".")
+    for item in answer.get(first, []):
+        if rest:
+            yield from _at(item, rest)
+        else:
+            yield item
+
+
+def _failed(argv: list[str], output: bytes, log: Path) -> ShardyardError:
+    lines = [line for line in output.decode(errors="replace").splitlines() if line.strip()]
+    said = " ".join(lines[-_LAST_LINES:]) or "nothing"
+    where = f"`{shlex.join(argv)}` failed: {said} ({log})."
+    words = said.lower()
+    if any(
+        word in words for word in ("accessdenied", "unauthorized", "forbidden", "not authorized")
+    ):
+        return AccessError(f"{where} Its credentials lack a right. Have whoever gives them add it.")
+    if any(word in words for word in ("insufficientinstancecapacity", "limitexceeded", "quota")):
+        return CapacityError(
+            f"{where} Wait, take another zone, reserve capacity, or have the account's quota "
+            "raised; then run the same command again: what is there is kept."
+        )
+    return ShardyardError(
+        f"{where} Mend what it names and run the same command again: what is there is kept."
+    )
+
+
+def folder_of(given: Description, clusters: Path) -> Path:
+    """Where a cluster's files are kept: of one name there may be one in each region."""
+    return clusters / f"{given.name}.{given.region}"
+
+
+def described(folder: Path) -> Path:
+    """The file that says what a cluster's folder is of."""
+    return folder / _DESCRIPTION
+
+
+def new_world(given: Description, clusters: Path) -> World:
+    """The folder of a cluster that is to be made, or of the one that was begun here.
+
+    Raises:
+        RequestError: Another cluster of this name was made from here, by another description.
+    """
+    folder = folder_of(given, clusters)
+    owner = secrets.token_hex(8)
+    if (folder / _DESCRIPTION).exists():
+        world = world_at(folder)
+        if world.given == given:
+            return world
+        if world.ledger.live():
+            raise RequestError(
+                f"{folder} is of a cluster that was described otherwise. Give the description that "
+                f"it was made with, which stands in {folder / _DESCRIPTION}; to change the number "
+                "of nodes use `shardyard cluster scale`, and for anything else delete it first."
+            )
+        owner = world.owner  # nothing of it is there, so it may be described anew
+    make_folder(folder)
+    content = {
+        "owner": owner,
+        "is_adopted": isinstance(given, AdoptedCluster),
+        "cluster": given.model_dump(mode="json"),
+    }
+    write_json(folder / _DESCRIPTION, content)
+    return World(folder=folder, given=given, owner=owner)
+
+
+def world_named(name: str, clusters: Path) -> World:
+    """The cluster of this name that was made from here.
+
+    Args:
+        name: ``trainers``, or ``trainers.us-east-1`` where there are several.
+
+    Raises:
+        RequestError: There is none, or there are several.
+    """
+    folders = sorted(path.parent for path in clusters.glob(f"*/{_DESCRIPTION}"))
+    found = [folder for folder in folders if name in (folder.name, folder.name.partition(".")[0])]
+    if len(found) == 1:
+        return world_at(found[0])
+    names = ", ".join(folder.name for folder in found or folders)
+    if found:
+        raise RequestError(f"{clusters} has several clusters {name}. Name one of {names}.")
+    hint = f"There are {names}." if names else "There is none."
+    raise RequestError(
+        f"no cluster {name} was made from here, says the folder {clusters}. {hint} Give another "
+        "folder with --dir."
+    )
+
+
+def _why(error: Exception) -> str:
+    return f"it {error.reason}" if isinstance(error, JsonFileError) else str(error)
+
+
+def world_at(folder: Path) -> World:
+    """A cluster that was begun here.
+
+    Raises:
+        RequestError: Its file is none that was written here.
+    """
+    path = folder / _DESCRIPTION
+    try:
+        content = read_json_object(path)
+        kind = AdoptedCluster if content.get("is_adopted") else Description
+        given = kind.model_validate(content["cluster"])
+        owner = content["owner"]
+        if not (isinstance(owner, str) and len(bytes.fromhex(owner)) == 8):
+            raise ValueError(f"owner={owner!r}")
+        if folder.name != f"{given.name}.{given.region}":
+            raise ValueError(f"it describes {given.name} in {given.region}")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RequestError(
+            f"{path} is no description of a cluster: {_why(error)}. It says what is looked for and "
+            "removed, so nothing is guessed. Bring it back from a copy; what was made has the tag "
+            "shardyard-cluster."
+        ) from error
+    return World(folder=folder, given=given, owner=owner)
+
+
+# How kubectl and helm reach a cluster: by a kubeconfig of this very cluster, or not at all.
+#
+# A kubeconfig of another cluster would show no pods where some run, and change what is not ours. So
+# before each program EKS is asked where the cluster answers, and the file has to say the same.
+
+_NOT_ANSWERING = ("CREATING", "DELETING")
+
+
+def kubectl_json(world: World, *words: str) -> dict[str, Any] | None:
+    """What kubectl gets; None: there is nothing of the kind and name, or no cluster.
+
+    Raises:
+        RequestError: The kubeconfig names another cluster.
+    """
+    cluster = cluster_that_answers(world)
+    if cluster is None:
+        return None
+    text = _run(world, cluster, ("kubectl", "get", *words, "--ignore-not-found", "-o", "json"))
+    found: dict[str, Any] | None = parse_json(text) if text.strip() else None
+    return found
+
+
+def in_cluster(world: World, argv: tuple[str, ...]) -> str:
+    """What kubectl or helm prints, run against this cluster and no other.
+
+    Raises:
+        RequestError: The kubeconfig names another cluster.
+        ShardyardError: There is no cluster, or the program failed.
+    """
+    given = world.given
+    cluster = cluster_that_answers(world)
+    if cluster is None:
+        raise ShardyardError(
+            f"there is no cluster {given.name} in {given.region} that answers, says EKS, so "
+            f"`{argv[0]}` was not run. Look with `shardyard cluster show {given.name}`."
+        )
+    return _run(world, cluster, argv)
+
+
+def _run(world: World, cluster: dict[str, Any], argv: tuple[str, ...]) -> str:
+    given = world.given
+    if not world.kubeconfig.exists():
+        say(f"{world.kubeconfig} is not there; it is written anew")
+        world.run(
+            ["eksctl", "utils", "write-kubeconfig", "--cluster", given.name,
+             "--region", given.region, "--kubeconfig", str(world.kubeconfig)]
+        )  # fmt: skip
+    _refuse_other_cluster(world, cluster)
+    return world.run([*argv, "--kubeconfig", str(world.kubeconfig)])
+
+
+def cluster_that_answers(world: World) -> dict[str, Any] | None:
+    """What EKS says of the cluster of this name; None: there is none, or it does not answer yet."""
+    answer = world.ask("eks", "describe_cluster", name=world.given.name)
+    if answer is None or answer["cluster"]["status"] in _NOT_ANSWERING:
+        return None
+    cluster: dict[str, Any] = answer["cluster"]
+    return cluster if cluster.get("endpoint") else None
+
+
+def _refuse_other_cluster(world: World, cluster: dict[str, Any]) -> None:
+    named, wanted = _server(world), str(cluster["endpoint"])
+    if named.rstrip("/").lower() == wanted.rstrip("/").lower():
+        return
+    account = account_of(str(cluster.get("arn", "")))
+    raise RequestError(
+        f"{world.kubeconfig} names {named or 'no cluster'}, and {world.given.name} of account "
+        f"{account} in {world.given.region} answers at {wanted}: the file is another cluster's, or "
+        "of one that is gone. Nothing was asked or changed there. Move the file away and run the "
+        "same command again, which writes it anew."
+    )
+
+
+def _server(world: World) -> str:
+    """The server that the file's current context names; empty: none."""
+    try:
+        config = _kubeconfig(world)
+        contexts = {one["name"]: one["context"] for one in config["contexts"]}
+        clusters = {one["name"]: one["cluster"] for one in config["clusters"]}
+        server = clusters[contexts[config["current-context"]]["cluster"]]["server"]
+    except (OSError, ValueError, KeyError, TypeError, RequestError):
+        return ""
+    return str(server)
+
+
+def context_of(world: World) -> str:
+    """The current context of the cluster's kubeconfig; empty: there is none."""
+    try:
+        return str(_kubeconfig(world)["current-context"])
+    except (OSError, ValueError, KeyError, TypeError, RequestError):
+        return ""
+
+
+def _kubeconfig(world: World) -> Any:
+    text = world.kubeconfig.read_text(encoding="utf-8")
+    return read_yaml(text, source=str(world.kubeconfig))
+
+
+def account_of(arn: str) -> str:
+    """The account that an ARN names; empty: none."""
+    parts = arn.split(":")
+    return parts[4] if len(parts) > 5 else ""
+
+
+def refuse_other_account(world: World) -> None:
+    """That nobody takes "it is not in my account" for "it is gone".
+
+    Raises:
+        AccessError: The credentials are another account's than those it was made with.
+    """
+    made = {entry.details["account"] for entry in world.ledger.all() if "account" in entry.details}
+    if not made:
+        return
+    answer = world.ask("sts", "get_caller_identity") or {}
+    account = str(answer.get("Account", ""))
+    if made == {account}:
+        return
+    raise AccessError(
+        f"{world.given.name} was made in account {', '.join(sorted(made))}, says "
+        f"{world.ledger.path}, and these credentials are of account {account}, where nothing of it "
+        "would be found. Nothing was done. Take the credentials of that account (AWS_PROFILE), "
+        "and check with `aws sts get-caller-identity`."
+    )
+
+
+_INSIDE = ("kubectl", "helm")
+"""Programs that speak to the cluster of a kubeconfig."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Act:
+    """Either a program or a call."""
+
+    argv: tuple[str, ...] = ()
+    """Of kubectl and helm without ``--kubeconfig``."""
+    service: str = ""
+    call: str = ""
+    params: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def words(self, world: World) -> str:
+        """The command that does it; of a call, that of AWS's command line."""
+        if self.argv:
+            return shlex.join(self._whole(world))
+        words = ["aws", self.service, self.call.replace("_", "-"), "--region", world.given.region]
+        for name, value in self.params.items():
+            text = value if isinstance(value, str) else json.dumps(value)
+            words += [f"--{_with_hyphens(name)}", text]
+        return shlex.join(words)
+
+    def do(self, world: World) -> None:
+        """Do it, in the cluster itself only where the kubeconfig is this cluster's."""
+        if not self.argv:
+            world.ask(self.service, self.call, **self.params)
+        elif self.argv[0] in _INSIDE:
+            in_cluster(world, self.argv)
+        else:
+            world.run(self._whole(world))
+
+    def _whole(self, world: World) -> list[str]:
+        kubeconfig = str(world.kubeconfig)
+        return [*self.argv, *(("--kubeconfig", kubeconfig) if self.argv[0] in _INSIDE else ())]
+
+
+def program(*argv: str) -> Act:
+    """A program and its arguments."""
+    return Act(argv=argv)
+
+
+def _with_hyphens(name: str) -> str:
+    """``stack-name`` of ``StackName``."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower()

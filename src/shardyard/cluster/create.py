@@ -1,0 +1,310 @@
+"""Pods that the end of a cluster's accelerators, or of its file system, would end."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from shardyard.cluster.batch import queue
+from shardyard.cluster.batch.queue import check_place
+from shardyard.cluster.clients import Act, World, kubectl_json, program, refuse_other_account
+from shardyard.cluster.cost_report import NODE_COUNT, nodes_asked
+from shardyard.cluster.eksctl import GROUP, NAME_TAG
+from shardyard.cluster.existing_resources import AddedClaim
+from shardyard.cluster.existing_spec import AdoptedCluster
+from shardyard.cluster.prices import ACCELERATORS, BATCH_ENVIRONMENT
+from shardyard.cluster.resources import Part, State, parts_of
+from shardyard.cluster.spec import Description
+from shardyard.errors import CapacityError, RequestError, ShardyardError
+from shardyard.hardware import nvidia
+from shardyard.io.polling import wait_for
+from shardyard.launchers.kubernetes.resources import EFA, device_resource
+from shardyard.launchers.ledger import Ledger
+from shardyard.log import say, warn
+
+_ALIVE = ("Pending", "Running")
+
+
+def busy_pods(world: World) -> list[str]:
+    """Pods that use what is to be removed: of the whole cluster, or of what was added to it.
+
+    Raises:
+        RequestError: The kubeconfig names another cluster.
+        ShardyardError: kubectl does not say it.
+    """
+    listed = kubectl_json(world, "pods", "--all-namespaces") or {"items": []}
+    alive = [pod for pod in listed["items"] if pod.get("status", {}).get("phase") in _ALIVE]
+    resource = device_resource(world.given.instance.accelerator)
+    if isinstance(world.given, AdoptedCluster):
+        nodes = _added_nodes(world) if alive else set()
+        uses = [pod for pod in alive if _uses_added(pod, world, nodes, resource)]
+    else:
+        uses = [pod for pod in alive if _asks(pod, resource)]
+    return [f"{pod['metadata']['namespace']}/{pod['metadata']['name']}" for pod in uses]
+
+
+def _added_nodes(world: World) -> set[str]:
+    listed = kubectl_json(world, "nodes", "--selector", f"{NAME_TAG}={world.given.name}")
+    return {node["metadata"]["name"] for node in (listed or {"items": []})["items"]}
+
+
+def _uses_added(pod: dict[str, Any], world: World, nodes: set[str], resource: str) -> bool:
+    """On our nodes with devices, or on our claim; what waits for others' nodes is not ours."""
+    assert isinstance(world.given, AdoptedCluster)
+    adds, storage, spec = world.given.adds, world.given.storage, pod["spec"]
+    is_on_nodes = ACCELERATORS in adds and spec.get("nodeName") in nodes and _asks(pod, resource)
+    claims = {
+        volume.get("persistentVolumeClaim", {}).get("claimName")
+        for volume in spec.get("volumes", ())
+    }
+    place = pod["metadata"]["namespace"]
+    is_on_claim = AddedClaim.kind in adds and storage.claim in claims
+    return is_on_nodes or (is_on_claim and place == storage.namespace)
+
+
+def _asks(pod: dict[str, Any], resource: str) -> bool:
+    return any(
+        resource in container.get("resources", {}).get("requests", {})
+        or resource in container.get("resources", {}).get("limits", {})
+        for container in pod["spec"]["containers"]
+    )
+
+
+# Make a cluster part by part; killed anywhere, the same call goes on.
+
+LAUNCHER = "cluster"
+"""What the ledger says made it."""
+
+POLL_S = 15.0
+LIMIT_S = 3600.0
+"""For one part to come or to go."""
+
+
+def make(world: World, *, poll_s: float = POLL_S, limit_s: float = LIMIT_S) -> None:
+    """Make what is missing, in order, each once the one before is seen to be there.
+
+    Raises:
+        AccessError: A right is missing, or something of the name is somebody else's.
+        CapacityError: There is no capacity, or something has not come in time.
+        ShardyardError: A part failed.
+    """
+    refuse_other_account(world)
+    if world.given.kind == "batch":
+        check_place(world)
+    for part in parts_of(world.given):
+        _make(part, world, poll_s=poll_s, limit_s=limit_s)
+    if world.given.nodes.count and nodes_part(world.given) is not None:
+        wait_for_nodes(world, world.given.nodes.count, poll_s=poll_s, limit_s=limit_s)
+
+
+def _make(part: Part, world: World, *, poll_s: float, limit_s: float) -> None:
+    name = part.name(world.given)
+    entry = entry_of(part, world.ledger, name)
+    if entry == "created" and part.state(world).word == "there":
+        return
+    state = _settled(part, world, poll_s=poll_s, limit_s=limit_s)
+    if state.word == "failed":
+        raise ShardyardError(
+            f"{part.kind} {name} failed: {state.why}. It cannot be mended from here. Remove the "
+            "cluster with `shardyard cluster delete`, mend what is named, and make it again."
+        )
+    intended = world.ledger.intend(part.kind, name, launcher=LAUNCHER)
+    if state.word == "absent":
+        say(f"making {part.kind} {name}")
+        part.make(world)
+    else:
+        say(f"{part.kind} {name} was begun before; going on with it")
+        part.mend(world)
+    state = _settled(part, world, poll_s=poll_s, limit_s=limit_s)
+    if state.word != "there":
+        raise ShardyardError(
+            f"{part.kind} {name} is not there: {state.word} {state.why}".rstrip()
+            + f" (asked: {state.asked}). Look at {world.log}, mend what it names, and run the same "
+            "command again."
+        )
+    world.ledger.confirm(intended, name, **part.details(world))
+
+
+def entry_of(part: Part, ledger: Ledger, name: str) -> str | None:
+    """``created``, ``intended``, or None: the ledger knows nothing of it that is not over."""
+    for entry in ledger.live():
+        if (entry.kind, entry.name) == (part.kind, name):
+            return "created" if entry.is_confirmed else "intended"
+    return None
+
+
+def _settled(part: Part, world: World, *, poll_s: float, limit_s: float) -> State:
+    """How a part stands once it neither comes nor goes any more."""
+    state = part.state(world)
+    if state.word in ("coming", "going"):
+        say(f"waiting for {part.kind} {part.name(world.given)}, which is {state.word}")
+        settled = wait_for(lambda: _at_rest(part, world), every_s=poll_s, within_s=limit_s)
+        if settled is None:
+            raise CapacityError(
+                f"{part.kind} {part.name(world.given)} is still {state.word} after "
+                f"{limit_s / 60:.0f} minutes ({state.asked}). Look in the console of AWS, and run "
+                "the same command again."
+            )
+        return settled
+    return state
+
+
+def _at_rest(part: Part, world: World) -> State | None:
+    state = part.state(world)
+    return None if state.word in ("coming", "going") else state
+
+
+def wait_for_nodes(
+    world: World, count: int, *, poll_s: float = POLL_S, limit_s: float = LIMIT_S
+) -> None:
+    """Until so many accelerator nodes are ready and offer all their devices and EFA interfaces.
+
+    Raises:
+        CapacityError: They do not in time; says what is short of what.
+    """
+    said = ""
+
+    def ready() -> bool:
+        nonlocal said
+        found = node_report(world)
+        if found != said:
+            say(f"accelerator nodes: {found or 'none yet'}")
+            said = found
+        return ready_nodes(world) >= count
+
+    if not wait_for(ready, every_s=poll_s, within_s=limit_s):
+        raise CapacityError(
+            f"of {count} accelerator nodes {ready_nodes(world)} are ready with all their devices "
+            f"after {limit_s / 60:.0f} minutes: {said or 'none has come'}. Where none comes, AWS "
+            "has no capacity in the zone or the quota is too small (EC2 console, Auto Scaling "
+            f"group, Activity); where devices are missing, look at {_OFFERED_BY[world.given.kind]}"
+            ". The nodes that stand cost: `shardyard cluster scale` takes them down."
+        )
+
+
+_OFFERED_BY = {
+    "eks": "the device plugins in kube-system",
+    "batch": "the drivers of the instances' image",
+}
+
+
+def _wanted(world: World) -> dict[str, int]:
+    machine = world.given.instance
+    if world.given.kind == "batch":
+        return {queue.GPU: machine.count} if machine.accelerator in nvidia.ROWS else {}
+    wanted = {device_resource(machine.accelerator): machine.count}
+    return wanted | ({EFA: machine.efa_count} if world.given.has_efa else {})
+
+
+def _nodes(world: World) -> list[dict[str, Any]]:
+    if world.given.kind == "batch":
+        return queue.instances_of(world)
+    label = f"shardyard-cluster={world.given.name}"
+    listed = kubectl_json(world, "nodes", "--selector", label) or {"items": []}
+    found = []
+    for node in listed["items"]:
+        status = node.get("status", {})
+        conditions = {item["type"]: item["status"] for item in status.get("conditions", [])}
+        offered = status.get("allocatable", {})
+        devices = {name: int(offered.get(name, 0)) for name in _wanted(world)}
+        ready = conditions.get("Ready") == "True"
+        found.append({"name": node["metadata"]["name"], "ready": ready, **devices})
+    return found
+
+
+def ready_nodes(world: World) -> int:
+    """Accelerator nodes that are ready and offer what the catalogue says."""
+    wanted = _wanted(world)
+    return sum(
+        bool(node["ready"]) and all(node[name] == count for name, count in wanted.items())
+        for node in _nodes(world)
+    )
+
+
+def node_report(world: World) -> str:
+    """Each accelerator node and what it offers, in words."""
+    wanted = _wanted(world)
+    words = []
+    for node in _nodes(world):
+        offers = ", ".join(f"{node[name]} of {count} {name}" for name, count in wanted.items())
+        words.append(f"{node['name']} {'ready' if node['ready'] else 'not ready'}, {offers}")
+    return "; ".join(words)
+
+
+def nodes_part(given: Description) -> Part | None:
+    """The part that has the accelerator nodes; None: they were there before."""
+    kinds = (ACCELERATORS, BATCH_ENVIRONMENT)
+    return next((part for part in parts_of(given) if part.kind in kinds), None)
+
+
+def scaling(world: World, nodes: int) -> Act:
+    """What has another number of accelerator nodes.
+
+    Raises:
+        RequestError: The group takes no so many, does not stand, or is not ours.
+    """
+    given = world.given
+    if not 0 <= nodes <= (given.nodes.max or 0):
+        raise RequestError(
+            f"{given.name} takes 0 to {given.nodes.max} accelerator nodes (nodes.max), not "
+            f"{nodes}. Take a number in it, or make a cluster with a larger nodes.max."
+        )
+    refuse_other_account(world)
+    part = nodes_part(given)
+    if part is None:
+        raise RequestError(
+            f"the accelerator nodes of {given.name} were there when it was adopted, so they are "
+            "not ours to start or end. Ask whoever made their group, or `eksctl scale nodegroup`."
+        )
+    state = part.state(world)
+    if state.word != "there":
+        raise RequestError(
+            f"the {part.kind} of {given.name} is {state.word}. Run `shardyard "
+            "cluster create` with the same description first; it goes on where it ended."
+        )
+    if given.kind == "batch":
+        return queue.resizing(given, nodes)
+    _nodes(world)  # a kubeconfig of another cluster is refused before anything is paid
+    return program(
+        "eksctl", "scale", "nodegroup", "--cluster", given.name, "--region", given.region,
+        "--name", GROUP, "--nodes", str(nodes),
+    )  # fmt: skip
+
+
+def warn_of_pods(world: World, nodes: int) -> None:
+    """Say whose pods a smaller number of nodes may end: AWS chooses the nodes that go."""
+    if world.given.kind != "eks" or nodes >= nodes_asked(world.given, world.ledger):
+        return
+    if busy := busy_pods(world):
+        warn(
+            f"{len(busy)} pods use accelerators of {world.given.name} ({', '.join(busy[:5])}); "
+            "those on nodes that go are ended. `shardyard scale` and `cancel` end runs in order"
+        )
+
+
+def scale(
+    world: World,
+    nodes: int,
+    *,
+    agree: Callable[[str], None],
+    poll_s: float = POLL_S,
+    limit_s: float = LIMIT_S,
+) -> None:
+    """Another number of accelerator nodes; waits until they are ready.
+
+    Raises:
+        RequestError: The group takes no so many, does not stand, or is not ours.
+        CapacityError: They do not come.
+    """
+    given = world.given
+    act = scaling(world, nodes)
+    warn_of_pods(world, nodes)
+    agree(f"have {nodes} x {given.instance.name} in {given.name}?")
+    is_more = nodes > nodes_asked(given, world.ledger)
+    if is_more:  # they cost from now on, whether this comes to its end or not
+        world.ledger.note(NODE_COUNT, str(nodes), launcher=LAUNCHER)
+    started = time.monotonic()
+    act.do(world)
+    wait_for_nodes(world, nodes, poll_s=poll_s, limit_s=limit_s)
+    if not is_more:
+        world.ledger.note(NODE_COUNT, str(nodes), launcher=LAUNCHER)
+    say(f"{nodes} nodes are ready after {time.monotonic() - started:.0f} s")

@@ -1,0 +1,137 @@
+"""What ``data.format`` can say: one row each, without the code that does it."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+PLAIN_TEXT = "shardyard.data.work_units:PlainText"
+SENTENCES = "shardyard.data.sentence_pairs:SentenceText"
+RECORDS = "shardyard.data.premasked:Record"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFormat:
+    """How files are taken, and what is made of a document."""
+
+    encoder: str
+    """module:class of its ``data.encoders.Encoder``."""
+    whole_row: str | None = None
+    """module:function (row, place) -> text that is made of a whole row of a file; None: what stands
+    under ``data.text_key``."""
+    only: str | None = None
+    """What all files have to be, by the row in ``data.formats``; no other ``data.format`` takes it.
+    None: files are what their suffixes say."""
+    holds_ids: bool = False
+    """Whether files hold ids of a tokenizer, which has to be named, and whole samples."""
+    text: str | None = None
+    """What a file of plain text is read as; None: as one document."""
+    settings: tuple[str, ...] = ()
+    """Those of ``data`` that this format alone reads."""
+    options: tuple[str, ...] = ()
+    """Those of them that its encoder is made with, and its tokens depend on."""
+    ignores: tuple[str, ...] = ()
+    """Those that mean nothing here."""
+    unknown: str | None = None
+    """What a file of no known suffix is read as, by its row in ``data.formats``; None: refused."""
+
+
+DATA_FORMATS: dict[str, DataFormat] = {
+    "by_suffix": DataFormat(encoder=PLAIN_TEXT),
+    "text": DataFormat(encoder=PLAIN_TEXT, unknown="text"),
+    "sentences": DataFormat(encoder=SENTENCES),
+    "documents": DataFormat(encoder=SENTENCES, text="documents", unknown="documents"),
+    "bert_h5": DataFormat(encoder=RECORDS, only="bert_h5", holds_ids=True),
+    "chat": DataFormat(
+        encoder="shardyard.data.chat:Dialogue",
+        whole_row="shardyard.data.conversations:dialogue_text",
+        settings=("chat_template", "loss_on", "loss_share", "max_rejected"),
+        options=("loss_on",),
+        ignores=("text_key", "bos"),
+    ),
+}
+"""``data.format`` -> its row."""
+
+
+# Chat templates that ``data.chat_template`` knows by name, for models that come without one.
+#
+# Written by us to the published forms; the model's own, where it has one, is the better choice.
+
+CHAT_TEMPLATES: dict[str, str] = {
+    # The markers become tokens where the tokenizer has them, else they are words that are learnt.
+    "chatml": """\
+{% for message in messages %}
+{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}
+{%- endfor %}
+{% if add_generation_prompt %}
+{{ '<|im_start|>assistant\n' }}
+{%- endif %}""",
+    # Touvron et al. 2023, arXiv:2307.09288, and the reference code's [INST] and <<SYS>>.
+    "llama-2": """\
+{% set said = namespace(system='') %}
+{% for message in messages %}
+{% if message['role'] == 'system' and loop.first %}
+{% set said.system = '<<SYS>>\n' + message['content'].strip() + '\n<</SYS>>\n\n' %}
+{% elif message['role'] == 'user' %}
+{{ bos_token + '[INST] ' + said.system + message['content'].strip() + ' [/INST]' }}
+{%- set said.system = '' %}
+{% elif message['role'] == 'assistant' %}
+{{ ' ' + message['content'].strip() + ' ' + eos_token }}
+{%- else %}
+{{ raise_exception('it knows a first message of system, and user and assistant alone') }}
+{%- endif %}
+{% endfor %}""",
+    # Taori et al. 2023, github.com/tatsu-lab/stanford_alpaca
+    "alpaca": """\
+{% for message in messages %}
+{% if message['role'] == 'system' %}
+{{ message['content'] + '\n\n' }}
+{%- elif message['role'] == 'user' %}
+{{ '### Instruction:\n' + message['content'] + '\n\n' }}
+{%- elif message['role'] == 'assistant' %}
+{{ '### Response:\n' + message['content'] + eos_token + '\n\n' }}
+{%- else %}
+{{ raise_exception('it knows messages of system, user and assistant alone') }}
+{%- endif %}
+{% endfor %}
+{% if add_generation_prompt %}
+{{ '### Response:\n' }}
+{%- endif %}""",
+}
+"""Name -> template, as transformers takes it."""
+
+
+# How much of a text is hidden, for those who hide it and those who plan for it.
+#
+# Source: Devlin et al. 2019, arXiv:1810.04805, section 3.1.
+
+MASKED_SHARE = 0.15
+"""Of the tokens of a text, those that a masked language model predicts."""
+
+TILE = 64
+"""Predicted tokens are computed in multiples of it: matrix products work in tiles, and one size
+serves steps that hide a few more or less."""
+
+
+def predicted_rows(tokens: int) -> int:
+    """Tokens that the head computes of so many, where they hide as many as on average."""
+    return TILE * max(1, round(tokens * MASKED_SHARE / TILE))
+
+
+# How samples are dealt to the sources of a mixture: in whole numbers, a cycle at a time.
+
+SLOTS = 1000
+"""Samples in a cycle: shares are exact to a thousandth in each of them."""
+
+
+def slots_of(weights: Sequence[float]) -> list[int]:
+    """Samples of each source in a cycle, by largest remainder: their sum is ``SLOTS``.
+
+    Of equal remainders the source named first gets the sample.
+    """
+    total = math.fsum(weights)
+    exact = [weight / total * SLOTS for weight in weights]
+    slots = [math.floor(each) for each in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda place: slots[place] - exact[place])
+    for place in by_remainder[: SLOTS - sum(slots)]:
+        slots[place] += 1
+    return slots

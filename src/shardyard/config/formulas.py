@@ -1,0 +1,404 @@
+"""How far apart saves lose the least time: what they cost against what a failure loses."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple, assert_never
+
+from shardyard.config.data_choices import MASKED_SHARE
+from shardyard.config.layout import Layout
+from shardyard.config.schema.base import Auto
+from shardyard.config.schema.recipe import Optim, Recipe
+from shardyard.errors import Problem
+from shardyard.families.shape import ModelShape
+
+ELASTIC_MTBF_S = 86_400.0
+"""Most time between losses on which an elastic run chooses its intervals. Assumed, once a day: its
+nodes come and go for more reasons than the failures that were published (reclaims, other jobs)."""
+
+
+def young_interval_s(*, blocking_s: float, mtbf_s: float) -> float:
+    """Interval between saves that loses the least time, to first order.
+
+    Source: Young 1974, doi:10.1145/361147.361115.
+    """
+    return math.sqrt(2 * blocking_s * mtbf_s)
+
+
+def daly_interval_s(*, blocking_s: float, mtbf_s: float) -> float:
+    """As ``young_interval_s``, of a higher order; training time, without the save itself.
+
+    Args:
+        blocking_s: For which training waits: of an asynchronous save, not the write behind it.
+
+    Source: Daly 2006, doi:10.1016/j.future.2004.11.016.
+    """
+    if blocking_s >= 2 * mtbf_s:
+        return mtbf_s
+    ratio = blocking_s / (2 * mtbf_s)
+    young_s = young_interval_s(blocking_s=blocking_s, mtbf_s=mtbf_s)
+    return young_s * (1 + math.sqrt(ratio) / 3 + ratio / 9) - blocking_s
+
+
+def best_every(*, step_s: float, blocked_s: float, counts_s: float, mtbf_s: float) -> int:
+    """Whole steps between two saves, or two snapshots, that lose the least time.
+
+    Rounding the best time to whole steps stays the optimum to first order, also where step times
+    vary (hal-02514107).
+
+    Args:
+        counts_s: From the copy until it counts: the next comes no earlier.
+    """
+    wanted_s = daly_interval_s(blocking_s=blocked_s, mtbf_s=mtbf_s)
+    return max(1, math.ceil(counts_s / step_s), round(wanted_s / step_s))
+
+
+# Where one rank trains without sharding, in a copy of its weights: one rule for all who ask.
+#
+# The training half does it (``parallel/low_precision.py``), the planner predicts it.
+
+TRIED_ON = ("cpu",)
+"""Kinds of devices on which it has run. On others it waits for its measurement
+(``benchmarks/gpu``, variants ``copies``): what never ran there is nobody's default."""
+
+
+def holds_compute_copies(recipe: Recipe, layout: Layout, *, anywhere: bool = False) -> bool:
+    """Whether a resolved recipe is trained so; a model must also be one that can be.
+
+    Everything else is sharded over its one rank as it would be over more: fp16, fp8 with a scale a
+    row (both products of a weight then want other numbers), gradients that are summed in another
+    format than fp32, adapters, frozen weights, and what is moved to the host.
+
+    Args:
+        anywhere: Also on devices on which it has not run: to try it.
+    """
+    return layout.world_size == 1 and allows_compute_copies(recipe, anywhere=anywhere)
+
+
+def allows_compute_copies(recipe: Recipe, *, anywhere: bool = False) -> bool:
+    """The same of a recipe, whatever its layout."""
+    precision, model = recipe.precision, recipe.model
+    return (
+        (anywhere or recipe.cluster.device in TRIED_ON)
+        and (
+            precision.compute == "bf16"
+            or (precision.compute == "fp8" and precision.fp8_scaling == "tensorwise")
+        )
+        and precision.reduce == "fp32"
+        and recipe.memory.offload == "none"
+        and model.lora.rank is None
+        and not model.frozen
+    )
+
+
+# How many tokens' logits exist at once where ``memory.loss_chunk`` is auto: one rule, for a recipe
+# and for the layouts that the planner tries.
+
+LOSS_CHUNK = 2048
+"""Tokens of a chunk."""
+_WORTH_BYTES = 2**30
+
+
+class Logits(NamedTuple):
+    """What the logits of a micro-batch take on one rank."""
+
+    tokens: int
+    whole_bytes: int
+    """All at once."""
+    chunked_bytes: int
+    """In chunks, with what these take beside."""
+
+    @property
+    def chunk(self) -> int | None:
+        """Tokens at once; None: all."""
+        saved_bytes = self.whole_bytes - self.chunked_bytes
+        return None if saved_bytes < _WORTH_BYTES else LOSS_CHUNK
+
+
+def logits_of(shape: ModelShape, *, tokens: int, tp: int, compute_bytes: float) -> Logits:
+    """The logits of a micro-batch.
+
+    Args:
+        tokens: Of the micro-batch on one rank of cp.
+        compute_bytes: Of a number in the computing format.
+    """
+    entries = shape.vocab_size // tp
+    if not shape.is_causal:
+        tokens = round(MASKED_SHARE * tokens)
+    per_logit = 4 + (4 if compute_bytes == 4 else 2)  # and an fp32 copy
+    # the head's gradient in fp32, and the buffer that the head was gathered in
+    beside = 6 * entries * shape.hidden_size
+    return Logits(tokens, tokens * entries * per_logit, LOSS_CHUNK * entries * per_logit + beside)
+
+
+def waits_for_logits(schedule: str, *, pp: int) -> bool:
+    """Whether a gradient of the head would wait for each micro-batch."""
+    return pp > 1 and schedule == "gpipe"
+
+
+# The samples of a step, and the learning rate that goes with them.
+#
+# Either the global batch is held (``optim.global_batch``), or the batch of a device is
+# (``optim.batch_per_device``): then the step grows and shrinks with the devices. A run's length, its
+# warm-up and its decay are counted in steps of the batch that it began with, which
+# ``optim.global_batch`` keeps: in samples, so that a change of size moves none of them.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """The batch on so many devices."""
+
+    samples: int
+    """Of a step now."""
+    first: int
+    """Of a step when the run began."""
+    lr_factor: float
+    """What the learning rate of the schedule is multiplied by."""
+
+    @staticmethod
+    def of(optim: Optim, *, devices: int) -> "Batch":
+        """By resolved settings."""
+        samples, first = step_samples(optim, devices=devices), first_batch(optim)
+        ratio = samples / (optim.lr_batch or first)
+        match optim.lr_scaling:
+            case "none":
+                factor = 1.0
+            case "linear":  # Goyal et al. 2017, arXiv:1706.02677
+                factor = ratio
+            case "sqrt":  # Krizhevsky 2014, arXiv:1404.5997
+                factor = math.sqrt(ratio)
+            case _:
+                assert_never(optim.lr_scaling)
+        return Batch(samples=samples, first=first, lr_factor=factor)
+
+
+def step_samples(optim: Optim, *, devices: int) -> int:
+    """Samples of one step on so many devices, by resolved settings."""
+    if optim.batch_per_device is not None:
+        return optim.batch_per_device * devices
+    return first_batch(optim)
+
+
+def first_batch(optim: Optim) -> int:
+    """Samples of a step when the run began, by resolved settings."""
+    assert isinstance(optim.global_batch, int)
+    return optim.global_batch
+
+
+def steps_on(optim: Optim, steps: int, *, devices: int) -> int:
+    """As many steps of so many devices as it takes for ``steps`` of the batch of the beginning."""
+    return -(-steps * first_batch(optim) // step_samples(optim, devices=devices))
+
+
+def batch_if_known(optim: Optim, *, devices: int | None) -> int | None:
+    """Samples of one step as far as the settings say it; None: not yet.
+
+    Args:
+        devices: All that train; None: not known yet.
+    """
+    if optim.batch_per_device is not None:
+        return None if devices is None else optim.batch_per_device * devices
+    return None if optim.global_batch == "auto" else optim.global_batch
+
+
+# Which runs take snapshots, and how many copies in host memory these keep, under which labels.
+
+STEPS_OF_A_FIXED_SIZE = 500
+"""Between checkpoints of a run that keeps its number of nodes."""
+
+SLOTS = 3
+"""Of one rank: a save may hold one for long while it writes its files, the other two take turns, so
+that a worker that is killed in the middle of a copy leaves the snapshot before."""
+
+SLOTS_FOR_NEIGHBOUR = 2
+"""For each rank of the node before: one that is whole, while the next one comes."""
+
+SENT = "snapshot_sent"
+"""Label of the memory that says how far a node's neighbour has its snapshots."""
+ELSEWHERE = "snapshot_elsewhere"
+"""Label of the memory that says what agents of other nodes hold."""
+
+
+def is_elastic(recipe: Recipe) -> bool:
+    """Whether the run may change its number of nodes."""
+    fixed, elastic = recipe.cluster.nodes, recipe.elastic
+    least = fixed if elastic.min_nodes == "auto" else elastic.min_nodes
+    most = fixed if elastic.max_nodes == "auto" else elastic.max_nodes
+    return least < most
+
+
+def steps_between_snapshots(recipe: Recipe) -> int | Auto | None:
+    """As the recipe asks, or as it stands for where it leaves that to the size of the run."""
+    every = recipe.elastic.snapshot_every
+    if every == "elastic":
+        return "auto" if is_elastic(recipe) else None
+    return every
+
+
+def steps_between_checkpoints(recipe: Recipe) -> int | Auto:
+    """The same of checkpoints."""
+    every = recipe.checkpoint.every
+    if every == "elastic":
+        return "auto" if is_elastic(recipe) else STEPS_OF_A_FIXED_SIZE
+    return every
+
+
+def reason_of_snapshots(recipe: Recipe, lacking: str) -> tuple[int | str | None, str]:
+    """Steps between snapshots where the size of the run says so, and why.
+
+    Args:
+        lacking: What a node has too little of for them; empty: nothing.
+    """
+    every = steps_between_snapshots(recipe)
+    if every is None:
+        return None, f"{_size(recipe)}: a fixed size"
+    if lacking:
+        return None, f"{lacking}: checkpoints only"
+    return every, f"{_size(recipe)}: the others continue from memory when a node is lost"
+
+
+def reason_of_checkpoints(recipe: Recipe) -> tuple[int | str, str]:
+    """The same of checkpoints."""
+    every = steps_between_checkpoints(recipe)
+    if every == "auto":
+        return every, f"{_size(recipe)}: by time, as far apart as loses the least (Daly)"
+    return every, f"{_size(recipe)}: a fixed size"
+
+
+def reason_of_neighbour(recipe: Recipe) -> tuple[bool, str]:
+    """Whether a node keeps the snapshots of the one before, where the recipe leaves it open."""
+    if recipe.elastic.snapshot_every is None:
+        return False, "elastic.snapshot_every=null: there are no snapshots"
+    if recipe.elastic.max_nodes == 1:
+        return False, "one node has no neighbour"
+    return True, "a lost node takes its own memory with it"
+
+
+def _size(recipe: Recipe) -> str:
+    return f"min_nodes={recipe.elastic.min_nodes}, max_nodes={recipe.elastic.max_nodes}"
+
+
+def takes_snapshots(recipe: Recipe) -> bool:
+    """Whether the run takes any, as far as the recipe says."""
+    return steps_between_snapshots(recipe) is not None
+
+
+def slot_labels(local_rank: int) -> list[str]:
+    """What the memory of each slot of a rank is called on its node."""
+    return [f"snapshot_{local_rank}_{slot}" for slot in range(SLOTS)]
+
+
+def neighbour_labels(local_rank: int) -> list[str]:
+    """The same of slots for a rank of the node before, by its local number there."""
+    return [f"snapshot_neighbour_{local_rank}_{slot}" for slot in range(SLOTS_FOR_NEIGHBOUR)]
+
+
+def snapshot_labels(recipe: Recipe) -> list[str]:
+    """All that an agent owns for snapshots on its node; nothing where there are none."""
+    elastic, devices = recipe.elastic, recipe.cluster.devices
+    if not takes_snapshots(recipe):
+        return []
+    assert isinstance(devices, int)
+    own = [label for local in range(devices) for label in slot_labels(local)]
+    if elastic.snapshot_neighbour is not True:
+        return own
+    kept = [label for local in range(devices) for label in neighbour_labels(local)]
+    return [*own, *kept, SENT, ELSEWHERE]
+
+
+def copies(recipe: Recipe) -> int:
+    """Of a rank's state in host memory, those that a node keeps for another among them."""
+    if not takes_snapshots(recipe):
+        return 0
+    return SLOTS + (SLOTS_FOR_NEIGHBOUR if recipe.elastic.snapshot_neighbour is True else 0)
+
+
+# How tokens attend, as a recipe says it: by which kernel, and whether a mask says who sees whom.
+#
+# Where tokens see but a part of those before them, as documents are kept apart or a model has a
+# window, torch's attention takes a mask of (L, L), which no flash kernel does. On a CUDA device flash
+# attention is told where documents begin instead (``models/attention.py``): no mask is made, and what
+# is masked is not computed.
+
+_WIDEST = 256
+_WIDTH_MULTIPLE = 8
+"""Widths of a head that flash attention takes (FlashAttention 2's README; what torch pads in its
+own attention it does not pad here)."""
+
+
+def needs_mask(recipe: Recipe, shape: ModelShape) -> bool:
+    """Whether torch's attention is given a mask; the length of samples is known.
+
+    Of tokens on both sides always: padding is not to be seen.
+    """
+    return not attends_by_length(recipe, shape) and not _sees_all_earlier(recipe, shape)
+
+
+def attends_by_length(recipe: Recipe, shape: ModelShape) -> bool:
+    """Whether flash attention is told where documents begin, instead of a mask."""
+    asked = recipe.model.attention in ("flash", "fa3")
+    return asked and not _sees_all_earlier(recipe, shape) and _why_no_lengths(recipe, shape) is None
+
+
+def best_attention(recipe: Recipe, shape: ModelShape) -> tuple[str, str]:
+    """What ``model.attention: auto`` stands for, and why; device and lengths are known."""
+    if not _sees_all_earlier(recipe, shape) and _why_no_lengths(recipe, shape) is None:
+        return "flash", "told where documents and windows begin, it needs no mask"
+    return "sdpa", "torch chooses by device, format, sizes and mask"
+
+
+def attention_problems(recipe: Recipe, shape: ModelShape | None) -> Iterable[Problem]:
+    """What torch's kernels cannot do, of the one that is named."""
+    asked, device = recipe.model.attention, recipe.cluster.device
+    if asked in ("auto", "sdpa"):
+        return
+    wrong = []
+    if device == "cpu" and asked != "flash":
+        wrong.append("runs on NVIDIA devices alone, and cluster.device=cpu")
+    if device not in ("auto", "cpu") and recipe.precision.compute == "fp32":
+        wrong.append("takes numbers of 16 bits, and precision.compute=fp32")
+    if recipe.parallel.cp > 1:
+        wrong.append(f"is not asked where parallel.cp={recipe.parallel.cp} splits samples")
+    if shape is not None and shape.attn_logit_softcapping is not None:
+        wrong.append(f"bends no scores, as a {shape.model_type} does")
+    masked = None if shape is None or wrong or device in ("auto", "cpu") else _mask(recipe, shape)
+    if shape is not None and masked and asked in ("flash", "fa3"):
+        why = _why_no_lengths(recipe, shape)
+        if why is not None:
+            wrong.append(f"takes no mask, and {masked} is one: {why}")
+    for text in wrong:
+        yield Problem("model.attention", f"={asked} {text}. Use model.attention=auto.")
+
+
+def _sees_all_earlier(recipe: Recipe, shape: ModelShape) -> bool:
+    return _mask(recipe, shape) is None
+
+
+def _mask(recipe: Recipe, shape: ModelShape) -> str | None:
+    """What keeps a token from seeing all before it; None: nothing that is known yet."""
+    seq_len = recipe.data.seq_len
+    if not shape.is_causal:
+        return "padding that is not to be seen"
+    if not recipe.data.attends_across:
+        return "data.attend_across_documents=false"
+    if seq_len != "auto" and shape.sees_a_part_of(seq_len):
+        return f"a window of {shape.sliding_window} tokens"
+    return None
+
+
+def _why_no_lengths(recipe: Recipe, shape: ModelShape) -> str | None:
+    """Why flash attention cannot be told where documents begin; None: it can."""
+    width = shape.head_width
+    if recipe.cluster.device != "cuda":
+        return "only a CUDA device's kernel is told where documents begin"
+    if not shape.is_causal:
+        return "documents are told apart where tokens see earlier ones alone"
+    if recipe.parallel.cp > 1:
+        return f"parallel.cp={recipe.parallel.cp} splits samples"
+    if recipe.precision.compute in ("fp32", "auto"):
+        return "it takes numbers of 16 bits"
+    if shape.attn_logit_softcapping is not None:
+        return "it bends no scores"
+    if width > _WIDEST or width % _WIDTH_MULTIPLE:
+        return f"it takes heads of a multiple of {_WIDTH_MULTIPLE} up to {_WIDEST}, not {width}"
+    return None

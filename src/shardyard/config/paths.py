@@ -1,0 +1,262 @@
+"""Relative paths of a recipe become absolute: they start in the current folder.
+
+A run is resumed from anywhere, so what it records must not depend on where it was started.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
+
+from shardyard.config.globs import is_pattern, matches_of, split_pattern
+from shardyard.config.schema.data import Sources
+from shardyard.config.schema.recipe import Recipe
+from shardyard.config.secrets import parse_references
+from shardyard.config.sources import is_name, is_remote
+from shardyard.errors import Problem, RecipeError
+
+# Which files the nodes of a launched run see, and the paths of a recipe that none of them has.
+#
+# A launcher says what its nodes see (``Launcher.sees``). What lies on a volume need not exist here.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sight:
+    """What the nodes of one launch see."""
+
+    launcher: str
+    sees_this_machine: bool
+    """Whether they see the files that this machine sees, by the same paths."""
+    folders: tuple[str, ...] = ()
+    """Absolute folders that they see and that need not exist here: on volumes, in the image."""
+    opens_secrets: bool = False
+    """Whether they read secrets that are kept in files, and so by paths of theirs."""
+    mounts: str = "launch.volumes"
+    """The setting that lets them see another folder."""
+
+    def holds(self, place: str) -> bool:
+        """Whether an absolute path lies in one of ``folders``."""
+        path = PurePosixPath(os.path.normpath(place))
+        return any(path.is_relative_to(os.path.normpath(folder)) for folder in self.folders)
+
+
+def unseen_problems(recipe: Recipe, sight: Sight) -> list[Problem]:
+    """Every path that no node can have, whatever is there."""
+    if sight.sees_this_machine:
+        return []
+    found = []
+    secrets = _secret_files(recipe) if sight.opens_secrets else ()
+    for setting, place in [*_places_sight(recipe), *secrets]:
+        if not place.startswith("/"):
+            text = (
+                f"={place} is relative: it would start in the folder of this command, and nodes of "
+                f"{sight.launcher} share no folder with this machine. {_seen(sight)} Give the "
+                "whole path on them."
+            )
+        elif not sight.holds(fixed_part(place)):
+            text = (
+                f"={place} is in no folder that nodes of {sight.launcher} see. {_seen(sight)} Put "
+                f"it there and give that path, mount what holds it with {sight.mounts}, or, where "
+                "the image holds it, name its folder in launch.image_paths."
+            )
+        else:
+            continue
+        found.append(Problem(setting, text))
+    return found
+
+
+def absent_problems(recipe: Recipe, sight: Sight) -> list[Problem]:
+    """Every path that nodes would read, and where nothing is on the file system that we share."""
+    if not sight.sees_this_machine:
+        return []
+    return [
+        Problem(
+            setting,
+            f"={place}: nothing is there on this machine, whose files the nodes of "
+            f"{sight.launcher} see by the same paths. Mend the path, bring it here, or, where the "
+            "nodes hold it on disks of their own, name its folder in launch.image_paths.",
+        )
+        for setting, place in _places_sight(recipe)
+        if _is_read(setting) and not sight.holds(fixed_part(place)) and not is_there(place)
+    ]
+
+
+def _is_read(setting: str) -> bool:
+    """Whether it must be there before; the others are made."""
+    return setting in ("model.path", "data.tokenizer") or setting.endswith("source")
+
+
+def _secret_files(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    for name, reference in parse_references(recipe.secrets).items():
+        if reference.kind == "file" and reference.name is not None:
+            yield f"secrets.{name}", reference.name
+
+
+def _places_sight(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Every path of a recipe that nodes open, by the name of its setting."""
+    data, model = recipe.data, recipe.model
+    if model.path is not None:
+        yield "model.path", model.path
+    if model.dir is not None:
+        yield "model.dir", model.dir
+    for setting, entry in data.entries:
+        if not is_name(entry) and not is_remote(entry):  # nodes reach that as this machine does
+            yield setting, entry
+    if "dir" in data.model_fields_set:
+        yield "data.dir", data.dir
+    if is_folder(data.tokenizer):
+        yield "data.tokenizer", data.tokenizer
+
+
+def is_folder(tokenizer: str) -> bool:
+    """Whether a tokenizer is given by its folder, and not by a hub name or a word."""
+    return tokenizer.startswith(("/", ".", "~")) or _is_file(Path(tokenizer) / "tokenizer.json")
+
+
+def fixed_part(entry: str) -> str:
+    """The literal part of a path, up to the first part that is a pattern."""
+    return split_pattern(entry)[0]
+
+
+def _seen(sight: Sight) -> str:
+    if not sight.folders:
+        return "They see no folder but those of the image."
+    return f"They see {', '.join(sight.folders)} ({sight.mounts}, launch.image_paths)."
+
+
+def is_there(place: str) -> bool:
+    """Whether a path, or anything that a glob names, is on this machine."""
+    if is_pattern(place):
+        return any(True for _ in matches_of(place))
+    return os.path.lexists(Path(place).expanduser())
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+# Paths that the system cannot follow: told by the name of the setting, before anything opens one.
+#
+# That nothing is there yet is no such problem: whoever needs a file says so in its own words.
+
+
+def reach_problems(recipe: Recipe, sight: Sight | None = None) -> list[Problem]:
+    """Every path of this machine in a recipe that cannot be followed.
+
+    Args:
+        sight: What the nodes see that open the paths; None: this machine opens them.
+    """
+    data, config = recipe.data, recipe.model.config
+    ours = [("run.dir", recipe.run.dir), *([("model.config", config)] if config else [])]
+    places = [
+        ("model.path", recipe.model.path),
+        ("model.dir", recipe.model.dir),
+        ("data.dir", data.dir),
+        *(
+            (setting, fixed_part(entry))
+            for setting, entry in data.entries
+            if not is_name(entry) and not is_remote(entry)
+        ),
+    ]
+    if data.tokenizer.startswith(("/", ".", "~")):  # else a hub name, or a word
+        places.append(("data.tokenizer", data.tokenizer))
+    if sight is not None:
+        is_ours = sight.sees_this_machine
+        places = [(name, at) for name, at in places if is_ours and not sight.holds(at or "")]
+    return [
+        Problem(setting, f"={place} {why}")
+        for setting, place in [*ours, *places]
+        if isinstance(place, str) and (why := why_not_reached(place)) is not None
+    ]
+
+
+def why_not_reached(place: str) -> str | None:
+    """Why the system cannot follow a path; None: it can, or nothing is there."""
+    path = Path(place).expanduser()
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return None
+    except NotADirectoryError:
+        file = next((above for above in path.parents if _is_file(above)), path)
+        return f"leads through {file}, which is a file and no folder. Mend the path."
+    except PermissionError:
+        return (
+            "cannot be looked at: this user may not enter a folder above it. Take another place, "
+            "or let its owner give you access."
+        )
+    except OSError as error:
+        return f"cannot be followed: {error.strerror}. Mend the path, or what it leads to."
+    return None
+
+
+def anchor_paths(recipe: Recipe, sight: Sight | None = None) -> Recipe:
+    """The recipe with its relative paths made absolute; settings that were not given stay so.
+
+    Args:
+        sight: What the nodes see that open the paths; None: this machine opens them.
+
+    Raises:
+        RecipeError: Paths that the system cannot follow.
+    """
+    unreached = reach_problems(recipe, sight)
+    if unreached:
+        raise RecipeError(unreached)
+    for section, places in _places(recipe).items():
+        content = getattr(recipe, section)
+        given = {key: value for key, value in places.items() if key in content.model_fields_set}
+        if given:
+            recipe = recipe.model_copy(update={section: content.model_copy(update=given)})
+    return recipe
+
+
+def _places(recipe: Recipe) -> dict[str, dict[str, Any]]:
+    data, path, cluster_file = recipe.data, recipe.model.path, recipe.cluster.file
+    config = recipe.model.config
+    is_folder = Path(data.tokenizer).expanduser().exists()  # else a hub name, or a word
+    return {
+        "run": {"dir": _anchor(recipe.run.dir)},
+        "model": {
+            "path": None if path is None else _anchor(path),
+            "config": _anchor(config) if isinstance(config, str) else config,
+            "dir": None if recipe.model.dir is None else _anchor(recipe.model.dir),
+        },
+        "cluster": {"file": None if cluster_file is None else _anchor(cluster_file)},
+        "data": {
+            "source": _anchor_sources(data.source),
+            "eval_source": _anchor_sources(data.eval_source),
+            "mixture": tuple(
+                share.model_copy(
+                    update={
+                        "source": _anchor_sources(share.source),
+                        "eval_source": _anchor_sources(share.eval_source),
+                    }
+                )
+                for share in data.mixture
+            ),
+            "dir": _anchor(data.dir),
+            "tokenizer": _anchor(data.tokenizer) if is_folder else data.tokenizer,
+        },
+    }
+
+
+_Given = TypeVar("_Given", Sources, Sources | None)
+
+
+def _anchor_sources(source: _Given) -> _Given:
+    if source is None:
+        return None
+    return _anchor_source(source) if isinstance(source, str) else tuple(map(_anchor_source, source))
+
+
+def _anchor_source(entry: str) -> str:
+    """A path or a pattern made absolute; an address stays as it is."""
+    return entry if is_name(entry) or is_remote(entry) else _anchor(entry)
+
+
+def _anchor(place: str) -> str:
+    return os.path.normpath(Path.cwd() / Path(place).expanduser())

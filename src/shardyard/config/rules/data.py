@@ -1,0 +1,288 @@
+"""What no text of a recipe may hold, because something that it is handed to would break on it.
+
+Texts become file names, lines of scripts, arguments, variables and YAML. What is refused here is
+refused for all of them, so that no launcher needs a rule of its own.
+"""
+
+import difflib
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from shardyard.config.data_choices import CHAT_TEMPLATES, DATA_FORMATS, SLOTS, slots_of
+from shardyard.config.schema.data import Data
+from shardyard.config.schema.recipe import Recipe
+from shardyard.config.secrets import find_credential, show, without_secrets
+from shardyard.config.sources import is_remote, why_no_address
+from shardyard.config.task_lookup import task_row
+from shardyard.config.tasks import BITS_PER_BYTE, TASKS
+from shardyard.errors import Problem
+
+MAPPINGS = frozenset(
+    {
+        "launch.env", "launch.kubernetes.node_selector", "launch.kubernetes.side_node_selector",
+        "launch.slurm.options", "secrets",
+    }
+)  # fmt: skip
+"""Settings whose keys are the user's own names."""
+
+_PROSE = re.compile(r"task\.prompt|launch\.env(\..*)?|launch\.aws_batch\.user_data")
+"""Texts that may have several lines; all others are names, paths and addresses."""
+
+PATHS = frozenset(
+    {
+        "run.dir", "model.path", "model.dir", "model.config", "cluster.file",
+        "data.source", "data.mixture.source", "data.eval_source", "data.mixture.eval_source",
+        "data.dir", "data.tokenizer",
+        "launch.run_dir", "launch.code", "launch.volumes.path", "launch.volumes.host",
+        "launch.image_paths", "launch.slurm.python",
+    }
+)  # fmt: skip
+
+SOURCES = ("data.source", "data.mixture.source", "data.eval_source", "data.mixture.eval_source")
+"""Paths that may be addresses of places elsewhere, too."""
+
+_PART_BYTES = 255
+"""Of one name in a path: NAME_MAX of Linux's file systems."""
+
+_WHOLE_BYTES = 4096 - 512
+"""PATH_MAX of Linux, less what a run's own files add behind it. No other name is as long."""
+
+_INSTEAD_OF_A_URL = {
+    "data.tokenizer": "Give a folder that holds tokenizer.json, or a hub name such as owner/name.",
+    "model.path": "Give a folder that holds config.json and weights; a repository of the Hugging "
+    "Face hub is model.hub: owner/name.",
+    "model.hub": "A repository of the Hugging Face hub is written owner/name.",
+}
+"""Settings that a URL is likely to be tried for -> what can be done today."""
+
+_A_PATH = "Give a path, such as one where it is mounted."
+
+_PLAIN = re.compile(r"[A-Za-z0-9_./-]{1,100}")
+"""Names that may stand in the dotted name of a setting in a message."""
+
+
+def text_problems(recipe: Recipe) -> Iterable[Problem]:
+    """Every text that cannot be written, passed on or opened."""
+    for setting, text in texts(recipe.model_dump()):
+        why = _why_not(setting, text)
+        if why:
+            yield Problem(setting, f"={show(without_secrets(text))} {why}")
+
+
+def texts(tree: Any, path: str = "") -> Iterable[tuple[str, str]]:
+    """Every text with its dotted name: values, and the names that a user made."""
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            if path in MAPPINGS:
+                yield path, key
+                is_plain = _PLAIN.fullmatch(key) and not find_credential(key)
+                yield from texts(value, f"{path}.{key}" if is_plain else path)
+            else:
+                yield from texts(value, f"{path}.{key}" if path else key)
+    elif isinstance(tree, list | tuple):
+        for value in tree:
+            yield from texts(value, path)
+    elif isinstance(tree, str):
+        yield path, tree
+
+
+def why_no_path(text: str, instead: str = _A_PATH) -> str | None:
+    """Why a text can be no path of this machine; None: it can be one.
+
+    Args:
+        instead: What to do now if it is a URL.
+    """
+    return _why_no_text(text) or _why_no_line(text) or _why_url(text, instead) or _why_no_name(text)
+
+
+def _why_not(setting: str, text: str) -> str | None:
+    if _PROSE.fullmatch(setting):
+        return _why_no_text(text)
+    if setting in SOURCES and is_remote(text):
+        return _why_no_text(text) or _why_no_line(text) or why_no_address(text)
+    if setting in PATHS:
+        return why_no_path(text, _INSTEAD_OF_A_URL.get(setting, _A_PATH))
+    why = _why_no_text(text) or _why_no_line(text)
+    if why is None and setting in _INSTEAD_OF_A_URL:
+        return _why_url(text, _INSTEAD_OF_A_URL[setting])
+    return why
+
+
+def _why_no_text(text: str) -> str | None:
+    if "\0" in text:
+        return "holds the character NUL, which no file name and no variable can. Remove it."
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "is no Unicode text: half of a character stands alone in it. Write it as UTF-8."
+    return None
+
+
+def _why_no_line(text: str) -> str | None:
+    control = next((c for c in text if unicodedata.category(c) == "Cc"), None)
+    if control is not None:
+        return (
+            f"holds the control character {control!r}, which breaks the lines of scripts and logs "
+            "that it stands in. Remove it."
+        )
+    size = len(text.encode())
+    if size > _WHOLE_BYTES:
+        most = f"{_WHOLE_BYTES:,}"
+        return f"has {size:,} bytes, and no path or name has more than {most}. Shorten it."
+    return None
+
+
+def _why_url(text: str, instead: str) -> str | None:
+    return f"is a URL, which is not opened here. {instead}" if is_remote(text) else None
+
+
+def _why_no_name(text: str) -> str | None:
+    if not text.strip():
+        return "is empty. Write . if the current folder is meant."
+    longest = max(text.split("/"), key=lambda part: len(part.encode()))
+    if len(longest.encode()) > _PART_BYTES:
+        return (
+            f"has a name of {len(longest.encode()):,} bytes in it, and file systems take "
+            f"{_PART_BYTES}. Shorten it."
+        )
+    try:
+        Path(text).expanduser()
+    except RuntimeError:
+        return "begins with the home folder of a user that is not known here. Write the whole path."
+    return None
+
+
+# What contradicts itself in the section ``data``.
+
+
+def data_problems(recipe: Recipe) -> Iterable[Problem]:
+    """Everything of this kind."""
+    data = recipe.data
+    yield from _packing(recipe)
+    if data.seq_len == 1 and task_row(recipe.task.name).reads == "text":
+        text = "=1 leaves no token to predict another from. Give at least 2."
+        yield Problem("data.seq_len", text)
+    is_trained = data.tokenizer in ("auto", "train")
+    if data.tokenizer_kind != Data().tokenizer_kind and not is_trained:
+        yield Problem("data.tokenizer_kind", not_trained(data.tokenizer_kind, data.tokenizer))
+    yield from _validation(recipe)
+    yield from _mixture(recipe)
+
+
+def _mixture(recipe: Recipe) -> Iterable[Problem]:
+    data = recipe.data
+    if not data.mixture:
+        return
+    if "source" in data.model_fields_set:
+        text = "and data.source both say where text comes from. Leave one of them out."
+        yield Problem("data.mixture", text)
+    if recipe.task.name not in TASKS:
+        text = f": task.name={recipe.task.name} has data of its own. Give one source."
+        yield Problem("data.mixture", text)
+    counts = Counter(share.name for share in data.mixture)
+    for name, count in counts.items():
+        if count > 1:
+            text = f"has {count} sources of the name {name!r}. Give each another."
+            yield Problem("data.mixture", text)
+    slots = slots_of([share.weight for share in data.mixture])
+    for place, (share, count) in enumerate(zip(data.mixture, slots, strict=True)):
+        at = f"data.mixture[{place}]"
+        if not count:
+            text = (
+                f"={share.weight} is less than a sample in {SLOTS:,}, which is how they are dealt, "
+                f"so that {share.name!r} would never be read. Raise it, or leave the source out."
+            )
+            yield Problem(f"{at}.weight", text)
+        if share.format is not None and share.format not in DATA_FORMATS:
+            text = f"={share.format}: there is no such format; {', '.join(DATA_FORMATS)} are."
+            yield Problem(f"{at}.format", text)
+            continue
+        format = share.format or data.format
+        if share.text_key is not None and "text_key" in DATA_FORMATS[format].ignores:
+            text = f"={share.text_key!r} says nothing where the format is {format}. Leave it out."
+            yield Problem(f"{at}.text_key", text)
+
+
+def _validation(recipe: Recipe) -> Iterable[Problem]:
+    data = recipe.data
+    if data.eval_source is not None and data.mixture:
+        text = (
+            "names validation data of data.source, and each source of data.mixture has its own. "
+            "Give eval_source in the entry of data.mixture that it belongs to."
+        )
+        yield Problem("data.eval_source", text)
+    named = data.eval_source is not None or (
+        data.mixture and all(share.eval_source is not None for share in data.mixture)
+    )
+    if named and data.eval_fraction != Data().eval_fraction:
+        text = (
+            f"={data.eval_fraction}, and data.eval_source both say what is validated on. Leave one "
+            "of them out."
+        )
+        yield Problem("data.eval_fraction", text)
+    if data.eval_source == data.source and data.eval_source is not None:
+        text = "and data.source are the same. Validate on other data than you train on."
+        yield Problem("data.eval_source", text)
+
+
+def _packing(recipe: Recipe) -> Iterable[Problem]:
+    data = recipe.data
+    if data.pack == "stream":
+        if data.too_long != Data().too_long:
+            text = f"={data.too_long}: windows of running text cut documents as they come. "
+            yield Problem("data.too_long", f"{text}Set data.pack=whole, or leave it out.")
+        return
+    if data.seq_len == "auto":
+        text = "=auto: whole documents are put together when data is prepared. Give their room."
+        yield Problem("data.seq_len", text)
+    if "attend_across_documents" in data.model_fields_set and data.attend_across_documents:
+        text = "=true, and data.pack=whole keeps documents apart. Leave it out, or set data.pack"
+        yield Problem("data.attend_across_documents", f"{text}=stream.")
+    row = task_row(recipe.task.name)
+    for name in formats_of(data):
+        if not row.reads_learnt or DATA_FORMATS[name].holds_ids:
+            text = f"=whole: {recipe.task.name} on data.format={name} makes its samples in "
+            yield Problem("data.pack", f"{text}another way. Use data.pack=stream.")
+
+
+def formats_of(data: Data) -> list[str]:
+    """The known formats that a recipe's sources have, each once."""
+    named = [share.format or data.format for share in data.mixture] or [data.format]
+    return [name for name in dict.fromkeys(named) if name in DATA_FORMATS]
+
+
+def not_trained(kind: str, tokenizer: str) -> str:
+    """Why a kind that is asked for cannot be had."""
+    return (
+        f"={kind} is what a tokenizer becomes that is trained here, and data.tokenizer={tokenizer} "
+        "is one that exists. Set data.tokenizer=train, or leave data.tokenizer_kind out."
+    )
+
+
+# What contradicts itself in a recipe that learns from dialogues.
+
+
+def dialogue_problems(recipe: Recipe) -> Iterable[Problem]:
+    """What a recipe that learns from dialogues asks."""
+    data, target = recipe.data, recipe.run.target or ()
+    if data.chat_template is not None and data.chat_template not in CHAT_TEMPLATES:
+        near = difflib.get_close_matches(data.chat_template, CHAT_TEMPLATES, n=1)
+        hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(CHAT_TEMPLATES)}."
+        text = f"={show(data.chat_template)}: no such template is known. {hint} One of your own "
+        text += "goes into the tokenizer's folder as chat_template.jinja."
+        yield Problem("data.chat_template", text)
+    if data.format != "chat":
+        return
+    if not task_row(recipe.task.name).reads_learnt:
+        text = f"=chat: {recipe.task.name} would learn all of a dialogue. Use task.name=causal_lm."
+        yield Problem("data.format", text)
+    if BITS_PER_BYTE in target:
+        text = f"names {BITS_PER_BYTE}, which is of running text. Use loss for dialogues."
+        yield Problem("run.target", text)
+    if data.loss_share[0] >= data.loss_share[1]:
+        text = f"={list(data.loss_share)} is no range. Write the smaller share first."
+        yield Problem("data.loss_share", text)

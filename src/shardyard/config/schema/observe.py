@@ -1,0 +1,51 @@
+"""Where else a run is shown: ``observe.wandb`` and ``observe.mlflow``."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from shardyard.config.schema.base import Section
+
+_URL = r"^https?://[^/\s?#]+[^\s?#]*$"
+_URL_WORDS = "an http(s) address"
+
+
+class Wandb(Section):
+    """Weights & Biases."""
+
+    project: Annotated[str, Field(min_length=1, max_length=128, description="text")] | None = None
+    """Project that the run is shown in, by W&B; needs shardyard[wandb]. null: nothing is sent."""
+    entity: str | None = None
+    """User or team whose project it is; null: the default one of the key."""
+    url: Annotated[str, Field(pattern=_URL, description=_URL_WORDS)] | None = None
+    """Address of a W&B server of your own; null: W&B's cloud, or WANDB_BASE_URL."""
+
+
+class Mlflow(Section):
+    """MLflow."""
+
+    url: Annotated[str, Field(pattern=_URL, description=_URL_WORDS)] | None = None
+    """Address of the MLflow tracking server that the run is shown by; needs shardyard[mlflow].
+    null: nothing is sent."""
+    experiment: Annotated[str, Field(min_length=1, max_length=500, description="text")] | None = (
+        None
+    )
+    """Experiment that the run is in, made where it is missing; null: the server's default one."""
+
+
+# A profile that the recipe asks for: ``observe.profile``; its meaning: ``profile_problems.py``.
+
+MOST_STEPS = 20
+"""Of one profile: viewers give up at traces of some hundred megabytes, and memory holds them."""
+
+
+class Profile(Section):
+    """A profile that is taken without being asked for."""
+
+    at_step: Annotated[int, Field(ge=1)] | None = None
+    """Profile from this step on, as `shardyard profile` does; null: not unless somebody asks."""
+    steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] = 3
+    """With observe.profile.at_step: how many steps."""
+    ranks: str = "auto"
+    """With observe.profile.at_step: whose traces, as 0-3,8 or all, 64 at most; auto: all of up to
+    8, else 8 spread evenly."""

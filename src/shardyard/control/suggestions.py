@@ -1,0 +1,313 @@
+"""What could be changed about a recipe: the levers of memory and time, and the techniques of
+splitting a model, each as the settings that it takes.
+
+Which levers: those of torchtune's overview of memory optimisation (packing, compile, chunked loss,
+activation checkpointing and offloading, low-precision optimizer states, gradient accumulation,
+LoRA). Which techniques: those of SageMaker's model parallelism library (sharded data parallelism
+with a hybrid degree, optimizer-state sharding, tensor and expert parallelism, activation
+checkpointing and offloading), and beside them pipelines, context parallelism and 8-bit formats.
+
+What they do is asked of the planner (``control/suggestions.py``); nothing is predicted here.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from shardyard.config.formulas import LOSS_CHUNK
+from shardyard.config.rules.layout import zero_asked
+from shardyard.config.schema.recipe import Recipe
+from shardyard.config.tasks import unit_of
+from shardyard.control.what_if import PastRuns, Replanned, Replanner
+from shardyard.errors import RecipeError, RequestError
+from shardyard.hardware.cluster import Cluster
+from shardyard.planner.plan import Plan
+from shardyard.planner.plan_diff import IN_USE, Advice, Change, Effect, effect
+from shardyard.planner.ranks import Ranks
+
+LORA_RANK = 16
+"""That is tried where a recipe has no adapters."""
+
+_DEGREES = (1, 2, 4, 8)
+"""Of an axis, that are tried."""
+
+_RECOMPUTE = {
+    "none": "all activations are kept",
+    "selective": "what is cheap is made again in the backward pass, matrix products are kept",
+    "full": "of each block its input is kept, and the rest is made again in the backward pass",
+}
+_OFFLOAD = {
+    "none": "nothing waits in host memory",
+    "activations": "activations wait in host memory for the backward pass",
+    "optimizer": "the optimizer's averages wait in host memory for the update",
+    "params": "weights, gradients and averages wait in host memory until they are needed",
+}
+_STRATEGIES = {
+    "NO_SHARD": ("data parallel", "every device holds a whole copy of the model"),
+    "ZERO_1": ("ZeRO-1", "the optimizer's state is split over the data ranks"),
+    "ZERO_2": ("ZeRO-2", "the optimizer's state and gradients are split"),
+    "FULL_SHARD": ("ZeRO-3", "parameters are split too, and gathered block by block"),
+    "HYBRID_SHARD": ("hybrid", "ZeRO-3 inside a node, a whole copy on each node"),
+}
+_AXES = {
+    "tp": ("tensor parallel", "each matrix is split, and the tokens between matrices"),
+    "pp": ("pipeline", "blocks are dealt over stages, which hand micro-batches on"),
+    "cp": ("context parallel", "each sample is split by its tokens"),
+    "ep": ("expert parallel", "experts are dealt over ranks, tokens go to them and back"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """A change that is to be planned."""
+
+    name: str
+    what: str
+    """What is then done, whatever the model."""
+    choices: tuple[tuple[str, ...], ...] = ()
+    """Settings, as overrides; of several the best one is told."""
+    needless: str = ""
+    """Why there is nothing to be planned; else empty."""
+
+
+def levers(asked: Recipe, settled: Recipe) -> Iterator[Ask]:
+    """Settings that trade memory against time, on the same devices in the same layout.
+
+    Args:
+        asked: The recipe with what it leaves open.
+        settled: What it came to.
+    """
+    yield from _packing(asked, settled)
+    compiled = settled.model.compile is True
+    yield _ask(
+        "without compile" if compiled else "compile",
+        "operators run one by one" if compiled else "each block is compiled by torch.compile",
+        f"model.compile={str(not compiled).lower()}",
+    )
+    yield from _chunks(settled)
+    yield from recompute(settled)
+    yield from offload(asked, settled)
+    states = "bf16" if settled.precision.optimizer_states == "fp32" else "fp32"
+    what = f"its averages are held in {states} between steps"
+    yield _ask(f"{states} optimizer state", what, f"precision.optimizer_states={states}")
+    yield from _micro_batches(settled)
+    yield from lora(settled)
+
+
+def techniques(asked: Recipe, settled: Recipe) -> Iterator[Ask]:
+    """Ways to split the model and the work, and what is combined with them.
+
+    Args:
+        asked: The recipe with what it leaves open.
+        settled: What it came to.
+    """
+    for strategy, (name, what) in _STRATEGIES.items():
+        yield Ask(name=name, what=what, choices=((*_on_strategy(asked, strategy),),))
+    for axis, (name, what) in _AXES.items():
+        now = getattr(settled.parallel, axis)
+        others = [degree for degree in _DEGREES if degree != now]
+        yield Ask(
+            name=f"{name} {now} is used; other degrees" if now > 1 else name,
+            what=what,
+            choices=tuple(_with_degree(asked, settled, axis, degree) for degree in others),
+        )
+    yield from recompute(settled)
+    yield from offload(asked, settled)
+    yield from lora(settled)
+    if settled.precision.compute == "fp8":
+        yield _ask("bf16", "matrix products in 16 bits", "precision.compute=bf16")
+    else:
+        yield _ask("fp8", "matrix products in 8 bits", "precision.compute=fp8")
+
+
+def recompute(settled: Recipe) -> Iterator[Ask]:
+    """Other modes of recompute than the recipe's."""
+    for mode, what in _RECOMPUTE.items():
+        if mode != settled.memory.recompute:
+            yield _ask(f"recompute {mode}", what, f"memory.recompute={mode}")
+
+
+def offload(asked: Recipe, settled: Recipe) -> Iterator[Ask]:
+    """What else could wait in host memory."""
+    is_open = zero_asked(asked.parallel) is None and settled.parallel.zero == 3
+    for kind, what in _OFFLOAD.items():
+        if kind == settled.memory.offload:
+            continue
+        # what lies on the host is gathered block by block, and the recipe has to say so
+        zero = ("parallel.zero=3",) if kind == "params" and is_open else ()
+        yield _ask(f"offload {kind}", what, f"memory.offload={kind}", *zero)
+
+
+def lora(settled: Recipe) -> Iterator[Ask]:
+    """Adapters, or the whole model again."""
+    if settled.model.lora.rank is None:
+        what = "small adapters are trained in place of the model"
+        yield _ask(f"LoRA, rank {LORA_RANK}", what, f"model.lora.rank={LORA_RANK}")
+    else:
+        yield _ask("without LoRA", "the whole model is trained", "model.lora.rank=null")
+
+
+def _ask(name: str, what: str, *settings: str) -> Ask:
+    return Ask(name=name, what=what, choices=(settings,))
+
+
+def _packing(asked: Recipe, settled: Recipe) -> Iterator[Ask]:
+    if unit_of(settled.task.name) == "image":
+        return
+    if settled.data.pack == "stream":
+        yield Ask(
+            name="packing",
+            what="several texts share a sample",
+            needless="it is on: samples are windows of running text (data.pack=stream), and no "
+            "token is padding",
+        )
+        what = "samples are whole documents, each for itself; what they leave free is padding"
+        # their room is needed when data is prepared
+        length = () if asked.data.seq_len != "auto" else (f"data.seq_len={settled.data.seq_len}",)
+        yield _ask("pack whole documents", what, "data.pack=whole", *length)
+        return
+    yield Ask(
+        name="packing",
+        what="several texts share a sample",
+        needless="it is on: as many whole documents as fit share a sample (data.pack=whole); what "
+        "they leave free is known once the data is prepared",
+    )
+    yield _ask("pack running text", "samples are windows of running text", "data.pack=stream")
+
+
+def _chunks(settled: Recipe) -> Iterator[Ask]:
+    if unit_of(settled.task.name) == "image":
+        return
+    if isinstance(settled.memory.loss_chunk, int):
+        what = "the logits of all tokens exist at once"
+        yield _ask("whole loss", what, "memory.loss_chunk=none")
+    else:
+        what = f"the logits of {LOSS_CHUNK:,} tokens exist at once"
+        yield _ask("chunked loss", what, f"memory.loss_chunk={LOSS_CHUNK}")
+
+
+def _micro_batches(settled: Recipe) -> Iterator[Ask]:
+    size = settled.optim.micro_batch
+    assert isinstance(size, int)  # a plan needs it
+    if size > 1:
+        what = "half the samples in a pass, and twice the passes (gradient accumulation)"
+        yield _ask(f"micro-batch {size // 2}", what, f"optim.micro_batch={size // 2}")
+    what = "twice the samples in a pass, and half the passes"
+    yield _ask(f"micro-batch {2 * size}", what, f"optim.micro_batch={2 * size}")
+
+
+def _on_strategy(asked: Recipe, strategy: str) -> Iterator[str]:
+    """A strategy by its name in place of what a recipe says of the data axes."""
+    yield f"parallel.strategy={strategy}"
+    for name in ("zero", "dp_replicate", "dp_shard"):
+        if getattr(asked.parallel, name) != "auto":
+            yield f"parallel.{name}=auto"
+
+
+def _with_degree(asked: Recipe, settled: Recipe, axis: str, degree: int) -> tuple[str, ...]:
+    """An axis with another degree; the data axes give or take its ranks."""
+    setting = f"parallel.{axis}={degree}"
+    axes, now = asked.parallel, settled.parallel
+    if axis == "ep" or axes.dp_shard == "auto":
+        return (setting,)
+    assert isinstance(now.dp_shard, int) and isinstance(now.dp_replicate, int)
+    ranks = now.dp_shard * now.dp_replicate * getattr(now, axis) // degree
+    fits = ranks and ranks % now.dp_shard == 0
+    if fits and axes.dp_replicate == "auto":
+        return (setting,)
+    return (setting, "parallel.dp_shard=auto")
+
+
+# Advice: what each lever and each technique would do to the memory, time and price of a recipe.
+#
+# The planner is the only one who predicts: a change is the recipe with other settings, planned as
+# `shardyard plan` would (``control/what_if.py``). Which changes: ``control/suggestions.py``; the difference
+# in words: ``planner/plan_diff.py``; what runs of before measured: ``control/what_if.py``.
+
+
+def advise(
+    replanner: Replanner, now: Plan, *, cluster: Cluster | None, past: PastRuns, ranks: Ranks
+) -> Advice:
+    """Plan every lever and technique of a recipe.
+
+    Args:
+        now: Its plan.
+        cluster: Its machines; None: no accelerator, or none that is known.
+        past: Runs that may have measured some of them.
+    """
+    asked, settled = replanner.asked, replanner.settled
+
+    def changed(asks: Iterable[Ask]) -> tuple[Change, ...]:
+        return tuple(_change(ask, replanner, now, cluster=cluster, past=past) for ask in asks)
+
+    return Advice(
+        now=now,
+        measured=past.of(settled),
+        levers=changed(levers(asked, settled)),
+        techniques=changed(techniques(asked, settled)),
+        ranks=ranks,
+    )
+
+
+def _change(
+    ask: Ask, replanner: Replanner, now: Plan, *, cluster: Cluster | None, past: PastRuns
+) -> Change:
+    planned, refusals = _planned(ask, replanner)
+    refused = ask.needless or (refusals[0] if refusals else "")
+    best = min(planned, key=_rank) if planned else None
+    if best is not None and now.step_s is not None and best.plan.step_s is None:
+        refused = best.plan.speed.reason
+        best = None
+    if best is None:
+        first = ask.choices[0] if ask.choices else ()
+        return Change(
+            name=ask.name, what=ask.what, settings=first, plan=None, refused=refused,
+            effect=None, measured=None,
+        )  # fmt: skip
+    return Change(
+        name=ask.name,
+        what=ask.what,
+        settings=best.settings,
+        plan=best.plan,
+        refused="",
+        effect=Effect(verdict=IN_USE, why=())
+        if _said(best.recipe) == _said(replanner.settled)
+        else effect(now, best.plan, cluster),
+        measured=past.of(best.recipe),
+    )
+
+
+def _said(recipe: Recipe) -> dict[str, Any]:
+    """What a settled recipe says, whether its layout has a name there or not."""
+    said = recipe.model_dump()
+    del said["parallel"]["strategy"]
+    return said
+
+
+def _planned(ask: Ask, replanner: Replanner) -> tuple[list[Replanned], list[str]]:
+    """Each choice that can be planned, and why the others cannot."""
+    found, refusals = [], []
+    for settings in ask.choices:
+        try:
+            found.append(replanner.plan(settings))
+        except RequestError as error:
+            refusals.append(_reason(error))
+    return found, refusals
+
+
+def _reason(error: RequestError) -> str:
+    """A refusal on one line."""
+    if isinstance(error, RecipeError):
+        return " ".join(map(str, error.problems))
+    return " ".join(str(error).split())
+
+
+_FITS = ("fits", "unknown", "tight", "does not fit")
+
+
+def _rank(found: Replanned) -> tuple[int, float, float]:
+    """What fits first, then what is fastest; of what does not fit, what needs least."""
+    plan = found.plan
+    if plan.fits == "does not fit":
+        return _FITS.index(plan.fits), plan.device_bytes, 0.0
+    return _FITS.index(plan.fits), plan.step_s or 0.0, plan.device_bytes

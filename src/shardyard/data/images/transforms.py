@@ -1,0 +1,146 @@
+"""What a recipe makes of pictures, of those that are learnt from and of those held out.
+
+Pillow is imported when a view is made: what reads text does without.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from shardyard.config.schema.data import Images
+from shardyard.config.schema.recipe import Recipe
+from shardyard.data.images.crops import Range, middle, random_crop, random_part, resized
+from shardyard.data.images.keyed_rng import Draws, Place
+from shardyard.data.images.mixup import Mixing
+from shardyard.data.images.rand_augment import Picture, rand_augment
+from shardyard.data.optional_imports import extra
+from shardyard.data.samples import Prepare, unchanged
+
+
+def train_view(recipe: Recipe) -> "View":
+    """Another view of a picture in every epoch.
+
+    Raises:
+        RequestError: Pillow is not installed.
+    """
+    extra("images", "PIL.Image", what="A picture")
+
+    images = recipe.data.images
+    red, green, blue = (round(255 * mean) for mean in images.mean)
+    return Augmentation(
+        seed=recipe.run.seed,
+        size=_size(images),
+        how=INTERPOLATIONS[images.interpolation],
+        area=images.crop_area,
+        ratio=images.crop_ratio,
+        flip=images.flip,
+        operations=images.rand_augment,
+        magnitude=images.rand_augment_magnitude,
+        erase=images.erase,
+        erased_to=(red, green, blue),
+    )
+
+
+def eval_view(recipe: Recipe) -> "View":
+    """The same view each time.
+
+    Raises:
+        RequestError: Pillow is not installed.
+    """
+    extra("images", "PIL.Image", what="A picture")
+
+    images = recipe.data.images
+    how = INTERPOLATIONS[images.interpolation]
+    return MiddleCrop(size=_size(images), share=images.eval_crop, how=how)
+
+
+def train_mixing(recipe: Recipe) -> Prepare:
+    """What a micro-batch to learn from is mixed by."""
+    images = recipe.data.images
+    if not images.mixes:
+        return unchanged
+    return Mixing(
+        seed=recipe.run.seed, size=_size(images), mixup=images.mixup, cutmix=images.cutmix
+    )
+
+
+def _size(images: Images) -> int:
+    assert isinstance(images.size, int), "resolved"
+    return images.size
+
+
+# From a decoded picture to the pixels of a sample: one way to learn from it, one to be judged by.
+#
+# Shape suffixes in this file: H, W = rows and columns of pixels, C = red, green and blue
+
+Pixels = npt.NDArray[np.uint8]
+
+INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+"""``data.images.interpolation`` -> Pillow's, which weighs all pixels that a smaller one covers."""
+
+
+class View(Protocol):
+    """What a split makes of a picture. Safe to use from several threads."""
+
+    def __call__(self, picture: Picture, *, epoch: int, sample: int) -> Pixels:
+        """A picture in RGB -> (H, W, C); the same of the same sample in the same epoch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augmentation:
+    """Other pixels of a picture in every epoch: crop, flip, RandAugment, erasing, in this order."""
+
+    seed: int
+    size: int
+    """Rows and columns of a sample."""
+    how: Image.Resampling
+    area: Range
+    """Of the crop, as shares of the picture's."""
+    ratio: Range
+    """Of the crop's width to its height."""
+    flip: float
+    """Probability of a mirrored picture."""
+    operations: int
+    """Of RandAugment, in a row."""
+    magnitude: int
+    """Of each of them."""
+    erase: float
+    """Probability that a part is erased."""
+    erased_to: tuple[int, int, int]
+    """Colour of what is erased."""
+
+    def __call__(self, picture: Picture, *, epoch: int, sample: int) -> Pixels:
+        """A picture in RGB -> (H, W, C)."""
+        draws = Draws(self.seed, epoch, sample)
+        box = random_crop(*picture.size, area=self.area, ratio=self.ratio, draws=draws)
+        picture = picture.crop(box.corners).resize((self.size, self.size), self.how)
+        if draws.share(Place.FLIP, 0) < self.flip:
+            picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        picture = rand_augment(
+            picture, number=self.operations, magnitude=self.magnitude, how=self.how, draws=draws
+        )
+        if draws.share(Place.ERASE, 0) < self.erase:
+            part = random_part(self.size, self.size, draws)
+            if part is not None:
+                picture.paste(self.erased_to, part.corners)
+        return np.asarray(picture)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MiddleCrop:
+    """The middle of a picture, the same each time: what a model is judged by."""
+
+    size: int
+    """Rows and columns of a sample."""
+    share: float
+    """Of the shorter side, that is seen."""
+    how: Image.Resampling
+
+    def __call__(self, picture: Picture, *, epoch: int, sample: int) -> Pixels:  # noqa: ARG002
+        """A picture in RGB -> (H, W, C)."""
+        whole = resized(*picture.size, shorter=round(self.size / self.share))
+        picture = picture.resize(whole, self.how)
+        return np.asarray(picture.crop(middle(*whole, size=self.size).corners))

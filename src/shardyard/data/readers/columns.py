@@ -1,0 +1,115 @@
+"""What of a row of a file, an object of JSON or a row of a table, is the text of a document."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from shardyard.config.tasks import imported
+from shardyard.data.byte_ranges import shown
+from shardyard.errors import SourceError
+
+
+@dataclass(frozen=True)
+class TextOf:
+    """Takes the text of a document from a row."""
+
+    key: str = "text"
+    """Where it stands, unless it is made of the whole row: ``data.text_key``."""
+    whole_row: str | None = None
+    """module:function (row, place) -> text; equal rows give equal text."""
+
+    def __call__(self, row: Any, place: object) -> str:
+        """The text of a row.
+
+        Raises:
+            SourceError: It has none, or none that can be used.
+        """
+        if self.whole_row is None:
+            return _text_under(row, place, self.key)
+        text: str = imported(self.whole_row)(row, place)
+        return text
+
+
+def _text_under(row: Any, place: object, text_key: str) -> str:
+    """The text of a row.
+
+    Raises:
+        SourceError: It has none, or holds what is no character.
+    """
+    text = row.get(text_key) if isinstance(row, dict) else None
+    if isinstance(text, str):
+        refuse_surrogates(text, place, repr(shown(text_key)))
+        return text
+    if not isinstance(row, dict):
+        found = f"{kind_of(row)}, not an object"
+    elif text_key in row:
+        found = f"{shown(text_key)!r} holds {kind_of(row[text_key])}, not a string"
+    else:
+        found = f"no key {shown(text_key)!r} (its keys: {some_keys(row)})"
+    raise SourceError(
+        f"{place}: {found}. data.text_key names the key that holds the text. "
+        "Correct data.text_key or the line."
+    )
+
+
+def refuse_surrogates(text: str, place: object, what: str) -> None:
+    """JSON can write half of a pair that stands for one character; no encoding has such a half."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise SourceError(
+            f"{place}: {what} holds \\u{ord(text[error.start]):04x} as its character "
+            f"{error.start + 1:,}: half of a surrogate pair, which is no character. Its other half "
+            "is missing, as when a text was cut in the middle of it. Mend or remove the line."
+        ) from error
+
+
+def kind_of(value: Any) -> str:
+    """What a JSON value is, in a few words."""
+    if isinstance(value, list | dict):
+        return f"a JSON {type(value).__name__}"
+    if isinstance(value, str):
+        return "a JSON string"
+    return json.dumps(value)[:40]
+
+
+def some_keys(keys: Any) -> str:
+    """The first few of them."""
+    named = [shown(key[:40]) for key in sorted(keys)]
+    more = f", and {len(named) - 8} more" if len(named) > 8 else ""
+    return (", ".join(named[:8]) + more) or "none"
+
+
+# Values of JSON, and how one that is none is told.
+
+_MOST_DIGITS = 4000
+"""Python refuses to read longer integers, as that takes quadratic time."""
+
+
+def _whole_number(digits: str) -> int | float:
+    return int(digits) if len(digits) <= _MOST_DIGITS else float(digits)
+
+
+class _Decoder(json.JSONDecoder):
+    """As Python's own; what it can parse no further is no JSON for us."""
+
+    def raw_decode(self, s: str, idx: int = 0) -> tuple[Any, int]:
+        try:
+            return super().raw_decode(s, idx)
+        except RecursionError as error:
+            why = "Lists or objects in one another, deeper than can be read"
+            raise json.JSONDecodeError(why, s, idx) from error
+
+
+DECODER = _Decoder(parse_int=_whole_number)
+
+
+def not_json(place: object, error: json.JSONDecodeError, form: str) -> SourceError:
+    """The error for what cannot be parsed.
+
+    Args:
+        form: What the file ought to hold, as a sentence.
+    """
+    return SourceError(
+        f"{place}: not JSON ({error.msg}, column {error.colno:,}). {form} Mend or remove the line."
+    )

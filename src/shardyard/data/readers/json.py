@@ -1,0 +1,198 @@
+"""A .json file: a list of objects, or objects one after the other, read as a whole."""
+
+import bz2
+import codecs
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import IO, Any, BinaryIO, cast
+
+from shardyard.data.byte_ranges import Section, SourceFile, Span, shown
+from shardyard.data.optional_imports import extra
+from shardyard.data.readers.columns import DECODER, TextOf, not_json
+from shardyard.data.readers.read_errors import Place, Rewind, decode, rewound
+from shardyard.errors import SourceError
+
+MOST_BYTES = 2**30
+"""A file is held in memory, so one above this is refused."""
+
+
+def read_json_file(file: BinaryIO, span: Span, text_of: TextOf) -> Iterator[Section]:
+    """A list of objects, or objects one after the other: one object, or JSON lines by this name."""
+    if span.stop > MOST_BYTES:
+        raise SourceError(
+            f"{shown(span.file.path)} has {span.stop:,} bytes, and a .json file is read whole, up "
+            f"to {MOST_BYTES:,}. Write one object a line into a .jsonl file, as "
+            "`jq -c '.[]' FILE.json > FILE.jsonl` does for a list; if it is written so already, "
+            "rename it."
+        )
+    rewind = partial(rewound, file)
+    raw = file.read(span.stop).removeprefix(codecs.BOM_UTF8)
+    content = decode(raw, Place(span.file, rewind))
+    try:
+        for at, row in _json_values(content):
+            place = Place(span.file, rewind, text=content, at=at)
+            text = text_of(row, place)
+            if text:
+                yield Section(text, begins=True, ends=True, place=place)
+    except json.JSONDecodeError as error:
+        form = "A .json file holds a list of objects, or objects one after the other."
+        place = Place(span.file, rewind, text=content, at=error.pos)
+        raise not_json(place, error, form) from error
+
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+
+
+def _json_values(text: str) -> Iterator[tuple[int, Any]]:
+    """(where it begins, value) of each item of a list, and of each value outside of lists."""
+    at = _after_space(text, 0)
+    while at < len(text):
+        if text[at] == "[":
+            at = yield from _json_items(text, at)
+        else:
+            value, end = DECODER.raw_decode(text, at)
+            yield at, value
+            at = _after_space(text, end)
+
+
+def _json_items(text: str, at: int) -> Generator[tuple[int, Any], None, int]:
+    """As ``_json_values``, of the list that begins at ``at``; returns where the text goes on."""
+    at = _after_space(text, at + 1)
+    if text.startswith("]", at):
+        return _after_space(text, at + 1)
+    while True:
+        value, end = DECODER.raw_decode(text, at)
+        yield at, value
+        at = _after_space(text, end)
+        if text.startswith("]", at):
+            return _after_space(text, at + 1)
+        if not text.startswith(",", at):
+            raise json.JSONDecodeError("Expecting ',' or ']' after an item", text, at)
+        at = _after_space(text, at + 1)
+
+
+def _after_space(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    assert found is not None
+    return found.end()
+
+
+# Packed files: how one is unpacked as it is read, and how one that cannot be is told.
+
+
+@contextmanager
+def unpacking(file: SourceFile, *wrong: type[Exception]) -> Iterator[None]:
+    """What unpacking raises becomes an error that names the file.
+
+    Args:
+        wrong: Of the library that does it, beside what several raise.
+    """
+    told: tuple[type[Exception], ...] = (EOFError, zlib.error, OSError, *wrong)
+    try:
+        yield
+    except told as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of the file system, and not of what stands in the file
+        raise SourceError(
+            f"{shown(file.path)} cannot be unpacked: {error}. It is cut off, damaged, or packed in "
+            "another way than its name says. Test it (`gzip -t`, `zstd -t`, `bzip2 -t`), then copy "
+            "or pack it again."
+        ) from error
+
+
+def bunzipped(file: BinaryIO) -> IO[bytes]:
+    """A file packed by bzip2, in one stream or several, from its beginning."""
+    return cast(IO[bytes], bz2.BZ2File(rewound(file)))
+
+
+# JSON lines: one object a line, plain or packed by gzip, zstd or bzip2.
+#
+# A plain file is read by ranges of bytes, each by whoever works on it; a packed one as a whole.
+
+MOST_LINE_BYTES = 2**28
+"""A packed file can hold a thousand times its size in one line, of which reading takes the memory
+twice."""
+_READ_BYTES = 2**20
+
+
+def read_json_lines(file: BinaryIO, span: Span, text_of: TextOf) -> Iterator[Section]:
+    """The documents whose lines begin in the span."""
+    file.seek(max(0, span.start - 1))
+    if span.start:  # the line in progress belongs to the span before; it may be as long as the file
+        while (part := file.readline(_READ_BYTES)) and not part.endswith(b"\n"):
+            pass
+    for section, end in _rows(file, partial(rewound, file), span.file, text_of):
+        if section is not None:
+            yield section
+        if end >= span.stop:
+            return
+
+
+def read_gzip(file: BinaryIO, span: Span, text_of: TextOf) -> Iterator[Section]:
+    """All documents of a file packed by gzip."""
+
+    def opened() -> IO[bytes]:
+        return cast(IO[bytes], gzip.GzipFile(fileobj=rewound(file)))
+
+    yield from _unpacked(opened, gzip.BadGzipFile, span.file, text_of)
+
+
+def read_zstd(file: BinaryIO, span: Span, text_of: TextOf) -> Iterator[Section]:
+    """All documents of a file packed by zstd, in one frame or several.
+
+    Raises:
+        RequestError: What unpacks it is not installed.
+    """
+    zstd = extra("zstd", "compression.zstd", "backports.zstd", what=f"{shown(span.file.path)}")
+
+    def opened() -> IO[bytes]:
+        return cast(IO[bytes], zstd.ZstdFile(rewound(file)))
+
+    yield from _unpacked(opened, zstd.ZstdError, span.file, text_of)
+
+
+def read_bz2(file: BinaryIO, span: Span, text_of: TextOf) -> Iterator[Section]:
+    """All documents of a file packed by bzip2."""
+    yield from _unpacked(partial(bunzipped, file), OSError, span.file, text_of)
+
+
+def _unpacked(
+    opened: Rewind, wrong: type[Exception], file: SourceFile, text_of: TextOf
+) -> Iterator[Section]:
+    with unpacking(file, wrong):
+        for section, _ in _rows(opened(), opened, file, text_of):
+            if section is not None:
+                yield section
+
+
+def _rows(
+    content: IO[bytes], rewind: Rewind, file: SourceFile, text_of: TextOf
+) -> Iterator[tuple[Section | None, int]]:
+    """The document of each line, if it has one, and where the line ends."""
+    offset = content.tell()
+    while line := content.readline(MOST_LINE_BYTES):
+        place = Place(file, rewind, offset)
+        if len(line) == MOST_LINE_BYTES and line[-1:] != b"\n":
+            raise SourceError(
+                f"{place}: a line of more than {MOST_LINE_BYTES:,} bytes, which is held in memory "
+                "as a whole. Cut the document into several, or leave it out."
+            )
+        offset += len(line)
+        yield _document(line, place, text_of), offset
+
+
+def _document(line: bytes, place: Place, text_of: TextOf) -> Section | None:
+    if not line.strip():
+        return None
+    decoded = decode(line.removeprefix(codecs.BOM_UTF8).rstrip(), place)
+    try:
+        row = DECODER.decode(decoded)
+    except json.JSONDecodeError as error:
+        raise not_json(place, error, "Each line of this file is one object.") from error
+    text = text_of(row, place)
+    return Section(text, begins=True, ends=True, place=place) if text else None

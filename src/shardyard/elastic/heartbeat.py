@@ -1,0 +1,402 @@
+"""What each rank notes in the agent's memory: how far it is, and whether it waits for the others.
+
+A rank only writes, some nanoseconds a note, and the agent only reads: it never asks a worker
+anything, so a rank that cannot answer any more is seen like every other.
+
+Collectives are counted at the public functions of ``torch.distributed``, which FSDP2 and our own
+code call by their names: in a worker each of them is put into one that notes its begin and its end.
+Torch has no hook for it. Not seen are those inside of compiled graphs and of DTensor, and work that
+is waited for later (``async_op``, sends of a pipeline). On an accelerator a collective returns as
+soon as it is queued: there the counts say how far the host is, and compute holds the waits.
+"""
+
+import inspect
+import mmap
+import os
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache, wraps
+from pathlib import Path
+from threading import get_ident
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch.distributed as dist
+from torch.compiler import is_compiling
+
+from shardyard.observe.trace import COLLECTIVE_FUNCTIONS
+from shardyard.telemetry.health.ranks import group_name
+from shardyard.train.hooks import Notes, Phase
+
+# Memory that a node's agent owns and its workers map: it outlives them, and has no name.
+#
+# It is a file without a folder entry (memfd). Workers open it through the agent's open files in
+# /proc, so that nothing is left in /dev/shm however either side ends. Linux only.
+
+NOTES = "notes"
+"""Label of what each rank notes (`elastic/heartbeat.py`)."""
+
+_VARIABLE = "SHARDYARD_MEMORY_"
+"""With the label in capitals: where workers find the memory; the fork server inherits it."""
+
+
+@dataclass(frozen=True)
+class AgentMemory:
+    """One piece of it, in the agent; empty until somebody gives it a size."""
+
+    descriptor: int
+
+    @classmethod
+    def create(cls, label: str) -> "AgentMemory | None":
+        """Make it and tell later child processes where; None where the system has no memfd.
+
+        Args:
+            label: Of letters and underscores; one piece of memory each.
+        """
+        if sys.platform != "linux":
+            return None
+        memory = cls(os.memfd_create(f"shardyard-{label}", os.MFD_CLOEXEC))
+        os.environ[_variable(label)] = f"/proc/{os.getpid()}/fd/{memory.descriptor}"
+        return memory
+
+    def size_bytes(self) -> int:
+        """As it is now; 0: nobody has given it a size."""
+        return os.fstat(self.descriptor).st_size
+
+    def grow(self, size_bytes: int) -> None:
+        """Take the pages for at least so much.
+
+        Raises:
+            OSError: There is not as much memory.
+        """
+        os.posix_fallocate(self.descriptor, 0, size_bytes)
+
+    def write(self, content: bytes) -> None:
+        """Let it be this and nothing else; nobody may have mapped it."""
+        os.ftruncate(self.descriptor, 0)
+        os.pwrite(self.descriptor, content, 0)
+
+    def view(self) -> mmap.mmap | None:
+        """All of it as it is sized now; None: nobody has given it a size."""
+        size_bytes = self.size_bytes()
+        return mmap.mmap(self.descriptor, size_bytes) if size_bytes else None
+
+
+def attach(label: str, size_bytes: int | None = None) -> mmap.mmap | None:
+    """The agent's memory of this label, in a worker; None: no agent owns one.
+
+    Args:
+        size_bytes: Of the whole piece; it grows to this if it is smaller, and never shrinks. None:
+            all that there is, and nothing where it has no size yet.
+
+    Raises:
+        OSError: There is not as much memory.
+    """
+    path = os.environ.get(_variable(label))
+    if path is None:
+        return None
+    descriptor = os.open(Path(path), os.O_RDWR | os.O_CLOEXEC)
+    try:
+        # Ranks attach at the same time: this call never shrinks what another has made larger. It
+        # takes the pages too, so that a lack of memory is an error here and no SIGBUS later.
+        if size_bytes is not None:
+            os.posix_fallocate(descriptor, 0, size_bytes)
+        mapped_bytes = os.fstat(descriptor).st_size if size_bytes is None else size_bytes
+        return mmap.mmap(descriptor, mapped_bytes) if mapped_bytes else None
+    finally:
+        os.close(descriptor)
+
+
+def _variable(label: str) -> str:
+    return _VARIABLE + label.upper()
+
+
+(
+    _PID, _STEP, _PHASE, _BEGUN, _ENDED, _STEP_NS, _COMPUTE_NS, _SAVE_NS, _MOVED_NS,
+) = range(9)  # fmt: skip
+_RECORD = struct.Struct("9q")
+
+STEPS_KEPT = 32
+"""Of each rank, the newest: a look that comes later than this many steps has missed some."""
+_GROUPS_KEPT = 3
+"""Of a step: groups of ranks that are not all of them, whose collectives are timed apart."""
+_KEPT = struct.Struct(f"{3 + 2 * _GROUPS_KEPT}q")
+"""Number, compute, wait for samples; then (group, time in its collectives) of each."""
+_STEP_NUMBERS = _KEPT.size // 8
+_NUMBER = struct.Struct("q")
+_NUMBERS = (_RECORD.size + STEPS_KEPT * _KEPT.size) // 8
+_BYTES = 8 * _NUMBERS
+"""Of a rank."""
+_PART_BITS = 20
+"""Of each of the three numbers that name a group: its first and last rank, and how many it has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankNotes:
+    """The record of one rank, as the agent reads it."""
+
+    pid: int
+    """Who wrote it; 0: nobody yet."""
+    step: int
+    """The one that is under way, or was the last."""
+    phase: Phase
+    collectives_begun: int
+    collectives_ended: int
+    """Both of the training thread: one less than begun while it waits in one."""
+    step_ns: int
+    """How long the last step took, evaluations and saves left out; the first of a process is not
+    told, as it is unlike the others."""
+    compute_ns: int
+    """What of it the rank did not spend in collectives; its wait for samples is in it."""
+    save_ns: int
+    """How long the longest copy for a checkpoint or a snapshot took; 0: it made none yet."""
+    moved_ns: int
+    """When any of these changed last, by the monotonic clock of this machine."""
+
+    @property
+    def is_in_collective(self) -> bool:
+        """Whether it waits for other ranks, as far as it could note that."""
+        return self.collectives_begun > self.collectives_ended
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotedStep:
+    """One step of one rank."""
+
+    step: int
+    compute_ns: int
+    """Without its waits for other ranks and for samples."""
+    data_ns: int
+    """Its wait for samples."""
+    exchange_ns: Mapping[str, int] = field(default_factory=dict)
+    """Time in collectives of groups that are not all ranks, by ``first-last-count``."""
+
+
+def read_notes(memory: AgentMemory | None, ranks: int) -> list[RankNotes]:
+    """The records of a node's workers by local rank; empty until one of them has noted anything."""
+    view = None if memory is None else memory.view()
+    if view is None:
+        return []
+    with view:
+        return [_read(view, local_rank) for local_rank in range(ranks)]
+
+
+def read_steps(
+    memory: AgentMemory | None, ranks: int, *, after: Sequence[int]
+) -> list[list[NotedStep]]:
+    """The newest steps of a node's ranks that are whole, by local rank, in order.
+
+    Args:
+        after: By local rank, the step up to which all are known.
+    """
+    view = None if memory is None else memory.view()
+    if view is None:
+        return []
+    with view:
+        return [_read_steps(view, rank, after=after[rank]) for rank in range(ranks)]
+
+
+def forget_notes(memory: AgentMemory | None) -> None:
+    """Blank all records, between two generations."""
+    view = None if memory is None else memory.view()
+    if view is not None:
+        with view:
+            view[:] = bytes(len(view))
+
+
+@cache
+def own_notes() -> Notes:
+    """Where this worker notes what it does, from now on its collectives too; outside an agent,
+    nowhere."""
+    ranks, local_rank = (int(os.environ.get(n, 0)) for n in ("LOCAL_WORLD_SIZE", "LOCAL_RANK"))
+    memory = attach(NOTES, ranks * _BYTES) if ranks else None
+    if memory is None:
+        return Notes()
+    notes = WrittenNotes(memory, local_rank)
+    note_collectives(notes)
+    return notes
+
+
+class WrittenNotes(Notes):
+    """One rank's own record; each number is written by itself, in one store of 8 bytes."""
+
+    def __init__(self, memory: mmap.mmap, local_rank: int) -> None:
+        self._fields = memoryview(memory).cast("q")[local_rank * _NUMBERS :]
+        self._steps = self._fields[_RECORD.size // 8 : _NUMBERS]
+        self._waited_ns = 0
+        self._data_ns = 0
+        self._exchanged_ns: dict[int, int] = {}
+        """Of the step under way, by group."""
+        self._step_began_ns = 0
+        self._waited_before_step_ns = 0
+        self._fields[_PID] = os.getpid()
+        self.enter(Phase.SET_UP)
+
+    def enter(self, phase: Phase) -> None:
+        """As in Notes."""
+        self._fields[_PHASE] = phase
+        self._fields[_MOVED_NS] = time.monotonic_ns()
+
+    @contextmanager
+    def during(self, phase: Phase) -> Iterator[None]:
+        """As in Notes."""
+        before = Phase(self._fields[_PHASE])
+        self.enter(phase)
+        began_ns = self._fields[_MOVED_NS]
+        try:
+            yield
+        finally:
+            self.enter(before)
+            took_ns = self._fields[_MOVED_NS] - began_ns
+            if phase is Phase.SAVE:
+                self._fields[_SAVE_NS] = max(self._fields[_SAVE_NS], took_ns)
+            elif phase is Phase.DATA:
+                self._data_ns += took_ns
+
+    def begin_step(self, step: int, *, is_first: bool) -> None:
+        """As in Notes."""
+        self._fields[_STEP] = step
+        self.enter(Phase.FIRST_STEP if is_first else Phase.STEP)
+        self._step_began_ns = self._fields[_MOVED_NS]
+        self._waited_before_step_ns = self._waited_ns
+        self._data_ns = 0
+        self._exchanged_ns.clear()
+
+    def end_step(self) -> None:
+        """As in Notes."""
+        now_ns = time.monotonic_ns()
+        if self._fields[_PHASE] != Phase.FIRST_STEP:
+            step_ns = now_ns - self._step_began_ns
+            compute_ns = step_ns - (self._waited_ns - self._waited_before_step_ns)
+            self._fields[_COMPUTE_NS] = compute_ns
+            self._fields[_STEP_NS] = step_ns
+            self._keep_step(compute_ns)
+        self._fields[_MOVED_NS] = now_ns
+
+    def _keep_step(self, compute_ns: int) -> None:
+        """Its number comes last: until then the place holds no step."""
+        step, steps = self._fields[_STEP], self._steps
+        at = step % STEPS_KEPT * _STEP_NUMBERS
+        steps[at] = 0
+        steps[at + 1] = compute_ns - self._data_ns
+        steps[at + 2] = self._data_ns
+        groups = list(self._exchanged_ns.items())[:_GROUPS_KEPT]
+        for place in range(_GROUPS_KEPT):
+            group, took_ns = groups[place] if place < len(groups) else (0, 0)
+            steps[at + 3 + 2 * place] = group
+            steps[at + 4 + 2 * place] = took_ns
+        steps[at] = step
+
+    def begin_collective(self) -> int:
+        """The training thread waits for other ranks from now on; returns when, for its end."""
+        fields, now_ns = self._fields, time.monotonic_ns()
+        fields[_BEGUN] += 1
+        fields[_MOVED_NS] = now_ns
+        return now_ns
+
+    def end_collective(self, began_ns: int, group: int = 0) -> None:
+        """It is over, or has failed.
+
+        Args:
+            group: Number of its group; 0: all ranks, or one that has no number.
+        """
+        fields, now_ns = self._fields, time.monotonic_ns()
+        fields[_ENDED] += 1
+        fields[_MOVED_NS] = now_ns
+        took_ns = now_ns - began_ns
+        self._waited_ns += took_ns
+        if group:
+            self._exchanged_ns[group] = self._exchanged_ns.get(group, 0) + took_ns
+
+
+def note_collectives(notes: WrittenNotes) -> None:
+    """Note each collective that this thread, the training's, calls from now on."""
+    for name in COLLECTIVE_FUNCTIONS:
+        if (function := getattr(dist, name, None)) is not None:
+            setattr(dist, name, _noted(function, notes))
+
+
+def _noted(function: Callable[..., Any], notes: WrittenNotes) -> Callable[..., Any]:
+    training_thread = get_ident()
+    names = list(inspect.signature(function).parameters)
+    place = names.index("group") if "group" in names else len(names)
+
+    @wraps(function)
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or get_ident() != training_thread:  # a save's, in its own thread
+            return function(*args, **kwargs)
+        began_ns = notes.begin_collective()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            group = kwargs.get("group") if len(args) <= place else args[place]
+            notes.end_collective(began_ns, 0 if group is None else _number_of(group))
+
+    return noted
+
+
+def _number_of(group: Any) -> int:
+    """By which a group is noted; 0: it is all ranks, was left, or is not evenly spread."""
+    if not isinstance(group, dist.ProcessGroup):
+        return 0
+    if group not in _NUMBERS_OF:
+        _NUMBERS_OF[group] = _number_of_ranks(_ranks_of(group))
+    return _NUMBERS_OF[group]
+
+
+_NUMBERS_OF: "WeakKeyDictionary[Any, int]" = WeakKeyDictionary()
+
+
+def _ranks_of(group: Any) -> list[int]:
+    try:
+        ranks = dist.get_process_group_ranks(group)
+        return ranks if len(ranks) < dist.get_world_size() else []
+    except (KeyError, ValueError, RuntimeError):  # no group of this process, or no more
+        return []
+
+
+def _number_of_ranks(ranks: list[int]) -> int:
+    if group_name(ranks) is None or ranks[-1] >> _PART_BITS:
+        return 0
+    return ranks[0] | ranks[-1] << _PART_BITS | len(ranks) << 2 * _PART_BITS
+
+
+def _name_of(number: int) -> str:
+    mask = (1 << _PART_BITS) - 1
+    parts = (number >> shift * _PART_BITS & mask for shift in range(3))
+    return "-".join(map(str, parts))
+
+
+def _read_steps(view: mmap.mmap, local_rank: int, *, after: int) -> list[NotedStep]:
+    begin = local_rank * _BYTES + _RECORD.size
+    found = []
+    for place in range(STEPS_KEPT):
+        at = begin + place * _KEPT.size
+        (step,) = _NUMBER.unpack_from(view, at)
+        if step <= after:
+            continue
+        number, compute_ns, data_ns, *groups = _KEPT.unpack_from(view, at)
+        if _NUMBER.unpack_from(view, at) != (step,) or number != step:
+            continue  # it is being written
+        exchange_ns = {
+            _name_of(group): took_ns
+            for group, took_ns in zip(groups[::2], groups[1::2], strict=True)
+            if group
+        }
+        found.append(
+            NotedStep(step=step, compute_ns=compute_ns, data_ns=data_ns, exchange_ns=exchange_ns)
+        )
+    return sorted(found, key=lambda noted: noted.step)
+
+
+def _read(view: mmap.mmap, local_rank: int) -> RankNotes:
+    pid, step, phase, *rest = _RECORD.unpack_from(view, local_rank * _BYTES)
+    begun, ended, step_ns, compute_ns, save_ns, moved_ns = rest
+    return RankNotes(
+        pid=pid, step=step, phase=Phase(phase), collectives_begun=begun, collectives_ended=ended,
+        step_ns=step_ns, compute_ns=compute_ns, save_ns=save_ns, moved_ns=moved_ns,
+    )  # fmt: skip

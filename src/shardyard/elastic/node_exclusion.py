@@ -1,0 +1,327 @@
+"""Which node the others go on without, and what its agent does until they have ended the attempt.
+
+A node is left out once three losses in a row began on it within an hour, or, where the recipe says
+so, once one of its ranks is a straggler; both only while `elastic.min_nodes` are left, and one node
+an hour at most: where several seem bad, it is mostly something else. All agents hold the same
+against nodes, as they tell each other when they meet, and come to the same verdict.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import takewhile
+from typing import Any
+
+from shardyard.elastic.agent_messages import Node, Notices
+from shardyard.elastic.device_watch import PROBLEM
+from shardyard.elastic.hang_watch import Hang
+from shardyard.elastic.restart_budget import HOUR_S, Restarts
+from shardyard.elastic.worker_failures import Loss, LostNode, causes
+from shardyard.rundir.jsonl import read_lines_backwards
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.state import end_of_attempt
+
+LOSSES = 3
+"""In a row that began on one node, before the others go on without it."""
+_GONE_S = 120.0
+"""Without a sign of the others: as long as another node may take to be seen in place of a lost one,
+with some to spare."""
+_LOOK_S = 0.5
+
+
+class LeftOut(Exception):  # noqa: N818  not an error
+    """The others go on without this node."""
+
+
+class HeldAgainst:
+    """On which nodes the losses of an attempt began, and which were left out."""
+
+    def __init__(self) -> None:
+        self._began: list[tuple[Node | None, float]] = []
+        """The node of each loss, None where it is not known, and when; the newest last."""
+        self._left_out: list[tuple[Node, float]] = []
+
+    @property
+    def left_out(self) -> list[Node]:
+        """Nodes that were left out, in order."""
+        return [node for node, _ in self._left_out]
+
+    @property
+    def has_left_out_of_late(self) -> bool:
+        """Whether a node was within the last hour."""
+        return any(time.monotonic() - at_s < HOUR_S for _, at_s in self._left_out)
+
+    def add(self, node: Node | None) -> None:
+        """Note where the newest loss began."""
+        self._began.append((node, time.monotonic()))
+
+    def newest(self) -> tuple[Node | None, int]:
+        """The node on which the newest loss began, and how many in a row within an hour did."""
+        node = self._began[-1][0] if self._began else None
+        if node is None:
+            return None, 0
+        since_s = time.monotonic() - HOUR_S
+        row = takewhile(lambda loss: loss[0] == node and loss[1] > since_s, self._began[::-1])
+        return node, len(list(row))
+
+    def leave_out(self, node: Node) -> None:
+        """Note that the others go on without it."""
+        self._left_out.append((node, time.monotonic()))
+        self._began.clear()
+
+    def told(self) -> dict[str, Any]:
+        """For the others, as JSON: seconds ago, as clocks of two nodes differ."""
+        now_s = time.monotonic()
+        return {
+            "left_out": [[asdict(node), now_s - at_s] for node, at_s in self._left_out],
+            "began": [
+                [None if node is None else asdict(node), now_s - at_s]
+                for node, at_s in self._began[-LOSSES:]
+            ],
+        }
+
+    def hear(self, told: Sequence[Mapping[str, Any]]) -> None:
+        """Take over what all of a meeting hold: those that were there before know all of it."""
+        most = max(told, key=lambda each: (len(each["left_out"]), len(each["began"])))
+        now_s = time.monotonic()
+        self._left_out = [(Node(**node), now_s - ago_s) for node, ago_s in most["left_out"]]
+        self._began = [
+            (None if node is None else Node(**node), now_s - ago_s) for node, ago_s in most["began"]
+        ]
+
+
+def began_on(
+    losses: Sequence[Loss],
+    lost: Sequence[LostNode],
+    hangs: Sequence[Hang],
+    *,
+    ranks_per_node: int,
+) -> int | None:
+    """Group rank of the one node on which the end of a generation began.
+
+    Returns:
+        None: it began on several at once, as where a switch fails, or nobody knows where.
+    """
+    if lost:
+        groups = {node.group_rank for node in lost}
+    elif any(hang.rank is None for hang in hangs):
+        return None
+    else:
+        hung = [hang.rank for hang in hangs if hang.rank is not None]
+        ranks = hung or ([loss.rank for loss in causes(losses)] if losses else [])
+        groups = {rank // ranks_per_node for rank in ranks}
+    only = groups.pop() if len(groups) == 1 else -1
+    return None if only < 0 else only
+
+
+def lost_node(node: Node, nodes: Sequence[Node], *, ranks_per_node: int, cause: str) -> LostNode:
+    """A node that is gone, with its place among those of a generation.
+
+    Args:
+        nodes: Of the generation; the lost one may have left it before.
+    """
+    group_rank = nodes.index(node) if node in nodes else -1
+    first = group_rank * ranks_per_node
+    ranks = tuple(range(first, first + ranks_per_node)) if group_rank >= 0 else ()
+    return LostNode(
+        node=node.name, node_rank=node.rank, group_rank=group_rank, ranks=ranks, cause=cause
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What follows from a loss."""
+
+    is_restart_worth: bool
+    leaves_out: str = ""
+    """Why the restart is without the node on which it began; empty: it is with it."""
+
+
+class Verdicts:
+    """Those of one node's agent in one attempt; all agents of a run come to the same.
+
+    Args:
+        min_nodes: The run goes on with no fewer.
+    """
+
+    def __init__(self, restarts: Restarts, *, min_nodes: int) -> None:
+        self.restarts = restarts
+        self.held = HeldAgainst()
+        self._min_nodes = min_nodes
+
+    def judge(
+        self,
+        first: Loss | LostNode,
+        *,
+        node: Node | None,
+        left: Sequence[Node],
+        finished_step: int,
+        hangs: Sequence[Hang] = (),
+    ) -> Verdict:
+        """Judge what ended a generation, once.
+
+        Args:
+            first: The loss that brought the others about.
+            node: On which it began; None: on several, or nobody knows.
+            left: Nodes that are not lost.
+            finished_step: The last of the generation.
+            hangs: What the loss put an end to.
+        """
+        if isinstance(first, Loss) and first.is_final:  # of the request or a file, no node's fault
+            return Verdict(is_restart_worth=False)
+        self.held.add(node)
+        _, row = self.held.newest()
+        is_of_node = node is not None and row > 1 and not self.why_stays(node, left)
+        why = ""
+        if is_of_node and row >= LOSSES:
+            self.restarts.give_back(row - 1)
+            why = f"{row} losses in a row within an hour began on it, the last one: {first.cause}"
+        is_worth = self.restarts.is_worth(
+            first, finished_step=finished_step, hangs=hangs, is_of_node=is_of_node
+        )
+        return Verdict(is_restart_worth=is_worth, leaves_out=why if is_worth else "")
+
+    def why_stays(self, node: Node, left: Sequence[Node]) -> str:
+        """Why the run cannot go on without a node; empty: it can."""
+        if sum(each != node for each in left) < self._min_nodes:
+            return f"elastic.min_nodes={self._min_nodes} needs all {len(left)} nodes"
+        if self.held.has_left_out_of_late:
+            return f"{self.held.left_out[-1]} was within the last hour"
+        return ""
+
+    def words_of_node(self, left: Sequence[Node]) -> str:
+        """Of the one of several nodes on which the newest losses began; empty: there is none."""
+        node, row = self.held.newest()
+        if node is None or row < 2 or {*left} <= {node}:
+            return ""
+        words = f"; the last {row} losses began on {node}"
+        if why := self.why_stays(node, left):
+            return f"{words}, which would have been left out, but {why}"
+        return f"{words}: go on without it"
+
+
+def was_left_out(run: RunDir, attempt: int, node: Node) -> bool:
+    """Whether a node that starts was left out of the attempt when its agent was another process."""
+    return any(
+        event["kind"] == "node_left_out"
+        and event.get("attempt") == attempt
+        and [event.get(key) for key in ("node", "node_rank", "machine")]
+        == [node.name, node.rank, node.machine]
+        for event in read_lines_backwards(run.events, with_any=('"node_left_out"',))
+    )
+
+
+def wait_for_end(
+    run: RunDir,
+    attempt: int,
+    *,
+    are_others_there: Callable[[], bool],
+    is_to_stop: Callable[[], bool],
+) -> dict[str, Any] | None:
+    """Wait until the others have ended the attempt; the event that says so.
+
+    A node that ended before them would be taken for lost by some schedulers, started again by
+    others, and by some for the end of the job.
+
+    Returns:
+        None: this one is to stop before, or the others are gone without a word.
+    """
+    seen_s = time.monotonic()
+    while (end := end_of_attempt(run, attempt)) is None and not is_to_stop():
+        if are_others_there():
+            seen_s = time.monotonic()
+        elif time.monotonic() - seen_s > _GONE_S:
+            return None
+        time.sleep(_LOOK_S)
+    return end
+
+
+# Which verdicts a recipe has a node left out for, and why it stays where that cannot be.
+#
+# `elastic.leave_out_for` names them; none by default. The bounds are those of every node that is left
+# out (`elastic/node_exclusion.py`): `elastic.min_nodes` are left, and one goes within an hour at most. A
+# slow rank's node goes only if the others are quicker without it than with it.
+
+SLOW_RANK = "slow_rank"
+_DECISION = "left_out"
+
+
+class VerdictRules:
+    """Those of one node's agent; the one that writes events decides for all.
+
+    Args:
+        rules: Verdicts for which a node is left out.
+        bounds: What holds for every node that is left out.
+    """
+
+    def __init__(self, rules: Sequence[str], bounds: Verdicts) -> None:
+        self._rules = rules
+        self._bounds = bounds
+
+    def on_slow_rank(
+        self, rank: int, factor: float, node: Node, notices: Notices, left: Sequence[Node]
+    ) -> str:
+        """Have all go on without the node of a rank that is slow from now on, if a rule says so.
+
+        Args:
+            factor: Times as long as its step takes.
+
+        Returns:
+            Why it stays although one does; empty: it goes, or none does.
+        """
+        if not self._asks_for(SLOW_RANK, notices):
+            return ""
+        why = self._bounds.why_stays(node, left) or _why_no_gain(factor, len(left))
+        if not why:
+            cause = f"rank {rank} is a straggler, {factor:.1f} times as slow"
+            self._decide(SLOW_RANK, node, cause, notices)
+        return why
+
+    def on_device(
+        self, kind: str, problem: Mapping[str, Any], notices: Notices, left: Sequence[Node]
+    ) -> str:
+        """The same, of what a node's telemetry found."""
+        if kind != PROBLEM or not self._asks_for(problem["problem"], notices):
+            return ""
+        node = next((n for n in notices.nodes if n.rank == problem["node_rank"]), None)
+        if node is None:
+            return ""  # it is not part of this generation
+        why = self._bounds.why_stays(node, left)
+        if not why:
+            device = problem["device"]
+            where = "" if device is None else f"device {device}: "
+            self._decide(problem["problem"], node, f"{where}{problem['cause']}", notices)
+        return why
+
+    def decided(self, notices: Notices) -> tuple[Node, str, str] | None:
+        """The node that all go on without, why, and the verdict; None: nobody has said so."""
+        if not self._rules or not (told := notices.decided(_DECISION)):
+            return None
+        node = next(n for n in notices.nodes if n.rank == told[0]["node_rank"])
+        return node, told[0]["cause"], told[0]["verdict"]
+
+    @property
+    def words(self) -> str:
+        """The rules, as a recipe says them."""
+        return f"elastic.leave_out_for=[{', '.join(self._rules)}]"
+
+    def _asks_for(self, verdict: str, notices: Notices) -> bool:
+        return verdict in self._rules and not notices.decided(_DECISION)
+
+    def _decide(self, verdict: str, node: Node, cause: str, notices: Notices) -> None:
+        told = {"node_rank": node.rank, "verdict": verdict, "cause": cause}
+        notices.decide(_DECISION, [told])
+
+
+def _why_no_gain(factor: float, nodes: int) -> str:
+    """Why a step would take longer on the other nodes alone; empty: it would not.
+
+    The batch of a step is dealt out to one node less, which then compute as much longer.
+    """
+    without = nodes / (nodes - 1)
+    if factor > without:
+        return ""
+    return (
+        f"a step takes {factor:.2f} times as long with it, and {without:.2f} times without it on "
+        f"{nodes - 1} of {nodes} nodes"
+    )

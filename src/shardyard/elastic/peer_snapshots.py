@@ -1,0 +1,477 @@
+"""The snapshots that an agent holds: those of its own ranks and of the ranks of the node before.
+
+All of it is memory that the agent owns and its workers map. Workers write the slots of their own
+ranks; what comes from the node before, this process writes.
+"""
+
+import mmap
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+from torch.distributed.elastic.agent.server.api import WorkerGroup
+
+from shardyard.checkpoint.snapshots import protocol as wire
+from shardyard.checkpoint.snapshots.protocol import (
+    Holding,
+    Sent,
+    SnapshotRefusedError,
+    offers_to_json,
+)
+from shardyard.checkpoint.snapshots.slot import HEAD_BYTES, Head, Moment, SlotText, read_head
+from shardyard.checkpoint.staging import yield_to_training
+from shardyard.config.formulas import ELSEWHERE, SENT, neighbour_labels, slot_labels
+from shardyard.config.schema.recipe import Recipe
+from shardyard.elastic.agent_messages import Notices
+from shardyard.elastic.heartbeat import AgentMemory
+from shardyard.elastic.seal import Seal
+from shardyard.memory_limit import usable_memory_bytes
+from shardyard.network_interface import address_towards, reachable
+from shardyard.units import format_bytes
+
+_LEAST_SLOTS = 4
+"""A node with room for less than so many slots of each of its ranks has none for its own ranks' and
+their neighbours': a snapshot that is larger is described wrongly."""
+
+
+class Held(NamedTuple):
+    """A slot that holds something."""
+
+    memory: mmap.mmap
+    head: Head
+    text: SlotText
+
+
+@dataclass
+class _Slot:
+    """The memory of one slot, and what was read in it last."""
+
+    memory: AgentMemory
+    _view: mmap.mmap | None = None
+    _read: tuple[Head, SlotText | None] | None = None
+
+    def view(self) -> mmap.mmap | None:
+        """All of it; mapped again only where it has grown."""
+        if self._view is None or len(self._view) != self.memory.size_bytes():
+            self._view = self.memory.view()
+        return self._view
+
+    def held(self) -> Held | None:
+        """What it holds; each text is read once."""
+        view = self.view()
+        head = None if view is None else read_head(view)
+        if view is None or head is None:
+            return None
+        known = self._read
+        if known is None or known[0] != head:
+            self._read = known = (head, _text_of(view, head))
+        return None if known[1] is None else Held(view, head, known[1])
+
+
+def _text_of(view: mmap.mmap, head: Head) -> SlotText | None:
+    try:
+        return SlotText.from_bytes(view[HEAD_BYTES : HEAD_BYTES + head.text_bytes], head)
+    except ValueError:
+        return None  # it is just being written anew
+
+
+class HeldSnapshots:
+    """All slots of one node."""
+
+    def __init__(self, owned: Mapping[str, AgentMemory], *, local_ranks: int) -> None:
+        """Args:
+        owned: The agent's memory by label; of each slot at least.
+        local_ranks: Of this node, and of each other.
+        """
+        ranks = range(local_ranks)
+        self.local_ranks = local_ranks
+        self._own = [[_Slot(owned[label]) for label in slot_labels(local)] for local in ranks]
+        self._neighbours = [
+            [_Slot(owned[label]) for label in neighbour_labels(local)] for local in ranks
+        ]
+
+    def newest(self, local_rank: int, generation: int) -> Held | None:
+        """Of an own rank, taken in this generation."""
+        found = [held for slot in self._own[local_rank] if (held := slot.held()) is not None]
+        mine = [held for held in found if held.text.moment.generation == generation]
+        return max(mine, key=lambda held: held.text.moment, default=None)
+
+    def holdings(self) -> list[Holding]:
+        """What there is, own slots first."""
+        return [
+            Holding(
+                step=text.moment.step, generation=text.moment.generation, rank=text.rank,
+                world_size=text.world_size, slot_bytes=head.slot_bytes,
+            )
+            for _, head, text in self._all()
+        ]  # fmt: skip
+
+    def find(self, moment: Moment, rank: int, world_size: int) -> Held | None:
+        """A certain one."""
+        asked = (moment, rank, world_size)
+        found = (
+            held
+            for held in self._all()
+            if (held.text.moment, held.text.rank, held.text.world_size) == asked
+        )
+        return next(found, None)
+
+    def place_for(self, local_rank: int, head: Head) -> mmap.mmap:
+        """Memory for the next snapshot of a rank of the node before: where the oldest one lies.
+
+        Raises:
+            SnapshotRefusedError: It is too large, or the system refuses the memory.
+        """
+        most_bytes = usable_memory_bytes() // (_LEAST_SLOTS * self.local_ranks)
+        if head.slot_bytes > most_bytes:
+            raise SnapshotRefusedError(
+                f"a snapshot of {format_bytes(head.slot_bytes)} has no room here, where each may "
+                f"have {format_bytes(most_bytes)}"
+            )
+        slot = min(self._neighbours[local_rank], key=_age)
+        try:
+            slot.memory.grow(head.slot_bytes)
+        except OSError as error:
+            raise SnapshotRefusedError(
+                f"the system refuses memory for {format_bytes(head.slot_bytes)} ({error.strerror})"
+            ) from error
+        view = slot.view()
+        assert view is not None
+        return view
+
+    def _all(self) -> list[Held]:
+        slots = [slot for kind in (self._own, self._neighbours) for of in kind for slot in of]
+        return [held for slot in slots if (held := slot.held()) is not None]
+
+
+def _age(slot: _Slot) -> tuple[int, int]:
+    """The smallest is of the oldest, or empty."""
+    held = slot.held()
+    return (-1, -1) if held is None else (held.text.moment.generation, held.text.moment.step)
+
+
+# Takes in the snapshots of the node before, and gives out those that this agent holds.
+#
+# A listener of its own, one a generation, on the network of the meeting alone. Who does not know the
+# generation's secret is sent away before it can say anything else.
+
+_MOST_LINKS = 64
+"""At once; further ones wait until another has ended."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Whose snapshots are taken in."""
+
+    generation: int
+    ranks: range
+    """Of the node before."""
+    world_size: int
+
+
+class SnapshotServer:
+    """Answers until it is closed."""
+
+    def __init__(self, host: str, secret: bytes, held: HeldSnapshots, expected: Expected) -> None:
+        """Listen on a free port.
+
+        Args:
+            host: An address of this node; nothing listens on its others.
+
+        Raises:
+            OSError: The address cannot be used.
+        """
+        self._secret, self._held, self._expected = secret, held, expected
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family)
+        self.port = int(self._listener.getsockname()[1])
+        self._room = threading.BoundedSemaphore(_MOST_LINKS)
+        self._taking_in = threading.Lock()
+        self._links: set[socket.socket] = set()
+        self._is_over = False
+        self._thread = threading.Thread(target=self._listen, name="snapshots", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Hear nobody any more; what was being taken in is dropped."""
+        self._is_over = True
+        for each in (self._listener, *list(self._links)):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for it
+        self._thread.join()
+        self._listener.close()
+        with self._taking_in:  # nothing is written from now on
+            pass
+
+    def _listen(self) -> None:
+        yield_to_training()
+        while not self._is_over:
+            try:
+                link, _ = self._listener.accept()
+            except OSError:
+                return
+            self._room.acquire()
+            self._links.add(link)
+            threading.Thread(
+                target=self._serve, args=(link,), name="snapshot-link", daemon=True
+            ).start()
+
+    def _serve(self, link: socket.socket) -> None:
+        yield_to_training()
+        link.settimeout(wire.PATIENCE_S)
+        try:
+            with link:
+                if not wire.admit(link, self._secret):
+                    raise wire.SnapshotRefusedError("who asked does not know the secret")
+                while (asked := wire.next_asked(link)) is not None:
+                    self._answer(link, asked)
+        except (OSError, wire.SnapshotRefusedError) as error:
+            if not self._is_over:
+                print(f"a snapshot was not taken in or given out: {error}", file=sys.stderr)
+        finally:
+            self._links.discard(link)
+            self._room.release()
+
+    def _answer(self, link: socket.socket, asked: wire.Asked) -> None:
+        match asked:
+            case wire.Asked.PUT:
+                with self._taking_in:  # one after the other: there is one node before
+                    wire.receive_slot(link, self._place)
+            case wire.Asked.GET:
+                self._give_out(link)
+
+    def _place(self, text: SlotText, head: Head) -> mmap.mmap:
+        expected = self._expected
+        whose = (text.moment.generation, text.world_size)
+        if self._is_over or whose != (expected.generation, expected.world_size):
+            raise wire.SnapshotRefusedError(
+                f"it is of generation {text.moment.generation} with {text.world_size} ranks, and "
+                f"this is generation {expected.generation} with {expected.world_size}"
+            )
+        if text.rank not in expected.ranks:
+            raise wire.SnapshotRefusedError(f"rank {text.rank} is not on the node before this one")
+        return self._held.place_for(text.rank - expected.ranks.start, head)
+
+    def _give_out(self, link: socket.socket) -> None:
+        moment, rank, world_size = wire.asked_for(link)
+        held = self._held.find(moment, rank, world_size)
+        if held is None:
+            wire.answer(link, f"there is no snapshot of rank {rank} and step {moment.step} here")
+            return
+        wire.answer(link)
+        wire.send_slot(link, held.memory, held.head)
+
+
+# Snapshots on a second node: each agent sends those of its ranks to the next one.
+#
+# The nodes of a generation stand in a ring, in the order of their ranks. A thread of the agent reads
+# the agent's own memory and sends each slot that a worker has sealed; workers learn in memory that
+# the neighbour has it (`checkpoint/snapshots/protocol.py`). At each start of a generation all agents tell
+# each other through the store
+#
+#     shardyard/snapshot-hosts/<g>   its address
+#     shardyard/snapshots/<g>        where it answers, and which snapshots it holds
+#
+# so that workers find what a lost node has left with its neighbour. Whoever comes for a snapshot
+# shows that it knows a secret of the generation, which is made of that of the attempt.
+
+_OTHERS_S = 10.0
+"""For the other agents of a generation, which all begin it at the same time."""
+_LOOK_S = 0.02
+"""Between two looks for a sealed slot."""
+_SOON_S = 6.0
+_AGAIN_S = 60.0
+"""Until a neighbour that could not be reached, or refused a snapshot, is tried again: the first
+time, and later."""
+
+Report = Callable[[str], None]
+"""Tells why snapshots of this node are not copied; called from a thread."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A node's place among those of a generation."""
+
+    generation: int
+    group_rank: int
+    num_nodes: int
+    store: tuple[str, int]
+    """Where the store of the meeting answers."""
+    seal: Seal
+    """Of the attempt."""
+
+    @classmethod
+    def of(cls, group: WorkerGroup, generation: int, seal: Seal) -> "Place":
+        """After a rendezvous, which sets all of it."""
+        return cls(
+            generation=generation,
+            group_rank=int(group.group_rank or 0),
+            num_nodes=int(group.group_world_size or 1),
+            store=(str(group.master_addr), int(group.master_port or 0)),
+            seal=seal,
+        )
+
+
+class Neighbour:
+    """One node's part in the ring."""
+
+    def __init__(self, held: HeldSnapshots, sent: AgentMemory, elsewhere: AgentMemory) -> None:
+        self.held = held
+        self._elsewhere = elsewhere
+        sent.grow(Sent.bytes_for(held.local_ranks))
+        noted = sent.view()
+        assert noted is not None
+        self._sent = Sent(noted)
+        self._server: SnapshotServer | None = None
+        self._sender: Sender | None = None
+
+    @classmethod
+    def of(cls, owned: Mapping[str, AgentMemory | None], recipe: Recipe) -> "Neighbour | None":
+        """None: the recipe wants no copies, or the system has no such memory.
+
+        Args:
+            owned: By the labels of ``snapshot_labels``.
+        """
+        slots = {label: memory for label, memory in owned.items() if memory is not None}
+        if SENT not in slots:
+            return None
+        assert isinstance(recipe.cluster.devices, int)
+        held = HeldSnapshots(slots, local_ranks=recipe.cluster.devices)
+        return cls(held, slots[SENT], slots[ELSEWHERE])
+
+    def begin(self, place: Place, notices: Notices, report: Report) -> None:
+        """Enter the ring of a generation, before its workers start. All agents call it."""
+        self.close()
+        self._sent.begin()
+        self._elsewhere.write(b"")
+        if place.num_nodes == 1:
+            return
+        try:
+            self._enter(place, notices, report)
+        except OSError as error:
+            report(str(error))
+            self.close()
+
+    def close(self) -> None:
+        """Leave the ring; what is held is kept."""
+        if self._sender is not None:
+            self._sender.close()
+        if self._server is not None:
+            self._server.close()
+        self._sender = self._server = None
+
+    def _enter(self, place: Place, notices: Notices, report: Report) -> None:
+        """Raises:
+        OSError: Nothing can listen here, or an agent that is needed does not say anything.
+        """
+        ranks, me = self.held.local_ranks, place.group_rank
+        before, after = ((me + way) % place.num_nodes for way in (-1, 1))
+        mine = {"host": address_towards(*place.store)}
+        hosts = _exchange(notices, "snapshot-hosts", me, mine)
+        host = reachable(mine["host"], [each["host"] for each in hosts.values()])
+        secret = place.seal.derived(f"snapshots of generation {place.generation}")
+        self._server = SnapshotServer(
+            host,
+            secret,
+            self.held,
+            Expected(
+                generation=place.generation,
+                ranks=range(before * ranks, (before + 1) * ranks),
+                world_size=place.num_nodes * ranks,
+            ),
+        )
+        held = [asdict(holding) for holding in self.held.holdings()]
+        told = {"host": host, "port": self._server.port, "held": held}
+        agents = _exchange(notices, "snapshots", me, told)
+        self._elsewhere.write(
+            offers_to_json(secret, [agents[other] for other in agents if other != me])
+        )
+        to = agents[after]
+        self._sender = Sender(
+            partial(wire.meet, to["host"], to["port"], secret),
+            self.held,
+            self._sent,
+            generation=place.generation,
+            report=report,
+        )
+
+
+class Sender:
+    """Sends what this node's ranks seal to the next node, one slot after the other."""
+
+    def __init__(
+        self,
+        meet: Callable[[], socket.socket],
+        held: HeldSnapshots,
+        sent: Sent,
+        *,
+        generation: int,
+        report: Report,
+    ) -> None:
+        self._meet, self._held, self._sent = meet, held, sent
+        self._generation, self._report = generation, report
+        self._failures = 0
+        """In a row."""
+        self._is_over = threading.Event()
+        self._link: socket.socket | None = None
+        self._thread = threading.Thread(target=self._run, name="snapshot-copies", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Break off."""
+        self._is_over.set()
+        if (link := self._link) is not None:
+            with suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+
+    def _run(self) -> None:
+        yield_to_training()
+        while not self._is_over.is_set():
+            try:
+                with self._meet() as self._link:
+                    self._sent.have_neighbour(True)
+                    self._send_to(self._link)
+            except (OSError, wire.SnapshotRefusedError) as error:
+                self._failures += 1
+                if self._failures > 1 and not self._is_over.is_set():
+                    self._report(f"the next node does not take them: {error}")
+            finally:
+                self._link = None
+                self._sent.have_neighbour(False)
+            # a node that is lost ends the generation before the second try
+            self._is_over.wait(_SOON_S if self._failures == 1 else _AGAIN_S)
+
+    def _send_to(self, link: socket.socket) -> None:
+        """Until the ring is over, or the connection breaks."""
+        while not self._is_over.wait(_LOOK_S):
+            for local_rank in range(self._held.local_ranks):
+                found = self._held.newest(local_rank, self._generation)
+                if found is None or found.text.moment.step <= self._sent.step(local_rank):
+                    continue
+                wire.put(link, found.memory, found.head)
+                self._sent.note(local_rank, found.text.moment.step)
+                self._failures = 0
+
+
+def _exchange(
+    notices: Notices, kind: str, group_rank: int, mine: dict[str, Any]
+) -> dict[int, dict[str, Any]]:
+    """Tell the other agents something; what all have told, by group rank.
+
+    Raises:
+        TimeoutError: One of them has not.
+    """
+    me = {"group_rank": group_rank, **mine}
+    notices.publish(kind, [me])
+    told = [me, *notices.from_others(kind, wait_s=_OTHERS_S)]
+    by_rank = {each["group_rank"]: each for each in told}
+    if silent := notices.silent(kind):
+        which = ", ".join(map(str, silent))
+        raise TimeoutError(f"the agent of node {which} has not said where it is")
+    return by_rank

@@ -1,0 +1,232 @@
+"""What holds up all ranks of a run and is no hang: slow ranks and links, late samples, stops."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+from shardyard.elastic.agent_messages import Notices
+from shardyard.elastic.hang_watch import HangWatch
+from shardyard.elastic.heartbeat import AgentMemory, NotedStep, read_steps
+from shardyard.elastic.pauses import StopWatch
+from shardyard.telemetry.health.ranks import BLOCK_STEPS, RankBlock, RankJudge, Slowness
+
+# Has the ranks of a run judged by what they note of their steps, while it runs.
+#
+# Each agent makes blocks of its own ranks' steps and publishes the newest every few seconds; the one
+# that writes events gathers those of all and has each block judged once (`telemetry/health/ranks.py`).
+
+_LOOK_EVERY_S = 2.0
+_TOLD_S = 6.0
+"""So long a block is told; a few looks, so that all nodes tell the same ones at some moment."""
+_MOST_TOLD = 16
+"""Blocks of a rank at once; of quick steps every second, fourth, ... is told."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Straggler:
+    """What is told of a rank or a link, and where it is."""
+
+    slowness: Slowness
+    nodes: tuple[str, ...]
+    """One, or those of the ranks that a link joins."""
+
+    @property
+    def kind(self) -> str:
+        """Of the event."""
+        return "slow_link" if self.slowness.what == "link" else "straggler"
+
+    @property
+    def is_slow_rank(self) -> bool:
+        """Whether a rank computes longer from now on: of samples and links its node is not the
+        cause."""
+        return self.slowness.what == "compute" and not self.slowness.is_over
+
+    def event(self) -> dict[str, object]:
+        """Its fields."""
+        slow = self.slowness
+        fields: dict[str, object] = {
+            "step": slow.step,
+            "factor": round(slow.factor, 4),
+            "is_over": slow.is_over,
+            "is_since_start": slow.is_since_start,
+        }
+        if slow.what == "link":
+            times = {"exchange_s": round(slow.took_s, 4), "peers_s": round(slow.peers_s, 4)}
+            return {"ranks": list(slow.ranks), "nodes": list(self.nodes)} | fields | times
+        times = {"compute_s": round(slow.took_s, 4), "peers_s": round(slow.peers_s, 4)}
+        told = {"rank": slow.ranks[0], "node": self.nodes[0], "what": slow.what}
+        return told | fields | times | {"is_held_up": slow.is_held_up}
+
+
+class StragglerWatch:
+    """One node's part of it, in one generation."""
+
+    def __init__(
+        self,
+        notices: Notices,
+        *,
+        node: str,
+        ranks: Sequence[int],
+        world_size: int,
+        ranks_of_stage: int,
+    ) -> None:
+        """Args:
+        ranks: Those of this node, by local rank.
+        ranks_of_stage: So many ranks, in order, compute the same part of the model.
+        """
+        self._notices = notices
+        self._node = node
+        self._ranks = ranks
+        self._world_size = world_size
+        self._judge = RankJudge(ranks_of_stage)
+        self._judged = -1
+        """The newest block that was."""
+        self.newest = [0] * len(ranks)
+        """Step of each rank that was seen last, by local rank."""
+        self._steps: list[list[NotedStep]] = [[] for _ in ranks]
+        """Of each rank, those of the block that is not over."""
+        self._blocks: dict[int, tuple[float, list[RankBlock]]] = {}
+        """Number -> when it was over, and what this node's ranks took."""
+        self._looked_s = time.monotonic()
+
+    def look(self, steps: Sequence[Sequence[NotedStep]], *, judges: bool) -> list[Straggler]:
+        """Take in what the ranks of this node noted; now and then, tell or judge.
+
+        Args:
+            steps: Of each rank those behind ``newest``, in order.
+            judges: Whether this node's agent compares those of all nodes.
+
+        Returns:
+            What is to be told.
+        """
+        for local_rank, noted in enumerate(steps):
+            for step in noted:
+                self._take(local_rank, step)
+        if time.monotonic() - self._looked_s < _LOOK_EVERY_S:
+            return []
+        self._looked_s = time.monotonic()
+        mine = self._told()
+        if not judges:
+            self._notices.publish("blocks", [asdict(block) for block in mine])
+            return []
+        theirs = [RankBlock(**each) for each in self._notices.from_others("blocks")]
+        return list(self._judge_all([*mine, *theirs]))
+
+    def _take(self, local_rank: int, step: NotedStep) -> None:
+        self.newest[local_rank] = step.step
+        begun = self._steps[local_rank]
+        if begun and _block(begun[0]) != _block(step):
+            if len(begun) == BLOCK_STEPS:  # a start cuts one, and a late look may miss steps
+                block = block_of(begun, rank=self._ranks[local_rank], node=self._node)
+                self._blocks.setdefault(block.block, (time.monotonic(), []))[1].append(block)
+            begun.clear()
+        begun.append(step)
+
+    def _told(self) -> list[RankBlock]:
+        """The newest blocks that are whole, thinned where they are many."""
+        old_s = time.monotonic() - _TOLD_S
+        newest = max(self._blocks, default=0)
+        self._blocks = {
+            number: (at_s, blocks)
+            for number, (at_s, blocks) in self._blocks.items()
+            if at_s >= old_s or number >= newest - 1
+        }
+        whole = {n: b for n, (_, b) in self._blocks.items() if len(b) == len(self._ranks)}
+        stride = 1
+        while sum(number % stride == 0 for number in whole) > _MOST_TOLD:
+            stride *= 2
+        return [block for n in sorted(whole) if n % stride == 0 for block in whole[n]]
+
+    def _judge_all(self, blocks: Sequence[RankBlock]) -> Iterator[Straggler]:
+        """Those blocks that no look has seen and that all ranks have told."""
+        by_number: dict[int, dict[int, RankBlock]] = {}
+        for block in blocks:
+            by_number.setdefault(block.block, {})[block.rank] = block
+        for number, by_rank in sorted(by_number.items()):
+            if number <= self._judged or len(by_rank) < self._world_size:
+                continue
+            self._judged = number
+            for slowness in self._judge.look(list(by_rank.values())):
+                nodes = tuple(dict.fromkeys(by_rank[rank].node for rank in slowness.ranks))
+                yield Straggler(slowness=slowness, nodes=nodes)
+
+
+def block_of(steps: Sequence[NotedStep], *, rank: int, node: str) -> RankBlock:
+    """What a rank took in each step of one block."""
+    names = set(steps[0].exchange_ns).intersection(*(step.exchange_ns for step in steps))
+    return RankBlock(
+        rank=rank,
+        node=node,
+        block=_block(steps[0]),
+        compute_s=[_seconds(step.compute_ns) for step in steps],
+        data_s=[_seconds(step.data_ns) for step in steps],
+        exchange_s={
+            name: [_seconds(step.exchange_ns[name]) for step in steps] for name in sorted(names)
+        },
+    )
+
+
+def _seconds(duration_ns: int) -> float:
+    return float(f"{duration_ns / 1e9:.4g}")  # all nodes tell these to one
+
+
+def _block(step: NotedStep) -> int:
+    return (step.step - 1) // BLOCK_STEPS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """Something that is new."""
+
+    kind: str
+    """Of the event."""
+    fields: dict[str, object]
+    rank: int
+    """The one it is of, or the first of a link's."""
+    factor: float
+    """Times as long as its step takes."""
+    is_slow_rank: bool
+    """Whether the run would be quicker without this rank from now on."""
+
+
+class SlowRanks:
+    """One node's part in finding them, in one generation."""
+
+    def __init__(
+        self, notices: Notices, *, node: str, ranks: Sequence[int], world_size: int,
+        stages: int | None, notes: AgentMemory | None, looks: HangWatch | None,
+    ) -> None:  # fmt: skip
+        """Args:
+        ranks: Those of this node, by local rank.
+        stages: Of a pipeline, or 1; None: on these devices notes do not tell ranks apart.
+        looks: Sees which processes are stopped; None: nothing looks.
+        """
+        self._notes, self._ranks = notes, ranks
+        self._stops = None if looks is None else StopWatch(
+            looks.stops, notices, node=node, ranks=ranks, step_of=looks.step_of
+        )  # fmt: skip
+        self._stragglers = None if stages is None else StragglerWatch(
+            notices, node=node, ranks=ranks, world_size=world_size,
+            ranks_of_stage=max(1, world_size // stages),
+        )  # fmt: skip
+
+    def look(self, *, writes: bool) -> Iterator[Told]:
+        """Tell the node that writes events, or find what is to be written.
+
+        Args:
+            writes: Whether this node's agent writes events.
+        """
+        if self._stops is not None:
+            for turn in self._stops.look(writes=writes):
+                yield Told(
+                    kind="straggler", fields=turn.event(), rank=turn.rank, factor=turn.factor,
+                    is_slow_rank=not turn.is_over,
+                )  # fmt: skip
+        if self._stragglers is None:
+            return
+        steps = read_steps(self._notes, len(self._ranks), after=self._stragglers.newest)
+        for found in self._stragglers.look(steps, judges=writes):
+            yield Told(
+                kind=found.kind, fields=found.event(), rank=found.slowness.ranks[0],
+                factor=found.slowness.factor, is_slow_rank=found.is_slow_rank,
+            )  # fmt: skip

@@ -1,0 +1,424 @@
+"""Files in, recipe out: read, recognised, judged key by key, put together, checked."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from shardyard.config.load import load_recipe
+from shardyard.config.rules.check import load_checked_recipe
+from shardyard.config.schema.recipe import Recipe
+from shardyard.errors import Problem, RecipeError, RequestError
+from shardyard.importers.configs import kubeflow, scripts, shardyard_manifest, shell
+from shardyard.importers.configs.combine import Implied, Job, put_together, settled
+from shardyard.importers.configs.detect import SOURCES, Source, source_of
+from shardyard.importers.configs.rules import (
+    QUANTITIES,
+    Facts,
+    Kind,
+    Outcome,
+    is_default,
+    judge,
+    none,
+    refused,
+)
+from shardyard.importers.configs.source_file import SourceFile, leaves, read_files
+from shardyard.io.files import parse_json
+from shardyard.io.sanitize import printable
+from shardyard.io.yaml import read_yaml, write_yaml
+
+# The recipe as YAML: each line with where it came from.
+
+GIVEN = "given on the command line"
+_WIDTH = 40
+"""Where comments begin, unless a line is longer."""
+
+_KEYED = (
+    "launch.env",
+    "launch.kubernetes.node_selector",
+    "launch.slurm.options",
+    "secrets",
+)
+"""Settings whose value is a mapping, filled key by key."""
+
+
+def tree_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted names -> sections; a name below a mapping's setting is one key, dots and all."""
+    tree: dict[str, Any] = {}
+    for name, value in values.items():
+        *parts, last = _parts(name)
+        into = tree
+        for part in parts:
+            into = into.setdefault(part, {})
+        into[last] = value
+    return tree
+
+
+def _parts(name: str) -> list[str]:
+    for setting in _KEYED:
+        if name.startswith(f"{setting}."):
+            return [*setting.split("."), name.removeprefix(f"{setting}.")]
+    return name.split(".")
+
+
+def recipe_text(
+    content: Mapping[str, Any],
+    origins: Mapping[str, str],
+    outcomes: Sequence[Outcome],
+    files: Sequence[str],
+) -> str:
+    """The whole file.
+
+    Args:
+        content: Sections as the schema has taken them.
+        origins: Dotted name -> where its value came from; others are the command line's.
+        files: What was imported.
+    """
+    lines = [f"# Imported from {', '.join(map(printable, files))}."]
+    order = [name for name in Recipe.model_fields if name in content]
+    for section in order:
+        lines += ["", *_lines(section, content[section], origins, 0, section)]
+    left = [each for each in outcomes if each.verdict.kind is Kind.NONE]
+    if left:
+        lines += ["", "# Without a counterpart:"]
+        lines += [f"#   {printable(f'{each.place}: {each.verdict.words}')}" for each in left]
+    return "\n".join(lines) + "\n"
+
+
+def _lines(key: str, value: Any, origins: Mapping[str, str], depth: int, name: str) -> list[str]:
+    indent = "  " * depth
+    if isinstance(value, dict) and value:
+        found = [f"{indent}{_scalar(key)}:"]
+        for inner, content in value.items():
+            found += _lines(str(inner), content, origins, depth + 1, f"{name}.{inner}")
+        return found
+    line = f"{indent}{_scalar(key)}: {_flow(value)}"
+    return [f"{line.ljust(_WIDTH)}  # {printable(origins.get(name, GIVEN))}"]
+
+
+def _flow(value: Any) -> str:
+    """A value on one line."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_scalar(key)}: {_flow(each)}' for key, each in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_flow, value))}]"
+    return _scalar(value, is_inside=True)
+
+
+def _scalar(value: Any, *, is_inside: bool = False) -> str:
+    """As YAML writes it, on one line; a text with a sign of a list is quoted."""
+    if isinstance(value, str) and (
+        any(sign in value for sign in ",[]{}\n") or (is_inside and not value)
+    ):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+    text = write_yaml({"x": value}).removeprefix("x:").strip()
+    return text if "\n" not in text else '"' + str(value).replace('"', '\\"') + '"'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imported:
+    """What became of some files."""
+
+    files: tuple[str, ...]
+    text: str
+    """The recipe; empty where there are problems."""
+    recipe: Mapping[str, Any]
+    """The same as sections."""
+    outcomes: tuple[Outcome, ...]
+    problems: tuple[Problem, ...]
+
+    def raise_problems(self) -> None:
+        """Raises:
+        RecipeError: All of them, where there are some.
+        """
+        if self.problems:
+            raise RecipeError(self.problems, ", ".join(self.files), hint=_HINT)
+
+    def of_kind(self, kind: Kind) -> list[Outcome]:
+        """The outcomes of one kind."""
+        return [outcome for outcome in self.outcomes if outcome.verdict.kind is kind]
+
+    def to_json(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            "files": list(self.files),
+            "recipe": dict(self.recipe),
+            "text": self.text,
+            "outcomes": [outcome.to_json() for outcome in self.outcomes],
+            "problems": [str(problem) for problem in self.problems],
+        }
+
+
+_HINT = (
+    "No recipe was made. Add section.key=value for settings, --without KEY for keys to leave out."
+)
+
+
+def import_files(
+    paths: Sequence[Path], words: Sequence[str] = (), without: Sequence[str] = ()
+) -> Imported:
+    """The recipe of a job that is configured by some files.
+
+    Args:
+        words: ``section.key=value``, which win over the files.
+        without: Keys that are left out though they are refused; ``*`` stands for anything.
+
+    Raises:
+        RequestError: A file cannot be read, or is nothing that is known; a word is none.
+    """
+    whole = _rendered(paths)
+    if whole is not None:
+        return _as_it_is(paths, whole, words)
+    given = _given(words)
+    read = [file for path in paths for file in _recognised(path)]
+    names = {path.name for path in paths}
+    outcomes = [outcome for file, source in read for outcome in _outcomes(file, source, names)]
+    outcomes = _with_a_start(outcomes)
+    implied = [_implied(file, source) for file, source in read if source is not None]
+    implied += [each for file, source in read for each in _implied_of_commands(file, source)]
+    outcomes = settled(_left_out(outcomes, without), implied, given)
+    job = put_together(outcomes, implied, given)
+    outcomes = [_used(outcome, job) for outcome in outcomes]
+    return _checked(paths, words, outcomes, job)
+
+
+def _given(words: Sequence[str]) -> dict[str, Any]:
+    """Settings of the command line by their dotted names, a mapping's also key by key."""
+    content = load_recipe((), words).model_dump(mode="json", exclude_unset=True)
+    found: dict[str, Any] = {word.partition("=")[0]: None for word in words}
+    return found | {name: value for name, value in leaves(content) if name}
+
+
+def _rendered(paths: Sequence[Path]) -> str | None:
+    """The recipe in what a launch here rendered, where the files are that."""
+    for path in paths:
+        for file in read_files(path):
+            if file.content is not None:
+                found = shardyard_manifest.recipe_in(file.content)
+            elif file.text.lstrip()[:1] == "[":
+                found = shardyard_manifest.recipe_of_calls(_calls(file))
+            else:
+                found = shardyard_manifest.recipe_of_script(file.name, file.text)
+            if found is not None:
+                return found
+    return None
+
+
+def _calls(file: SourceFile) -> list[Any]:
+    try:
+        content = parse_json(file.text)
+    except ValueError:
+        return []
+    return content if isinstance(content, list) else []
+
+
+def _as_it_is(paths: Sequence[Path], text: str, words: Sequence[str]) -> Imported:
+    content = _content(text)
+    recipe = load_recipe([content], words)
+    sections = recipe.model_dump(mode="json", exclude_unset=True)
+    names = tuple(map(str, paths))
+    origin = f"{names[0]}: the recipe that it was rendered from"
+    origins = {name: origin for name, _ in leaves(content)}
+    for word in words:
+        origins.pop(word.partition("=")[0], None)
+    return Imported(
+        files=names, text=recipe_text(sections, origins, (), names), recipe=sections,
+        outcomes=(), problems=(),
+    )  # fmt: skip
+
+
+def _content(text: str) -> dict[str, Any]:
+    content = read_yaml(text, source="the recipe in it")
+    return content if isinstance(content, dict) else {}
+
+
+def _recognised(path: Path) -> list[tuple[SourceFile, Source | None]]:
+    found = [(file, source_of(file)) for file in read_files(path)]
+    if not any(source for _, source in found):
+        known = "; ".join(f"{each.name} ({each.recognised_by})" for each in SOURCES)
+        raise RequestError(
+            f"{path} is no configuration that is known by what is in it. Known are: {known}; and "
+            "what `shardyard launch --dry-run` prints. Give one of these."
+        )
+    return found
+
+
+def _outcomes(file: SourceFile, source: Source | None, given: Collection[str]) -> list[Outcome]:
+    """One for each value of a file, and those of commands in it.
+
+    Args:
+        given: Names of all files that were given.
+    """
+    if source is None:
+        kind = (file.content or {}).get("kind", "object")
+        words = f"another {kind} of the file, which a launch does not send"
+        return [
+            Outcome(file=file.name, entry=entry, verdict=none(words)) for entry in file.entries()
+        ]
+    entries = file.entries() if file.content is not None else shell.read_script(file.text)
+    found = judge(file.name, entries, source.rows, source.name)
+    found = _asked_for(found, file, source, given)
+    facts = Facts({entry.path: entry for entry in entries})
+    for path, inner in _commands(file, facts).items():
+        found += judge(f"{file.name}: {path}", inner, scripts.ROWS)
+    return found
+
+
+def _commands(file: SourceFile, facts: Facts) -> dict[str, list[Any]]:
+    return kubeflow.commands(facts) if (file.content or {}).get("kind") else {}
+
+
+def _facts(file: SourceFile) -> Facts:
+    entries = file.entries() if file.content is not None else shell.read_script(file.text)
+    return Facts({entry.path: entry for entry in entries})
+
+
+def _implied(file: SourceFile, source: Source) -> Implied:
+    facts = _facts(file)
+    return Implied(
+        origin=f"{file.name} ({source.name})",
+        values=source.implied(facts),
+        fills_auto=source.fills_auto(facts),
+        decides=source.decides(facts),
+        notes=source.notes(facts),
+    )
+
+
+def _implied_of_commands(file: SourceFile, source: Source | None) -> list[Implied]:
+    if source is None or file.content is None:
+        return []
+    found = []
+    for path, entries in _commands(file, _facts(file)).items():
+        facts = Facts({entry.path: entry for entry in entries})
+        values = scripts.implied(facts)
+        values.pop("cluster.devices", None)  # the operator says it by PET_NPROC_PER_NODE
+        is_trainer = scripts.is_of_trainer(facts)
+        found.append(Implied(origin=f"{file.name}: {path}", values=values, fills_auto=is_trainer))
+    return found
+
+
+def _with_a_start(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """A script that starts nothing is no problem where another one does."""
+    has_start = any(each.entry.path == "start.program" for each in outcomes)
+    started = none("another file starts the processes")
+    return [
+        replace(each, verdict=started) if has_start and each.entry.path == "start" else each
+        for each in outcomes
+    ]
+
+
+def _asked_for(
+    outcomes: Sequence[Outcome], file: SourceFile, source: Source, given: Collection[str]
+) -> list[Outcome]:
+    """The outcomes, of which those that name a file that nobody gave are refusals."""
+    named = source.files(_facts(file))
+    missing = {path: name for path, name in named.items() if Path(name).name not in given}
+    return [
+        replace(each, verdict=refused(_NOT_GIVEN.format(
+            name=missing[each.entry.path], file=file.name, last=Path(missing[each.entry.path]).name
+        )))
+        if each.entry.path in missing else each
+        for each in outcomes
+    ]  # fmt: skip
+
+
+_NOT_GIVEN = (
+    "={name} was not given, and says more of the job. Give it too: `shardyard import {file} "
+    ".../{last}`."
+)
+
+
+def _left_out(outcomes: Sequence[Outcome], without: Sequence[str]) -> list[Outcome]:
+    used: set[str] = set()
+    found = []
+    for outcome in outcomes:
+        key = outcome.entry.path
+        pattern = next((each for each in without if key == each or fnmatchcase(key, each)), None)
+        if pattern is None:
+            found.append(outcome)
+            continue
+        used.add(pattern)
+        found.append(replace(outcome, verdict=none("left out as asked (--without)")))
+    for pattern in without:
+        if pattern not in used:
+            raise RequestError(
+                f"--without {pattern}: no file has that key. Give it as `shardyard import --json` "
+                "prints it."
+            )
+    return found
+
+
+def _used(outcome: Outcome, job: Job) -> Outcome:
+    """Accumulation that no batch could be made of has no counterpart."""
+    is_alone = set(outcome.verdict.says) == {"accumulation_steps"}
+    known = set(job.claims) | set(job.given)
+    if outcome.entry.path.rpartition(".")[2] == "max_grad_norm" and _is_decided(outcome, job):
+        return replace(
+            outcome, verdict=none("DeepSpeed clips, and its file has no gradient_clipping")
+        )
+    is_used = {"optim.global_batch", "optim.batch_per_device"} & known
+    if outcome.verdict.kind is Kind.MAPPED and is_alone and not is_used:
+        words = "a step is said by optim.global_batch or optim.batch_per_device: give one"
+        return replace(outcome, verdict=none(words))
+    return outcome
+
+
+def _is_decided(outcome: Outcome, job: Job) -> bool:
+    claim = job.claims.get("optim.grad_clip")
+    says = outcome.verdict.says
+    return "optim.grad_clip" in says and claim is not None and "whatever" in claim.origin
+
+
+def _checked(
+    paths: Sequence[Path], words: Sequence[str], outcomes: Sequence[Outcome], job: Job
+) -> Imported:
+    claims = {name: claim for name, claim in job.claims.items() if name not in QUANTITIES}
+    kept = {
+        name: claim for name, claim in claims.items()
+        if claim.is_noted or not is_default({name: claim.value})
+    }  # fmt: skip
+    problems = [_refusal(each) for each in outcomes if each.verdict.kind is Kind.REFUSED]
+    problems += job.problems
+    names = tuple(map(str, paths))
+    tree = tree_of({name: claim.value for name, claim in kept.items()})
+    problems += _missing(set(kept) | set(job.given))
+    sections: dict[str, Any] = {}
+    try:
+        recipe = load_checked_recipe([tree], words, to_train=False)
+        sections = recipe.model_dump(mode="json", exclude_unset=True)
+    except RecipeError as error:
+        told = {problem.path for problem in problems}
+        problems += [_of_ours(each, kept) for each in error.problems if each.path not in told]
+    origins = {name: claim.origin for name, claim in kept.items() if name not in job.given}
+    text = "" if problems else recipe_text(sections, origins, outcomes, names)
+    return Imported(
+        files=names, text=text, recipe={} if problems else sections, outcomes=tuple(outcomes),
+        problems=tuple(problems),
+    )  # fmt: skip
+
+
+def _of_ours(problem: Problem, claims: Mapping[str, Any]) -> Problem:
+    """A problem of the recipe, with where the value came from."""
+    claim = claims.get(problem.path)
+    return problem if claim is None else Problem(problem.path, f"{problem.text} ({claim.origin})")
+
+
+def _refusal(outcome: Outcome) -> Problem:
+    line = "" if outcome.entry.line is None else f", line {outcome.entry.line}"
+    return Problem(f"{outcome.file}{line}: {outcome.entry.path}", outcome.verdict.words)
+
+
+def _missing(known: set[str]) -> list[Problem]:
+    """Model and data are in the script, which nobody reads."""
+    found = []
+    if not known & {"model.preset", "model.path", "model.hub", "model.module"}:
+        text = (
+            "is not said by the files. Give model.preset=..., model.hub=owner/name, "
+            "model.path=FOLDER or model.module=package.module:function."
+        )
+        found.append(Problem("model", text))
+    if not known & {"data.source", "data.mixture"}:
+        text = "is not said by the files. Give data.source=FILES (docs/verbs/prepare.md)."
+        found.append(Problem("data.source", text))
+    return found

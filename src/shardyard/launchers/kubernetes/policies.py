@@ -1,0 +1,165 @@
+"""What a whole-job restart is worth: which ends of a pod start the job again, and how often."""
+
+from typing import Any
+
+from shardyard.config.machines import Capacity
+from shardyard.errors import EXIT_INTERRUPTED, RequestError
+from shardyard.launchers.base import LaunchRequest
+
+HOPELESS_EXIT_CODES = (1, 2, 4, EXIT_INTERRUPTED)
+"""A failed training, a wrong request and a missing permission would end the same way; 130 has
+stopped itself."""
+
+
+def pod_failure_policy(container: str) -> dict[str, Any]:
+    """Of a Job with backoffLimit 0: any lost pod fails it, and these codes say so by name.
+
+    Everything else (75 of a node that lost another, 143 of a drained one, a killed or evicted pod)
+    fails the Job for BackoffLimitExceeded, and that restarts the JobSet.
+    """
+    codes = {
+        "containerName": container, "operator": "In", "values": list(HOPELESS_EXIT_CODES)
+    }  # fmt: skip
+    return {"rules": [{"action": "FailJob", "onExitCodes": codes}]}
+
+
+def jobset_failure_policy(max_restarts: int) -> dict[str, Any]:
+    """All pods start again, and only when all old ones are gone: two sets would share a run."""
+    return {
+        "maxRestarts": max_restarts,
+        "restartStrategy": "BlockingRecreate",
+        "rules": [
+            {
+                "name": "hopeless",
+                "action": "FailJobSet",
+                "onJobFailureReasons": ["PodFailurePolicy", "DeadlineExceeded"],
+            }
+        ],
+    }
+
+
+def time_limit_s(request: LaunchRequest) -> int | None:
+    """Whole seconds that the job may last."""
+    limit_s = request.time_limit_s
+    return None if limit_s is None else int(limit_s)
+
+
+def refuse_elastic(request: LaunchRequest) -> None:
+    """Refuse a range of nodes where the target keeps the number it started with.
+
+    Raises:
+        RequestError: ``elastic`` asks for a range.
+    """
+    elastic, target = request.recipe.elastic, request.recipe.launch.kubernetes.target
+    for name, value in (("min_nodes", elastic.min_nodes), ("max_nodes", elastic.max_nodes)):
+        if value not in ("auto", request.nodes):
+            raise RequestError(
+                f"elastic.{name}={value}, but a job of launch.kubernetes.target={target} keeps the "
+                f"{request.nodes} nodes that it starts with: one lost pod starts all again. Leave "
+                f"{name} out, or use launch.kubernetes.target=pytorchjob, whose pods come and go "
+                "one by one."
+            )
+
+
+# All pods of a job placed together or none: by Kueue, by Volcano, or by nobody, which is told.
+#
+# Fields of PodGroup: volcano-sh/apis, scheduling/v1beta1. Volcano was not run here.
+
+API_VERSION = "scheduling.volcano.sh/v1beta1"
+KIND = "PodGroup"
+
+_GROUP = "scheduling.k8s.io/group-name"
+"""Annotation of pods: the PodGroup that Volcano counts them to."""
+
+
+def is_asked(request: LaunchRequest) -> bool:
+    """Whether Volcano places the pods; a side job has but one."""
+    return request.recipe.launch.kubernetes.scheduler == "volcano" and request.side is None
+
+
+def pod_group(request: LaunchRequest, metadata: dict[str, Any], *, members: int) -> dict[str, Any]:
+    """The group of a job's pods; Volcano starts none before it can start so many."""
+    settings = request.recipe.launch.kubernetes
+    spec: dict[str, Any] = {"minMember": members}
+    if settings.queue is not None:
+        spec["queue"] = settings.queue
+    if settings.priority_class is not None:
+        spec["priorityClassName"] = settings.priority_class
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
+
+
+def join(request: LaunchRequest, template: dict[str, Any], group: str) -> None:
+    """Have pods of a template placed with their group, where that is asked."""
+    if is_asked(request):
+        template["metadata"]["annotations"][_GROUP] = group
+        template["spec"]["schedulerName"] = "volcano"
+
+
+def kueue_labels(request: LaunchRequest) -> dict[str, str]:
+    """What hands a job to Kueue, where a queue of it is named."""
+    settings = request.recipe.launch.kubernetes
+    if settings.queue is None or settings.scheduler == "volcano":
+        return {}
+    return {"kueue.x-k8s.io/queue-name": settings.queue}
+
+
+def warnings(request: LaunchRequest) -> tuple[str, ...]:
+    """That nobody places the pods together."""
+    settings = request.recipe.launch.kubernetes
+    if request.nodes == 1 or request.side is not None or settings.queue or is_asked(request):
+        return ()
+    return (
+        f"the {request.nodes} pods are placed one by one: where fewer find room, those hold their "
+        "nodes, which cost, and wait for the rest; two such jobs can wait for each other for ever. "
+        "Name Kueue's queue with launch.kubernetes.queue, or set launch.kubernetes.scheduler="
+        "volcano where the cluster has it.",
+    )
+
+
+# Which nodes are rented as ``cluster.capacity`` says: by the labels that they have.
+#
+# Terms are alternatives, the expressions of one must all hold, as in Kubernetes' node affinity.
+
+RESERVATION = "shardyard/capacity-reservation"
+"""Label of node groups, with the reservation's id: for groups that Karpenter has not made."""
+
+_OF_KARPENTER = "karpenter.k8s.aws/capacity-reservation-id"
+"""Source: karpenter.sh, Scheduling, well-known labels."""
+_TYPES = {"karpenter.sh/capacity-type": ("spot", "reserved"), "eks.amazonaws.com/capacityType":
+          ("SPOT", "CAPACITY_BLOCK")}  # fmt: skip
+"""Labels of Karpenter and of EKS's managed node groups, and the values that are not on demand."""
+
+Term = list[dict[str, Any]]
+
+
+def terms_of(capacity: Capacity) -> list[Term]:
+    """What the labels of a node must be."""
+    match capacity.kind:
+        case "on-demand":  # self-managed groups have neither label
+            return [[_one(label, "NotIn", others) for label, others in _TYPES.items()]]
+        case "spot":
+            return [[_one(label, "In", values[:1])] for label, values in _TYPES.items()]
+        case "reservation" | "block":
+            ids = (str(capacity.id),)
+            return [[_one(label, "In", ids)] for label in (_OF_KARPENTER, RESERVATION)]
+
+
+def node_affinity(capacity: Capacity) -> dict[str, Any]:
+    """The ``affinity`` of a pod that takes such nodes alone."""
+    terms = [{"matchExpressions": term} for term in terms_of(capacity)]
+    required = {"nodeSelectorTerms": terms}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+
+
+def is_of(capacity: Capacity, labels: dict[str, str]) -> bool:
+    """Whether a node with these labels is rented so."""
+    return any(all(_holds(one, labels) for one in term) for term in terms_of(capacity))
+
+
+def _one(label: str, operator: str, values: tuple[str, ...]) -> dict[str, Any]:
+    return {"key": label, "operator": operator, "values": list(values)}
+
+
+def _holds(expression: dict[str, Any], labels: dict[str, str]) -> bool:
+    is_in = labels.get(expression["key"]) in expression["values"]
+    return is_in if expression["operator"] == "In" else not is_in

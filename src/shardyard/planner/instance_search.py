@@ -1,0 +1,283 @@
+"""Which instance, how many of them: time and price of one run on everything that can be rented.
+
+For each EC2 type with a price and known rates, and for each number of nodes, the fastest layout
+that fits is timed with its failures. What is cheaper and faster than another offer dominates it;
+the rest is the Pareto front. A deadline or a budget picks one.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from shardyard.errors import RequestError
+from shardyard.hardware.catalogue import instance, instance_names, rate_of
+from shardyard.hardware.cluster import Cluster, cluster_of
+from shardyard.planner.dispatch import Work, work_on_devices
+from shardyard.planner.effective_time import NoProgressError, Recovery, SaveCost
+from shardyard.planner.failures import FailureOutlook, failure_plan
+from shardyard.planner.kernels import missing
+from shardyard.planner.layouts import Candidate, search
+from shardyard.planner.reliefs import Relief
+from shardyard.planner.throughput import UNMEASURED, Price
+
+NODES = (1, 2, 4, 8, 16, 32, 64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """One cluster, the best way to train on it, and what the whole run comes to."""
+
+    instance: str
+    nodes: int
+    device: str
+    devices: int
+    candidate: Candidate
+    failures: FailureOutlook
+    usd_per_hour: float
+    """Of its nodes, as they are rented, without spare ones."""
+    unmeasured: str = ""
+    """Why the rate of products it rests on is no measurement; empty: somebody timed them."""
+
+    @property
+    def name(self) -> str:
+        """``p5.48xlarge x 16``."""
+        return f"{self.instance} x {self.nodes}"
+
+    @property
+    def wall_s(self) -> float:
+        """The run with start, saves and failures."""
+        return self.failures.wall_s
+
+    @property
+    def usd(self) -> float:
+        """Its price, with the spare nodes that its time assumes."""
+        price = Price(usd_per_hour=self.usd_per_hour, source="")
+        usd = price.of(self.wall_s, nodes=self.nodes, spares=self.failures.spare_nodes)
+        assert usd is not None
+        return usd
+
+    @property
+    def mark(self) -> str:
+        """Of its time and price; empty: somebody timed the products that they rest on."""
+        return UNMEASURED if self.unmeasured else ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "instance": self.instance,
+            "nodes": self.nodes,
+            "device": self.device,
+            "devices": self.devices,
+            "wall_s": self.wall_s,
+            "usd": self.usd,
+            "usd_per_hour": self.usd_per_hour,
+            "spare_nodes": self.failures.spare_nodes,
+            "unmeasured": self.unmeasured or None,
+            "candidate": self.candidate.to_json(),
+            "failures": asdict(self.failures),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offers:
+    """All that can be rented for one run."""
+
+    offers: tuple[Offer, ...]
+    """The Pareto front: cheapest first, each next one faster."""
+    considered: int
+    passed_over: tuple[tuple[str, str], ...]
+    """Instance -> why it is in no offer."""
+    picked: Offer | None
+    """The cheapest in time, or the fastest in budget; None: no offer meets what was asked."""
+    has_deadline: bool = False
+
+    @property
+    def shown(self) -> Offer:
+        """What is picked; else the fastest if there is a deadline, and the cheapest if not."""
+        return self.picked or self.offers[-1 if self.has_deadline else 0]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "offers": [offer.to_json() for offer in self.offers],
+            "considered": self.considered,
+            "passed_over": dict(self.passed_over),
+            "picked": self.picked.to_json() if self.picked else None,
+        }
+
+
+def offers(
+    workload: Work,
+    *,
+    steps: int,
+    checkpoint_bytes: int,
+    recovery: Recovery,
+    deadline_s: float | None = None,
+    budget_usd: float | None = None,
+    names: Sequence[str] = (),
+    capacity: str = "on-demand",
+    variants: Sequence[Relief] = (),
+    reliefs: Sequence[Relief] = (),
+) -> Offers:
+    """Time and price a run on every instance type and number of nodes.
+
+    Args:
+        workload: Model, batch, formats and techniques.
+        steps: Optimizer steps of the run, each of the workload's batch.
+        recovery: What the run does about failures.
+        deadline_s: Longest wall time; the cheapest offer within it is picked.
+        budget_usd: Highest price; the fastest offer within it is picked.
+        names: Instance types to look at; none: all of the catalogue.
+        capacity: How nodes are rented: ``on-demand`` or ``spot``.
+        variants: The same training with other settings, of which the fastest counts.
+        reliefs: What is tried where nothing fits.
+
+    Raises:
+        RequestError: Nothing can be rented that trains it.
+    """
+    found: list[Offer] = []
+    passed: list[tuple[str, str]] = []
+    asked = _Asked(
+        workload=workload, steps=steps, checkpoint_bytes=checkpoint_bytes, recovery=recovery,
+        capacity=capacity, variants=variants, reliefs=reliefs,
+    )  # fmt: skip
+    for name in names or instance_names():
+        made, why = _of_instance(name, asked)
+        found += made
+        if not made:
+            passed.append((name, why))
+    if not found:
+        reasons = "; ".join(f"{name}: {why}" for name, why in passed[:3])
+        raise RequestError(
+            f"no instance type trains this within {NODES[-1]} nodes ({reasons}, ...). Use a "
+            "smaller model, shorter samples or memory.recompute=full, or describe a cluster of "
+            "your own with cluster.file."
+        )
+    front = _front(found)
+    return Offers(
+        offers=tuple(front),
+        considered=len(found),
+        passed_over=tuple(passed),
+        picked=_pick(found, deadline_s=deadline_s, budget_usd=budget_usd),
+        has_deadline=deadline_s is not None,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """What is asked of every instance type."""
+
+    workload: Work
+    steps: int
+    checkpoint_bytes: int
+    recovery: Recovery
+    capacity: str
+    variants: Sequence[Relief]
+    reliefs: Sequence[Relief]
+
+
+def _of_instance(name: str, asked: _Asked) -> tuple[list[Offer], str]:
+    """Offers of one type by number of nodes; or why there is none."""
+    kind, workload = instance(name), asked.workload
+    usd = rate_of(kind, asked.capacity).usd_per_hour
+    if usd is None:
+        return [], f"no {asked.capacity} price is known"
+    why_not = missing(kind.accelerator, workload.formats.compute)
+    if why_not:
+        return [], why_not
+    made, why = [], "the model does not fit"
+    for nodes in NODES:
+        cluster = cluster_of(kind, nodes)
+        try:
+            best = _fastest(asked, cluster)
+        except RequestError:
+            why = "more data-parallel ranks than samples in a step"
+            break
+        if best is None:
+            continue
+        try:
+            made.append(_offer(name, cluster, best, asked, usd_per_hour=usd * nodes))
+        except NoProgressError:
+            why = "it would fail more often than it saves"
+    return made, why
+
+
+def _fastest(asked: _Asked, cluster: Cluster) -> Candidate | None:
+    """The fastest way to train on a cluster that fits there."""
+    found = search(asked.workload, cluster, best=1, breadth="usual", reliefs=asked.reliefs).best
+    ways = [candidate for candidate in found if candidate.is_safe]
+    for variant in asked.variants:
+        with suppress(RequestError):  # it may leave no legal layout
+            found = search(variant.work, cluster, best=1, breadth="usual").best
+            more = variant.settings
+            ways += [replace(each, more=(*more, *each.more)) for each in found if each.is_safe]
+    return min(ways, key=lambda candidate: candidate.step_s, default=None)
+
+
+def _offer(
+    name: str, cluster: Cluster, candidate: Candidate, asked: _Asked, *, usd_per_hour: float
+) -> Offer:
+    batch = work_on_devices(asked.workload, cluster).global_batch
+    return Offer(
+        instance=name,
+        nodes=cluster.nodes,
+        device=cluster.accelerator.name,
+        devices=cluster.devices,
+        candidate=candidate,
+        failures=failure_plan(
+            nodes=cluster.nodes,
+            devices=cluster.devices,
+            step_s=candidate.step_s,
+            steps=-(-asked.steps * asked.workload.global_batch // batch),
+            saving=SaveCost.of(
+                asked.checkpoint_bytes, devices=cluster.devices, nodes=cluster.nodes
+            ),
+            recovery=asked.recovery,
+        ),
+        usd_per_hour=usd_per_hour,
+        unmeasured=cluster.accelerator.unmeasured(asked.workload.formats.compute),
+    )
+
+
+def _front(found: Iterable[Offer]) -> list[Offer]:
+    """Offers that no other beats in both time and price."""
+    front: list[Offer] = []
+    for offer in sorted(found, key=lambda o: (o.usd, o.wall_s)):
+        if not front or offer.wall_s < front[-1].wall_s:
+            front.append(offer)
+    return front
+
+
+def _pick(
+    found: Sequence[Offer], *, deadline_s: float | None, budget_usd: float | None
+) -> Offer | None:
+    within = [
+        offer
+        for offer in found
+        if (deadline_s is None or offer.wall_s <= deadline_s)
+        and (budget_usd is None or offer.usd <= budget_usd)
+    ]
+    if not within:
+        return None
+    if deadline_s is None and budget_usd is not None:
+        return min(within, key=lambda o: o.wall_s)
+    return min(within, key=lambda o: o.usd)
+
+
+# Time to quality is not rate alone: a larger batch needs more samples for the same loss.
+#
+# Source: McCandlish et al. 2018, arXiv:1812.06162, section 2.3: with a critical batch B_c, steps and
+# samples to a loss follow (S / S_min - 1) (E / E_min - 1) = 1, so that a batch B needs 1 + B / B_c
+# times the fewest samples.
+
+
+def samples_factor(global_batch: float, *, critical_batch: float) -> float:
+    """Samples to a given loss at this batch, over the fewest that any batch needs."""
+    if not 0 < critical_batch < math.inf:
+        raise RequestError(
+            f"critical batch={critical_batch} is no number of samples. It is the batch at which "
+            "twice the fewest samples are needed. Give one above 0, or leave it out."
+        )
+    return 1 + global_batch / critical_batch

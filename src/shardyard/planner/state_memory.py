@@ -1,0 +1,214 @@
+"""What logits take on a rank: of how many tokens they exist, and in which formats."""
+
+from dataclasses import replace
+from typing import Protocol
+
+from shardyard.config.data_choices import MASKED_SHARE
+from shardyard.config.layout import Layout
+from shardyard.planner.stages import StageTrained
+from shardyard.planner.workload import Formats, Techniques, Workload
+from shardyard.units import format_bytes
+
+_CHUNKS = 8
+"""Chunks of a chunked loss: so much less of the logits is held."""
+
+
+def with_logits(w: Workload, tokens: float) -> float:
+    """Of these tokens, those whose logits are computed."""
+    return tokens if w.shape.is_causal else MASKED_SHARE * tokens
+
+
+def logits_bytes(w: Workload, tokens: float) -> float:
+    """Logits, fp32 log-probabilities, and the gradients of both as the backward pass starts.
+
+    A loss that writes over its logits holds the 16-bit ones and one fp32 copy.
+    """
+    size, tech = w.formats.compute_bytes, w.techniques
+    per_logit = 3 * size if tech.kernels == "fused" and not w.shape.is_gated else 12
+    if tech.loss == "in place":
+        per_logit = size + 4
+    if tech.loss == "fused":
+        per_logit = 2 * size
+    tokens = with_logits(w, tokens)
+    if tech.loss_chunk is not None:
+        tokens = min(tokens, tech.loss_chunk)
+    held = tokens * w.shape.vocab_size / w.layout.tp * per_logit
+    return held / _CHUNKS if tech.chunked_loss else held
+
+
+def logits_reason(w: Workload, tokens: int) -> str:
+    """What these bytes are, in words."""
+    chunk, entries = w.techniques.loss_chunk, w.shape.vocab_size // w.layout.tp
+    if chunk is None or chunk >= tokens:
+        return f"{tokens:,} tokens x {entries:,} entries: logits, log-probabilities, gradients"
+    whole = logits_bytes(replace(w, techniques=replace(w.techniques, loss_chunk=None)), tokens)
+    return (
+        f"a chunk of {chunk:,} tokens x {entries:,} entries; {format_bytes(whole)} without "
+        "memory.loss_chunk"
+    )
+
+
+# Bytes of parameters, gradients and optimizer state of one rank, as its data axes split them.
+#
+# The same for every network: what its blocks compute is not asked. What is whole for a while beside
+# them, and gradients on their way, are counted too. ``parallel/fsdp.py`` has a table of zero levels.
+
+
+class Sharded(Protocol):
+    """A step whose data axes may split parameters."""
+
+    @property
+    def layout(self) -> Layout:
+        """Degrees of the axes."""
+
+    @property
+    def formats(self) -> Formats:
+        """Bytes of a parameter in each role."""
+
+    @property
+    def techniques(self) -> Techniques:
+        """How the step is carried out."""
+
+    @property
+    def micro_batches(self) -> int:
+        """Passes of one data rank in one step."""
+
+
+class Parameters(Protocol):
+    """What one stage of the model holds on one rank, before the data axes split it."""
+
+    @property
+    def layers(self) -> int:
+        """Its blocks."""
+
+    @property
+    def block(self) -> float:
+        """Parameters of one of them."""
+
+    @property
+    def elements(self) -> float:
+        """All parameters."""
+
+    @property
+    def trained(self) -> StageTrained:
+        """Of these."""
+
+
+def shards(w: Sharded) -> int:
+    """Ranks that split the states of one stage."""
+    return w.layout.dp_shard * w.layout.cp
+
+
+def holds_copy(w: Sharded) -> bool:
+    """Whether one rank keeps a copy of all that computes, and shards nothing."""
+    return w.formats.keeping.copies_on_one_rank and w.layout.world_size == 1
+
+
+def splits_weights(w: Sharded) -> bool:
+    """Whether a rank holds its part alone of the weights between steps."""
+    return w.layout.zero >= w.formats.keeping.splits_weights_from
+
+
+def splits_gradients(w: Sharded) -> bool:
+    """The same of gradients, from pass to pass."""
+    return w.layout.zero >= w.formats.keeping.splits_gradients_from
+
+
+def parameters_bytes(w: Sharded, held: Parameters) -> float:
+    """As they are held between steps."""
+    if w.techniques.offload == "params":
+        return 0.0
+    frozen = held.elements - held.trained.elements  # in the computing format: no master copy
+    size = held.trained.elements * w.formats.weight_bytes + frozen * w.formats.compute_bytes
+    return size / (shards(w) if splits_weights(w) else 1)
+
+
+def optimizer_state_bytes(w: Sharded, held: Parameters) -> float:
+    """All that zero 1 splits."""
+    if w.techniques.offload in ("optimizer", "params"):
+        return 0.0
+    return held.trained.elements * w.formats.optimizer_bytes / shards(w)
+
+
+# --- parameters that are whole for a while -------------------------------------------------------
+
+
+def gathers(w: Sharded) -> bool:
+    """Whether blocks are made whole, or into the computing format, one by one and freed again."""
+    if w.techniques.offload == "params":
+        return True
+    if holds_copy(w):
+        return False
+    is_other_format = w.formats.compute_bytes != w.formats.weight_bytes
+    return w.layout.zero == 3 and (shards(w) > 1 or is_other_format)
+
+
+def whole_copy_bytes(w: Sharded, held: Parameters) -> float:
+    """The stage in the computing format, where it stays so from the first pass to the last."""
+    if gathers(w) or not w.formats.keeping.copies_whole_stage:
+        return 0.0
+    is_needed = shards(w) > 1 or w.formats.compute_bytes < 4
+    return w.formats.compute_bytes * held.elements if is_needed else 0.0
+
+
+def gathered_ahead_bytes(w: Sharded, held: Parameters) -> float:
+    """The block that computes and those that are gathered ahead of it."""
+    if not gathers(w):
+        return 0.0
+    return w.formats.compute_bytes * min(held.layers, 1 + w.techniques.prefetch) * held.block
+
+
+# --- gradients -----------------------------------------------------------------------------------
+
+
+def is_first_pass(w: Sharded) -> bool:
+    """Whether the pass at its peak finds no memory of gradients."""
+    keeping = w.formats.keeping
+    has_buffers = keeping.has_gradient_buffers and (not keeping.copies_on_one_rank or holds_copy(w))
+    return w.micro_batches == 1 and not has_buffers
+
+
+def earlier_passes(w: Sharded) -> float:
+    """1 where gradients of earlier passes, or their buffers, are there beside a pass."""
+    return 0.0 if is_first_pass(w) else 1.0
+
+
+def sums_at_end(w: Sharded) -> bool:
+    """Whether whole gradients are added up over passes, to be summed over ranks in the last."""
+    is_one_of_several = w.layout.zero == 1 and w.layout.data_ranks > 1 and not is_first_pass(w)
+    return is_one_of_several and w.formats.keeping.sums_zero_1_at_end
+
+
+def sums_blocks(w: Sharded) -> bool:
+    """Whether a block's gradient is made whole, sent and freed before the next block's."""
+    if holds_copy(w):
+        return False
+    return gathers(w) or (w.formats.keeping.sums_each_block and not sums_at_end(w))
+
+
+def gradients_bytes(w: Sharded, held: Parameters) -> float:
+    """In the format in which they are held from pass to pass."""
+    on_host = w.techniques.offload == "params" and not w.techniques.updates_on_host
+    if sums_at_end(w) or on_host:
+        return 0.0
+    size = held.trained.elements * w.formats.gradient_bytes
+    return size / (shards(w) if splits_gradients(w) else 1)
+
+
+def waiting_bytes(w: Sharded, held: Parameters) -> float:
+    """Whole gradients that wait for the last pass, or buffers that are set aside for sending."""
+    if sums_at_end(w):
+        return w.formats.reduce_bytes * held.trained.elements
+    return w.techniques.bucket_bytes if w.layout.data_ranks * w.layout.cp > 1 else 0.0
+
+
+def in_sum_bytes(w: Sharded, elements: float) -> float:
+    """A gradient as it was computed, and as it is sent."""
+    return (w.formats.compute_bytes + w.formats.reduce_bytes) * elements if sums_blocks(w) else 0.0
+
+
+def left_of_last_pass_bytes(w: Sharded, held: Parameters) -> float:
+    """The last gradient of the pass before, the table's, is freed when the next one is sent."""
+    if not sums_blocks(w) or is_first_pass(w):
+        return 0.0
+    return w.formats.reduce_bytes * held.trained.table

@@ -1,0 +1,198 @@
+"""How the curves of a side look: ten colours, then the same again in other dashes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import nan
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
+
+from shardyard.report.charts import bucket_medians, colour, decimate, draw
+from shardyard.report.compare.comparison import ComparedRun, Comparison
+from shardyard.report.compare.curves import AXES, Curve
+
+_COLOURS = (
+    "blue", "orange", "green", "red", "purple", "teal", "brown", "pink", "amber", "grey",
+)  # fmt: skip
+_DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (1.5, 1.5), (6, 2, 1.5, 2))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """Of one side, on every picture and in the legend."""
+
+    colour: str
+    """Of the style sheet."""
+    dashes: tuple[float, ...]
+    """Lengths of line and gap; empty: a whole line."""
+
+    @property
+    def matplotlib_dashes(self) -> tuple[float, tuple[float, ...]]:
+        """As matplotlib takes a line's style: offset and lengths."""
+        return (0, self.dashes)
+
+    def swatch(self) -> str:
+        """A short line of it, as HTML."""
+        pattern = " ".join(f"{3 * length:g}" for length in self.dashes)
+        dashes = f' stroke-dasharray="{pattern}"' if pattern else ""
+        return (
+            '<svg class="look" width="30" height="8" aria-hidden="true"><line x1="1" y1="4" '
+            f'x2="29" y2="4" stroke="var(--{self.colour})" stroke-width="2.5"{dashes}/></svg>'
+        )
+
+
+def look_of(side: int) -> Look:
+    """By the side's number; the first is drawn alike whatever is beside it."""
+    colours = len(_COLOURS)
+    dashes = _DASHES[side // colours % len(_DASHES)]
+    return Look(colour=_COLOURS[side % colours], dashes=dashes)
+
+
+# Curves of several runs overlaid, one picture for each thing shown and each axis.
+
+MANY_POINTS = 150
+"""Of one run's steps; from here on a smooth curve is drawn, over the raw one of a few runs."""
+FEW_RUNS = 8
+_POINTS, _BUCKETS = 600, 60
+"""Of one curve: raw, and smooth."""
+
+_TOLD_BY_LOSS = ("perplexity",)
+"""Its exponential: the same curve in other numbers."""
+
+Points = Sequence[tuple[float, float]]
+Style = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One thing that is drawn against every axis."""
+
+    name: str
+    """Of the picture: letters and hyphens."""
+    title: str
+    key: str
+    """Of a step's line; of an evaluation: a metric."""
+    is_of_steps: bool
+
+    def of(self, run: ComparedRun) -> Curve:
+        """One run's curve of it."""
+        curves = run.curves
+        return curves.of_steps(self.key) if self.is_of_steps else curves.of_evaluations(self.key)
+
+
+def shown_of(comparison: Comparison) -> list[Shown]:
+    """What these runs have numbers of."""
+    unit = " or ".join(comparison.units)
+    found = [Shown("loss", f"Training loss, nats per {unit}", "loss", is_of_steps=True)]
+    metrics = dict.fromkeys(
+        name
+        for run in comparison.runs
+        for _, scores in run.curves.evaluations
+        for name, value in scores.items()
+        if value is not None and name not in _TOLD_BY_LOSS
+    )
+    for number, metric in enumerate(metrics):
+        title = f"Held-out loss, nats per {unit}" if metric == "loss" else metric.replace("_", " ")
+        found.append(Shown(f"held-out-{number}", title, metric, is_of_steps=False))
+    rate = f"Throughput, {unit}s per second, all ranks"
+    return [*found, Shown("throughput", rate, "tokens_per_s", is_of_steps=True)]
+
+
+def pictures(comparison: Comparison) -> dict[str, dict[str, str]]:
+    """SVG by axis and name; an axis that no run has a place on has none."""
+    found: dict[str, dict[str, str]] = {}
+    for axis in AXES:
+        drawn = {shown.name: picture(comparison, shown, axis) for shown in shown_of(comparison)}
+        if any(drawn.values()):
+            found[axis] = {name: svg for name, svg in drawn.items() if svg}
+    return found
+
+
+def picture(comparison: Comparison, shown: Shown, axis: str) -> str:
+    """One picture; empty where no run has a point in it."""
+    curves = [(run, shown.of(run).stretches(axis)) for run in comparison.runs]
+    if not any(stretches for _, stretches in curves):
+        return ""
+
+    def paint(axes: Axes) -> None:
+        for number, (run, stretches) in enumerate(curves):
+            _paint(axes, run, number, stretches, shown, are_few=len(curves) <= FEW_RUNS)
+        axes.set_title(shown.title)
+        axes.set_xlabel(AXES[axis])
+        _ticks(axes, axis)
+        if shown.key == "tokens_per_s":
+            axes.set_ylim(0, 1.08 * axes.dataLim.y1 if axes.dataLim.y1 > 0 else 1.0)
+            axes.yaxis.set_major_formatter(EngFormatter(sep=" "))
+
+    return draw(f"{shown.name}-{axis}", paint)
+
+
+def _paint(
+    axes: Axes,
+    run: ComparedRun,
+    number: int,
+    stretches: Sequence[Points],
+    shown: Shown,
+    *,
+    are_few: bool,
+) -> None:
+    """One run's curve, broken at its gaps; what it is drawn by depends on this run alone."""
+    if not stretches:
+        return
+    look = look_of(run.side)
+    style: Style = {"color": colour(look.colour), "linestyle": look.matplotlib_dashes}
+    total = sum(len(stretch) for stretch in stretches)
+    is_smoothed = shown.is_of_steps and total > MANY_POINTS
+    name = f"side-{run.side}-run-{number}"
+    if not is_smoothed or are_few:
+        faint = {**style, "alpha": 0.3, "linewidth": 0.9} if is_smoothed else style
+        marker: Style = {} if shown.is_of_steps else {"marker": "o", "markersize": 3.5}
+        xs, ys = _joined([_thinned(stretch, total) for stretch in stretches])
+        axes.plot(xs, ys, gid=f"{name}-raw", solid_joinstyle="round", **faint, **marker)
+    if is_smoothed:
+        xs, ys = _joined([_smooth(stretch, total) for stretch in stretches])
+        axes.plot(xs, ys, gid=f"{name}-smooth", solid_joinstyle="round", **style)
+    alone = [stretch[0] for stretch in stretches if len(stretch) == 1]
+    if alone and shown.is_of_steps:  # a line needs two points
+        dots = [[x for x, _ in alone], [y for _, y in alone]]
+        axes.plot(*dots, "o", gid=f"{name}-dots", markersize=3, color=style["color"])
+
+
+def _thinned(stretch: Points, total: int) -> Points:
+    """Its share of the points of a curve, the lowest and highest of each bucket."""
+    limit = max(4, _POINTS * len(stretch) // max(1, total))
+    xs, ys = decimate(*_columns(stretch), limit=limit)
+    return list(zip(xs, ys, strict=True))
+
+
+def _smooth(stretch: Points, total: int) -> Points:
+    buckets = max(1, round(_BUCKETS * len(stretch) / total))
+    xs, ys = bucket_medians(*_columns(stretch), buckets=buckets)
+    return list(zip(xs, ys, strict=True))
+
+
+def _columns(points: Points) -> tuple[list[float], list[float]]:
+    return [x for x, _ in points], [y for _, y in points]
+
+
+def _joined(stretches: Sequence[Points]) -> tuple[list[float], list[float]]:
+    """One line with a gap between stretches, which is no number."""
+    xs: list[float] = []
+    ys: list[float] = []
+    for stretch in stretches:
+        if xs:
+            xs.append(stretch[0][0])
+            ys.append(nan)
+        xs += [x for x, _ in stretch]
+        ys += [y for _, y in stretch]
+    return xs, ys
+
+
+def _ticks(axes: Axes, axis: str) -> None:
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=axis == "steps"))
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    if axis in ("samples", "tokens"):
+        axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
+    elif axis == "dollars":
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda usd, _: f"${usd:g}"))

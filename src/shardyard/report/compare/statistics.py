@@ -1,0 +1,323 @@
+"""Which steps of a run say how fast its steps are, and how many are left out, by reason."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from statistics import NormalDist, fmean, quantiles, stdev, variance
+from typing import Any, Literal
+
+from shardyard.report.run_data import Line, RunRecord
+from shardyard.report.walltime import AttemptTime
+from shardyard.rundir.counted_lines import start_of
+
+# Quantiles of Student's t, which Python's library lacks and a report needs no SciPy for.
+
+_STEPS = 400
+"""Of Simpson's rule: the quantile is then right to 1e-6."""
+
+
+@cache
+def student(degrees: int, confidence: float) -> float:
+    """Half the width, in standard errors, of an interval that holds the mean so often.
+
+    Args:
+        degrees: Of freedom, from 1.
+        confidence: Between 0 and 1, both sides together: 0.95.
+    """
+    low, high = 0.0, 1.0
+    while _within(high, degrees) < confidence:
+        low, high = high, 2 * high
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _within(middle, degrees) < confidence else (low, middle)
+    return high
+
+
+def _within(t: float, degrees: int) -> float:
+    """Probability of a value between -t and t.
+
+    With t = sqrt(degrees) tan(a) the density becomes a power of the cosine, which is smooth and
+    has a finite end.
+    """
+    end = math.atan(t / math.sqrt(degrees))
+    scale = math.exp(math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2))
+    width = end / _STEPS
+    total = sum(
+        (1 if k in (0, _STEPS) else 4 if k % 2 else 2) * math.cos(k * width) ** (degrees - 1)
+        for k in range(_STEPS + 1)
+    )
+    return 2 * scale / math.sqrt(math.pi) * total * width / 3
+
+
+# Is one run's step faster than another's? A verdict: faster, slower or inconclusive.
+#
+# Neighbouring steps of a run are alike (a busy neighbour, a warm processor), so the error of a mean
+# is not that of independent steps. It is taken from three things, and nothing else is assumed:
+#
+# 1. Noise: the means of short batches of neighbouring steps differ by so much.
+# 2. Drift: the eighths of a run differ by more than that noise explains. A shared machine drifts over
+#    hours as it does over minutes, so that it is not divided by the number of eighths: the next run
+#    is taken to be where the machine, wandering on, would have got to.
+# 3. Between runs: two runs of one recipe differ by what no single one of them shows (where memory
+#    was placed, which processors were given). Three pairs of runs that alternate show it, and drift
+#    too; then the pairs alone make the interval. Below that ``BETWEEN_RUNS`` stands for it.
+#
+# A verdict needs an interval that leaves equality out, and an effect of ``SMALLEST_EFFECT``: what is
+# real but small is inconclusive, never equal.
+
+Verdict = Literal["faster", "slower", "inconclusive"]
+
+SMALLEST_EFFECT = 0.02
+"""Of step time; a smaller one is no verdict, however sure it is."""
+BETWEEN_RUNS = 0.01
+"""Standard deviation between runs of one recipe, where too few runs are there to show it."""
+CONFIDENCE = 0.95
+BLOCKS = 8
+"""Stretches of a run that show its drift."""
+BATCHES = 4
+"""Of neighbouring steps in each of them, which show its noise."""
+_WANDERED = 2.0
+"""Of a random walk: the square that the means of two runs in a row are apart, over what the
+variances of their eighths add up to."""
+_FREE = 3
+"""Degrees of freedom of a run's drift: eighths that wander are alike, too."""
+FEWEST_STEPS = BLOCKS * BATCHES * 2
+"""Of one run; a batch of one step knows nothing of its neighbours."""
+FEWEST_PAIRS = 3
+"""Pairs of runs that make an interval by themselves."""
+_CUT = 10
+"""The quickest and the slowest tenth of each stretch count as what the next one took: spikes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """The steps of one run that count."""
+
+    name: str
+    began_t: float
+    """Unix seconds; who alternated with whom is told by it."""
+    seconds: tuple[float, ...]
+    """Of each step, for a token, an image or a sample; in order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """Step time of one side beside the baseline's, for the same work."""
+
+    verdict: Verdict
+    ratio: float | None
+    """Above 1: slower than the baseline. None: too few steps."""
+    low: float | None
+    high: float | None
+    """Where the ratio lies, at ``CONFIDENCE``."""
+    ratio_of_means: float | None
+    """With the slowest steps in full, as the clock counts them."""
+    steps: tuple[int, int]
+    """That count, of the baseline and of this side."""
+    how: str
+    """What the interval is made of."""
+    why: str
+    """Of the verdict."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class _Level:
+    """What one run says of the logarithm of its step time."""
+
+    log_s: float
+    square_error: float
+    """Of it, as a forecast of another run's; without what is between runs."""
+
+
+def compare_speed(baseline: Sequence[Pace], other: Sequence[Pace]) -> Speed:
+    """The verdict on ``other``, each side one run or several of one kind."""
+    steps = (sum(len(p.seconds) for p in baseline), sum(len(p.seconds) for p in other))
+    short = [pace for pace in (*baseline, *other) if len(pace.seconds) < FEWEST_STEPS]
+    if short:
+        few = ", ".join(f"{pace.name} has {len(pace.seconds)}" for pace in short)
+        return Speed(
+            verdict="inconclusive", ratio=None, low=None, high=None, ratio_of_means=None,
+            steps=steps, how="",
+            why=f"too few steps count: {few}, and {FEWEST_STEPS} are needed of each run",
+        )  # fmt: skip
+    log_ratio, half, how = _interval(baseline, other)
+    ratio, low, high = (math.exp(log_ratio + side * half) for side in (0, -1, 1))
+    verdict, why = _judge(ratio, low, high)
+    means = [fmean(s for pace in side for s in pace.seconds) for side in (baseline, other)]
+    return Speed(
+        verdict=verdict, ratio=ratio, low=low, high=high, ratio_of_means=means[1] / means[0],
+        steps=steps, how=how, why=why,
+    )  # fmt: skip
+
+
+def _judge(ratio: float, low: float, high: float) -> tuple[Verdict, str]:
+    if low <= 1 <= high:
+        return "inconclusive", "the interval holds 1"
+    if max(ratio, 1 / ratio) < 1 + SMALLEST_EFFECT:
+        return "inconclusive", f"less than {SMALLEST_EFFECT:.0%} is no verdict, though not equal"
+    return ("slower" if ratio > 1 else "faster"), f"the interval leaves 1 out, {CONFIDENCE:.0%}"
+
+
+def _interval(baseline: Sequence[Pace], other: Sequence[Pace]) -> tuple[float, float, str]:
+    """Logarithm of the ratio, half its interval, and what that is made of."""
+    pairs = pairs_in_time(baseline, other)
+    if len(pairs) >= FEWEST_PAIRS:
+        logs = [_level(b.seconds).log_s - _level(a.seconds).log_s for a, b in pairs]
+        half = student(len(logs) - 1, CONFIDENCE) * stdev(logs) / math.sqrt(len(logs))
+        return fmean(logs), half, f"{len(pairs)} pairs of runs that alternate"
+    log_ratio, measured, allowed, free = 0.0, 0.0, 0.0, 0
+    for side, sign in ((baseline, -1), (other, 1)):
+        levels = [_level(pace.seconds) for pace in side]
+        log_ratio += sign * fmean(level.log_s for level in levels)
+        within = fmean(level.square_error for level in levels)
+        # runs that alternate share the machine's drift out between the sides; others do not
+        alike = len(levels) if pairs else 1
+        if not pairs and len(levels) > 1:
+            within += variance([level.log_s for level in levels]) / len(levels)
+        measured += within / alike
+        allowed += BETWEEN_RUNS**2 / alike
+        free += _FREE * len(levels)
+    half = math.hypot(
+        student(free, CONFIDENCE) * math.sqrt(measured),
+        NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * math.sqrt(allowed),
+    )
+    return log_ratio, half, _how(baseline, other, are_paired=bool(pairs))
+
+
+def _how(baseline: Sequence[Pace], other: Sequence[Pace], *, are_paired: bool) -> str:
+    allowed = f"noise and drift of each run, and {BETWEEN_RUNS:.0%} between runs"
+    if len(baseline) == len(other) == 1:
+        return f"{allowed}; three runs of each, in turn, would show that"
+    if are_paired:
+        return f"{allowed}; a third pair of runs would show that"
+    return f"{allowed}; the runs do not alternate, so the machine's drift is not told from theirs"
+
+
+def pairs_in_time(baseline: Sequence[Pace], other: Sequence[Pace]) -> list[tuple[Pace, Pace]]:
+    """Neighbours in time, one of each side; none where the sides did not take turns."""
+    if len(baseline) != len(other):
+        return []
+    marked = [(pace.began_t, 0, pace) for pace in baseline]
+    marked += [(pace.began_t, 1, pace) for pace in other]
+    marked.sort(key=lambda each: each[:2])
+    pairs = []
+    for first, second in zip(marked[::2], marked[1::2], strict=True):
+        if first[1] == second[1]:
+            return []
+        a, b = (first, second) if first[1] == 0 else (second, first)
+        pairs.append((a[2], b[2]))
+    return pairs
+
+
+def _level(seconds: Sequence[float]) -> _Level:
+    """Of at least ``FEWEST_STEPS`` steps; the first few are left out so that stretches are even."""
+    size = len(seconds) // (BLOCKS * BATCHES)
+    logs = [math.log(each) for each in seconds[-size * BLOCKS * BATCHES :]]
+    length = size * BATCHES
+    blocks = [_without_spikes(logs[i : i + length]) for i in range(0, len(logs), length)]
+    means = [fmean(block) for block in blocks]
+    noise = fmean(
+        variance([fmean(block[i : i + size]) for i in range(0, length, size)]) / BATCHES
+        for block in blocks
+    )
+    drift = max(0.0, variance(means) - noise)
+    return _Level(log_s=fmean(means), square_error=noise / BLOCKS + _WANDERED * drift)
+
+
+def _without_spikes(logs: Sequence[float]) -> list[float]:
+    """The outermost tenths moved to where they begin; nothing is left out, the order stays."""
+    tenths = quantiles(logs, n=_CUT, method="inclusive")
+    low, high = tenths[0], tenths[-1]
+    return [min(max(each, low), high) for each in logs]
+
+
+WARM_UP_STEPS = 5
+"""Of each start and phase: memory is taken, kernels are chosen, caches fill."""
+
+START, EVALUATION, SAVE = "the first of a start", "beside an evaluation", "during a save"
+OTHER, UNTIMED = "on other ranks or of another phase", "without a time"
+"""Reasons, in words that follow a number of steps."""
+
+
+def pace_of(record: RunRecord, times: Sequence[AttemptTime]) -> tuple[Pace, dict[str, int]]:
+    """The steps that count, and how many do not, by reason.
+
+    Times are for a token or an image, so that runs with other batches compare; where the batch is
+    the same, their ratio is that of step times.
+    """
+    steps = record.steps
+    numbers = Counter(_kind(line) for line in steps)
+    usual = max(numbers, key=lambda kind: numbers[kind], default=None)
+    early, evaluating, saving = _early(record), _evaluating(record), _saving(record, steps)
+    left_out: Counter[str] = Counter()
+    seconds: list[float] = []
+    for line in steps:
+        rate, step = line.get("tokens_per_s"), line["step"]
+        if (*start_of(line), step) in early:
+            left_out[START] += 1
+        elif _kind(line) != usual:
+            left_out[OTHER] += 1
+        elif step in evaluating:
+            left_out[EVALUATION] += 1
+        elif step in saving:
+            left_out[SAVE] += 1
+        elif not rate:
+            left_out[UNTIMED] += 1
+        else:
+            seconds.append(1 / rate)
+    began_t = times[0].began_t if times else 0.0
+    pace = Pace(name=record.run.run_id, began_t=began_t, seconds=tuple(seconds))
+    return pace, dict(left_out)
+
+
+def _kind(line: Line) -> tuple[int | None, int | None]:
+    """What makes steps of one run differ in length: its ranks, and its phase."""
+    return line.get("world_size"), line.get("phase")
+
+
+def _early(record: RunRecord) -> set[tuple[int, int, int]]:
+    """Attempt, generation and number of the first steps of each start and phase."""
+    early: set[tuple[int, int, int]] = set()
+    for attempt in record.attempts:
+        begun: Counter[tuple[int, int, int | None]] = Counter()
+        for line in attempt.lines:
+            place = (*start_of(line), line.get("phase"))
+            begun[place] += 1
+            if begun[place] <= WARM_UP_STEPS:
+                early.add((*start_of(line), line["step"]))
+    return early
+
+
+def _evaluating(record: RunRecord) -> set[int]:
+    """Steps before and after an evaluation: it empties what the next ones had prepared."""
+    at = [event["step"] for event in record.counting("evaluated") if event.get("step") is not None]
+    return {step for each in at for step in (each, each + 1)}
+
+
+def _saving(record: RunRecord, steps: Sequence[Line]) -> set[int]:
+    """Steps at a save, and those that it was written beside."""
+    lasted = {
+        (*start_of(event), event.get("step")): event.get("seconds") or 0.0
+        for event in record.all("checkpoint_durable")
+    }
+    blocked = [line["step"] for line in steps if line.get("checkpoint_blocked_s")]
+    saving = {step for each in blocked for step in (each, each + 1)}
+    place = {line["step"]: index for index, line in enumerate(steps)}
+    for event in record.counting("checkpoint_started"):
+        index = place.get(event.get("step") or -1)
+        if index is None:
+            continue
+        saving.add(steps[index]["step"])
+        left_s = lasted.get((*start_of(event), event["step"]), 0.0)
+        for line in steps[index + 1 :]:
+            saving.add(line["step"])
+            left_s -= line.get("step_time_s") or 0.0
+            if left_s <= 0:
+                break
+    return saving

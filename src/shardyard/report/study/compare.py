@@ -1,0 +1,536 @@
+"""Studies beside each other: the same sizes, is one faster there, and does one scale better?
+
+The first study is the baseline. Speeds are those of the runs of a size, judged as `shardyard
+compare` judges any two runs; studies of one kind that were repeated are one side, so that their
+runs of a size are repeats too. Scaling is the speed at a size over the speed at the smallest size
+that the two share: what is faster everywhere by the same factor scales alike.
+
+A published table has one number a size: its efficiencies stand beside the others, and nothing is
+concluded from them.
+"""
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+
+from shardyard.errors import JsonFileError, RequestError
+from shardyard.io.files import read_json_object, write_text
+from shardyard.log import warn
+from shardyard.report.charts import MUTED, colour, draw, no_pictures
+from shardyard.report.compare.charts import look_of
+from shardyard.report.compare.differences import Difference, settings_that_differ
+from shardyard.report.compare.page import Table
+from shardyard.report.compare.statistics import SMALLEST_EFFECT, Pace, Speed, compare_speed, pace_of
+from shardyard.report.format import ABSENT
+from shardyard.report.html import esc, render_page, render_section, render_table
+from shardyard.report.run_data import RunRecord, read_run
+from shardyard.report.study.page import JSON, PAGE
+from shardyard.report.study.table import VERSION
+from shardyard.report.summary import summarize
+from shardyard.rundir.layout import RunDir
+from shardyard.units import format_count
+
+_KNOWN = ("measured", "published")
+
+Unit = Literal["tokens", "samples"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyRow:
+    """One size of one study."""
+
+    rates: Mapping[Unit, float]
+    """A second, all accelerators; of what is known."""
+    run_id: str
+    """Empty: of a published table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyTable:
+    """One study, as its folder holds it."""
+
+    name: str
+    folder: Path
+    rows: Mapping[int, StudyRow]
+    """By accelerators; measured and published sizes alone."""
+
+    def run(self, accelerators: int) -> RunDir | None:
+        """The run of a size, where its folder is there."""
+        row = self.rows.get(accelerators)
+        if row is None or not row.run_id:
+            return None
+        found = RunDir(self.folder.parent / row.run_id)
+        return found if found.recipe.is_file() else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling:
+    """Efficiency of one side over the baseline's, both against the same smallest size."""
+
+    verdict: Literal["better", "worse", "inconclusive"]
+    ratio: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeBeside:
+    """One size on one side."""
+
+    side: int
+    accelerators: int
+    rate: float | None
+    """Tokens or samples a second, all accelerators; of repeats the mean. None: it has not run."""
+    efficiency: float | None
+    """Against the smallest size that all sides share."""
+    speed: Speed | None
+    """Step time beside the baseline's; None: of the baseline itself, or a size has no run."""
+    scaling: Scaling | None
+    """None: of the baseline, of the smallest size, or nothing is known of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudiesBeside:
+    """All of it."""
+
+    sides: tuple[tuple[StudyTable, ...], ...]
+    unit: Unit
+    """Of the rates."""
+    base: int
+    """Accelerators of the smallest size that all sides share."""
+    sizes: tuple[SizeBeside, ...]
+    """By accelerators, then by side."""
+    settings: tuple[Difference, ...]
+    """That differ between the studies' runs of that size; empty too where there are none."""
+    settings_of: tuple[str, ...]
+    """Ids of these runs, in the order of each difference's values."""
+
+    def name(self, side: int) -> str:
+        """Of its first study, and how many there are."""
+        studies = self.sides[side]
+        more = len(studies) - 1
+        return studies[0].name if not more else f"{studies[0].name} and {more} more"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "studies": [
+                {"side": side, "name": study.name, "path": str(study.folder)}
+                for side, studies in enumerate(self.sides)
+                for study in studies
+            ],
+            "unit": self.unit,
+            "base_accelerators": self.base,
+            "sizes": [{**asdict(each), "name": self.name(each.side)} for each in self.sizes],
+            "settings": [asdict(each) for each in self.settings],
+            "settings_of": list(self.settings_of),
+        }
+
+
+def is_study(folder: Path) -> bool:
+    """Whether a folder is that of a study."""
+    table, recipe = folder / JSON, folder / "recipe.yaml"
+    return os.path.isfile(table) and not os.path.exists(recipe)  # noqa: PTH110, PTH113 (long names)
+
+
+def read_study(folder: Path) -> StudyTable:
+    """What the table of a study says.
+
+    Raises:
+        RequestError: It is damaged, is of another version, or holds several series.
+    """
+    file = folder / JSON
+    try:
+        table = read_json_object(file)
+        name, version, series = str(table["name"]), table["version"], list(table["series"])
+        rows = [row for each in series[:1] for row in each["rows"]]
+        known = {int(row["accelerators"]): _row(row) for row in rows if row["origin"] in _KNOWN}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        why = error.reason if isinstance(error, JsonFileError) else repr(error)
+        raise RequestError(
+            f"{file} is not the table of a study ({why}). Write it anew with the command that "
+            "made it: `shardyard study` goes on where it stood."
+        ) from error
+    if version != VERSION:
+        raise RequestError(
+            f"{file} is of version {version}, and this Shardyard reads {VERSION}. Write it anew "
+            "with `shardyard study`."
+        )
+    if len(series) != 1:
+        raise RequestError(
+            f"{file} holds {len(series)} series, which are beside each other on its own page "
+            "already. Compare studies of one series each."
+        )
+    if not known:
+        raise RequestError(
+            f"{file}: no size of this study was measured, so there is nothing to compare. Run it: "
+            "`shardyard study RECIPE --nodes ... --on LAUNCHER`."
+        )
+    return StudyTable(name=name, folder=folder.resolve(), rows=known)
+
+
+def _row(row: Mapping[str, Any]) -> StudyRow:
+    run_id, size = str(row["run_id"]), int(row["accelerators"])
+    if run_id != Path(run_id).name and run_id:
+        raise ValueError(f"run_id {run_id!r} is no name of a folder")
+    units: tuple[Unit, ...] = ("tokens", "samples")
+    known = [(unit, row[f"{unit}_per_s"]) for unit in units]
+    rates = {unit: float(rate) for unit, rate in known if rate is not None}
+    if size < 1 or not all(0 < rate < math.inf for rate in rates.values()):
+        raise ValueError(f"accelerators {size} and rates {rates} are not above 0")
+    return StudyRow(rates=rates, run_id=run_id)
+
+
+def compare_studies(sides: Sequence[Sequence[StudyTable]]) -> StudiesBeside:
+    """Put studies side by side.
+
+    Args:
+        sides: The studies of each side, the baseline first.
+
+    Raises:
+        RequestError: One side alone, a study named twice, no size in common, or other units.
+    """
+    _refuse(sides)
+    unit = _unit(sides)
+    shared = set.intersection(*(set(study.rows) for studies in sides for study in studies))
+    if not shared:
+        sizes = "; ".join(
+            f"{study.name} has {', '.join(map(str, sorted(study.rows)))}"
+            for studies in sides
+            for study in studies
+        )
+        raise RequestError(
+            f"these studies have no number of accelerators in common: {sizes}. Add a size to one "
+            "of them: `shardyard study RECIPE --nodes ...` with more sizes goes on with it."
+        )
+    base = min(shared)
+    everywhere = sorted({size for studies in sides for study in studies for size in study.rows})
+    records = {
+        (side, size): _records(studies, size)
+        for side, studies in enumerate(sides)
+        for size in everywhere
+    }
+    speeds = _speeds(records)
+    smallest = [record for side in range(len(sides)) for record in records[side, base]]
+    return StudiesBeside(
+        sides=tuple(tuple(studies) for studies in sides),
+        unit=unit,
+        base=base,
+        sizes=tuple(
+            _beside(studies, side, size, base, unit, speeds)
+            for size in everywhere
+            for side, studies in enumerate(sides)
+        ),
+        settings=tuple(settings_that_differ(smallest)) if len(smallest) > 1 else (),
+        settings_of=tuple(record.run.run_id for record in smallest),
+    )
+
+
+def _beside(
+    studies: Sequence[StudyTable], side: int, size: int, base: int, unit: Unit,
+    speeds: Mapping[tuple[int, int], Speed],
+) -> SizeBeside:  # fmt: skip
+    rate, base_rate = _rate(studies, size, unit), _rate(studies, base, unit)
+    assert base_rate is not None  # all sides have this size
+    speed, at_base = speeds.get((side, size)), speeds.get((side, base))
+    return SizeBeside(
+        side=side,
+        accelerators=size,
+        rate=rate,
+        efficiency=None if rate is None else rate / size / (base_rate / base),
+        speed=speed,
+        scaling=None if size == base else _scaling(speed, at_base),
+    )
+
+
+def _refuse(sides: Sequence[Sequence[StudyTable]]) -> None:
+    if len(sides) < 2:
+        raise RequestError(
+            "one study alone cannot be compared. Name another after a space; its own page is "
+            f"{sides[0][0].folder / PAGE}."
+        )
+    named: set[Path] = set()
+    for study in (study for studies in sides for study in studies):
+        if study.folder in named:
+            raise RequestError(
+                f"the study {study.name} is named twice, and it would differ from itself in "
+                "nothing. Name each once."
+            )
+        named.add(study.folder)
+
+
+def _unit(sides: Sequence[Sequence[StudyTable]]) -> Unit:
+    """What all of them have a rate of."""
+    rows = [row for studies in sides for study in studies for row in study.rows.values()]
+    units: tuple[Unit, ...] = ("tokens", "samples")
+    for unit in units:
+        if all(unit in row.rates for row in rows):
+            return unit
+    raise RequestError(
+        "these studies count other things: not all of them have tokens, and not all have samples, "
+        "a second. Compare studies of one kind of data."
+    )
+
+
+def _records(studies: Sequence[StudyTable], size: int) -> list[RunRecord]:
+    runs = [study.run(size) for study in studies]
+    return [read_run(run) for run in runs if run is not None]
+
+
+def _rate(studies: Sequence[StudyTable], size: int, unit: Unit) -> float | None:
+    rates = [study.rows[size].rates[unit] for study in studies if size in study.rows]
+    return fmean(rates) if rates else None
+
+
+def _speeds(records: Mapping[tuple[int, int], list[RunRecord]]) -> dict[tuple[int, int], Speed]:
+    """Of each side but the first at each size; none where either has no run."""
+    paces: dict[tuple[int, int], list[Pace]] = {
+        place: [pace_of(record, summarize(record).attempts)[0] for record in found]
+        for place, found in records.items()
+    }
+    return {
+        (side, size): compare_speed(paces[0, size], pace)
+        for (side, size), pace in paces.items()
+        if side and pace and paces[0, size]
+    }
+
+
+def _scaling(speed: Speed | None, base: Speed | None) -> Scaling | None:
+    """From the step times of a size and of the smallest one, both beside the baseline's.
+
+    The two are of other runs, so that their errors are independent; their intervals are even on
+    the logarithm.
+    """
+    if speed is None or base is None or speed.ratio is None or base.ratio is None:
+        return None
+    half = math.hypot(_half(speed), _half(base))
+    ratio = base.ratio / speed.ratio
+    low, high = ratio * math.exp(-half), ratio * math.exp(half)
+    if low <= 1 <= high or max(ratio, 1 / ratio) < 1 + SMALLEST_EFFECT:
+        return Scaling(verdict="inconclusive", ratio=ratio, low=low, high=high)
+    return Scaling(verdict="better" if ratio > 1 else "worse", ratio=ratio, low=low, high=high)
+
+
+def _half(speed: Speed) -> float:
+    assert speed.low is not None and speed.high is not None
+    return math.log(speed.high / speed.low) / 2
+
+
+# Pictures of studies beside each other as inline SVG: efficiency and rate, a line a side.
+
+Value = Callable[[SizeBeside], float | None]
+
+_SIZE_INCHES = (5.0, 3.0)
+
+
+def beside_panels(beside: StudiesBeside) -> dict[str, str]:
+    """Name -> SVG."""
+
+    def paint_efficiency(axes: Axes) -> None:
+        _lines(
+            axes, beside, lambda size: None if size.efficiency is None else 100 * size.efficiency
+        )
+        axes.axhline(100, color=MUTED, linestyle=(0, (1, 2)), linewidth=1)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} %"))
+        _finish(axes, beside, f"Efficiency against {beside.base} accelerators")
+
+    def paint_rate(axes: Axes) -> None:
+        _lines(axes, beside, lambda size: size.rate)
+        axes.set_ylim(0, None)
+        axes.yaxis.set_major_formatter(EngFormatter(sep=" "))
+        _finish(axes, beside, f"{beside.unit.capitalize()} per second, all accelerators")
+
+    return {
+        "efficiency": draw("beside-efficiency", paint_efficiency, size_inches=_SIZE_INCHES),
+        "throughput": draw("beside-throughput", paint_rate, size_inches=_SIZE_INCHES),
+    }
+
+
+def _lines(axes: Axes, beside: StudiesBeside, value: Value) -> None:
+    for side in range(len(beside.sides)):
+        known = [
+            (size.accelerators, found)
+            for size in beside.sizes
+            if size.side == side and (found := value(size)) is not None
+        ]
+        look = look_of(side)
+        axes.plot(
+            [size for size, _ in known], [found for _, found in known], marker="o", markersize=4.5,
+            color=colour(look.colour), linestyle=look.matplotlib_dashes, label=beside.name(side),
+        )  # fmt: skip
+
+
+def _finish(axes: Axes, beside: StudiesBeside, title: str) -> None:
+    sizes = sorted({size.accelerators for size in beside.sizes})
+    axes.set_title(title)
+    axes.set_xlabel("accelerators")
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(sizes[0] / 1.2, sizes[-1] * 1.2)
+    axes.xaxis.set_major_locator(FixedLocator(sizes))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.legend(
+        loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3, labelcolor=MUTED, fontsize=7.5
+    )
+
+
+# Studies beside each other in words: the same cells in the terminal and on the page.
+
+
+def sizes_table(beside: StudiesBeside) -> Table:
+    """A row a side and a size that it has."""
+    heads = [
+        "#accelerators", "study", f"#{beside.unit}/s", "#efficiency", "speed", "#step time",
+        "#interval", "scaling", "#its share", "#interval",
+    ]  # fmt: skip
+    return heads, [
+        _row_beside_words(beside, size) for size in beside.sizes if size.rate is not None
+    ]
+
+
+def _row_beside_words(beside: StudiesBeside, size: SizeBeside) -> list[str]:
+    return [
+        str(size.accelerators),
+        beside.name(size.side),
+        ABSENT if size.rate is None else format_count(size.rate),
+        ABSENT if size.efficiency is None else f"{100 * size.efficiency:.1f} %",
+        *_speed(size),
+        *_scaling_beside_words(size.scaling),
+    ]
+
+
+def _speed(size: SizeBeside) -> list[str]:
+    speed = size.speed
+    if speed is None:
+        return ["", "", ""]
+    if speed.ratio is None or speed.low is None or speed.high is None:
+        return [speed.verdict, ABSENT, ABSENT]
+    return [speed.verdict, f"{speed.ratio:.3f}", f"{speed.low:.3f} to {speed.high:.3f}"]
+
+
+def _scaling_beside_words(scaling: Scaling | None) -> list[str]:
+    if scaling is None:
+        return ["", "", ""]
+    ends = f"{scaling.low:.3f} to {scaling.high:.3f}"
+    return [scaling.verdict, f"{scaling.ratio:.3f}", ends]
+
+
+def settings_table(beside: StudiesBeside) -> Table:
+    """A row a setting that differs between the runs of the smallest size."""
+    return ["setting", *beside.settings_of], [[e.name, *e.values] for e in beside.settings]
+
+
+def how_words(beside: StudiesBeside) -> list[str]:
+    """What the numbers are."""
+    first = beside.name(0)
+    return [
+        f"Speed: step time at a size beside that of {first} at the same size; 1.05 is 5 % slower. "
+        f"Scaling: efficiency beside that of {first}, both against their {beside.base} "
+        "accelerators; 1.05 scales 5 % better. Intervals hold 95 % of the time, each by itself; "
+        "inconclusive is not equal.",
+        *_reasons(beside),
+    ]
+
+
+def _reasons(beside: StudiesBeside) -> list[str]:
+    """Why a speed has no verdict, or no number."""
+    said = [
+        f"{beside.name(size.side)} on {size.accelerators}: {size.speed.why}"
+        + (f"; {size.speed.how}." if size.speed.how else ".")
+        for size in beside.sizes
+        if size.speed is not None and size.speed.verdict == "inconclusive"
+    ]
+    missing = [
+        f"{beside.name(size.side)} on {size.accelerators}"
+        for size in beside.sizes
+        if size.side and size.speed is None and size.rate is not None
+    ]
+    if missing:
+        said.append(
+            f"No speed is judged of {'; '.join(missing)}: that takes the run of this size on both "
+            "sides, and one has published numbers alone, or its run's folder is gone."
+        )
+    return said
+
+
+# The page of studies beside each other: one file that opens from disk.
+
+
+def write_beside(sides: Sequence[Sequence[StudyTable]], page: Path) -> StudiesBeside:
+    """Compare studies and write the page; without pictures where none can be drawn.
+
+    Raises:
+        RequestError: There is nothing to compare.
+        StorageError: The page cannot be written.
+    """
+    beside = compare_studies(sides)
+    why_none = no_pictures()
+    pictures = {} if why_none else _pictures(beside)
+    write_text(page, render_beside(beside, pictures, no_pictures=why_none))
+    if why_none:
+        warn(why_none)
+    return beside
+
+
+def _pictures(beside: StudiesBeside) -> dict[str, str]:
+
+    return beside_panels(beside)
+
+
+def render_beside(
+    beside: StudiesBeside, pictures: Mapping[str, str], *, no_pictures: str = ""
+) -> str:
+    """The whole page.
+
+    Args:
+        pictures: SVG by name.
+        no_pictures: Why there are none; empty where there are.
+    """
+    first = beside.name(0)
+    head = (
+        f'<header><p class="eyebrow">Scaling studies</p><h1>{len(beside.sides)} studies</h1>'
+        f'<p class="lead">Held to the first: {esc(first)}.</p></header>'
+    )
+    figures = "".join(f'<figure id="{esc(name)}">{svg}</figure>' for name, svg in pictures.items())
+    curves = (
+        f'<div class="panels">{figures}</div>'
+        if figures
+        else f'<p class="muted">{esc(no_pictures)}</p>'
+    )
+    notes = "".join(f'<p class="note">{esc(text)}</p>' for text in how_words(beside))
+    parts = [
+        head,
+        render_section("sizes", "Sizes", _card(sizes_table(beside)) + notes),
+        render_section("curves", "Curves", curves),
+        _settings(beside),
+    ]
+    written = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
+    footer = f"Written {written} by <code>shardyard compare</code>, from table.json and the runs."
+    return render_page(f"{first} and other studies, compared", "\n".join(parts), footer=footer)
+
+
+def _settings(beside: StudiesBeside) -> str:
+    heads, rows = settings_table(beside)
+    if not beside.settings_of:
+        body = '<p class="muted">No runs are there to read settings from.</p>'
+    elif not rows:
+        body = '<p class="muted">No setting differs.</p>'
+    else:
+        body = _card((heads, rows))
+    note = f'<p class="note">Of the runs on {beside.base} accelerators, every default resolved.</p>'
+    return render_section("settings", "What differs", body + note)
+
+
+def _card(table: Table) -> str:
+    heads, rows = table
+    cells = [[esc(cell) for cell in row] for row in rows]
+    return f'<div class="card">{render_table(heads, cells)}</div>'

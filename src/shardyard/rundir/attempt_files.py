@@ -1,0 +1,89 @@
+"""attempts/<n>/store.json: where the agents of an attempt meet since node 0 was lost."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from shardyard.config.resolved import Resolved
+from shardyard.errors import JsonFileError, RequestError
+from shardyard.io.files import read_json_object, write_json
+from shardyard.rundir.layout import RunDir
+
+
+@dataclass(frozen=True, kw_only=True)
+class StorePlace:
+    """Which node serves the store, and where."""
+
+    moves: int
+    """How often the store has moved in this attempt; 0: node 0 serves it, nothing is written."""
+    node_rank: int
+    endpoint: str
+    """HOST:PORT."""
+
+
+def read_store_place(run: RunDir, attempt: int) -> StorePlace | None:
+    """None: the store has never moved."""
+    try:
+        return StorePlace(**read_json_object(_path(run, attempt)))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def write_store_place(run: RunDir, attempt: int, place: StorePlace) -> None:
+    """Tell all nodes.
+
+    Raises:
+        StorageError: The run's folder cannot be written.
+    """
+    write_json(_path(run, attempt), asdict(place))
+
+
+def _path(run: RunDir, attempt: int) -> Path:
+    return run.attempt(attempt) / "store.json"
+
+
+# attempts/<n>/resolved.json: the resolved recipe of an attempt, each value with its reason.
+
+_HINT = "It is written at the start of an attempt; resume the run to make a new attempt."
+
+
+def read_resolved(path: Path) -> Resolved:
+    """Read attempts/<n>/resolved.json.
+
+    Raises:
+        RequestError: The file is missing or is not what ``write_resolved`` writes.
+    """
+    try:
+        return Resolved.from_json(read_json_object(path))
+    except JsonFileError as error:
+        raise RequestError(f"{error} {_HINT}") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RequestError(f"{path} cannot be read ({error}). {_HINT}") from error
+
+
+@dataclass(frozen=True)
+class NewestResolved:
+    """The newest attempt whose resolved.json can be read."""
+
+    resolved: Resolved | None
+    """None if there is none."""
+    torn: tuple[str, ...]
+    """Files of newer attempts that are there and cannot be read; to be told."""
+
+
+def newest_resolved(run: RunDir) -> NewestResolved:
+    """What the last attempt resolved, or the one before where that file is torn."""
+    torn: list[str] = []
+    for number in reversed(run.attempts()):
+        path = run.resolved(number)
+        if not path.is_file():
+            continue  # it was killed before it began
+        try:
+            return NewestResolved(read_resolved(path), tuple(torn))
+        except RequestError:
+            torn.append(f"{path} is torn")
+    return NewestResolved(None, tuple(torn))
+
+
+def write_resolved(path: Path, resolved: Resolved) -> None:
+    """Write attempts/<n>/resolved.json at once."""
+    write_json(path, resolved.to_json())

@@ -1,0 +1,257 @@
+"""Any causal language model of transformers as a module of one's own: made here, with its loss."""
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from shardyard.config.rules.custom_module import needs_mask
+from shardyard.config.rules.model import vocabulary_problems
+from shardyard.config.schema.recipe import Recipe
+from shardyard.data.loader import IGNORED, MicroBatch
+from shardyard.errors import Problem, RecipeError, RequestError
+from shardyard.models.attention import document_mask
+from shardyard.models.build import freeze
+from shardyard.models.folder_report import report_problems
+from shardyard.models.random import key_of
+from shardyard.parallel.apply import REMEDY, parallelize_own
+from shardyard.parallel.custom_module import (
+    blocks_named,
+    module_problems,
+    refuse_differing_weights,
+    refuse_scalars,
+)
+from shardyard.parallel.ddp import stays_whole
+from shardyard.parallel.loss import VocabLoss
+from shardyard.parallel.low_precision import DTYPES
+from shardyard.parallel.mesh import Mesh
+from shardyard.python_program import look_in_current_folder
+from shardyard.tasks.custom import Loss, OwnComputation
+
+_ROUNDING = 1e-4
+"""Largest difference of logits in fp32, of the largest logit, that is rounding."""
+_MASKED = torch.finfo(torch.bfloat16).min
+"""Added to scores of tokens that are not seen; a number of fp32, too."""
+
+
+def open_causal_lm(recipe: Recipe, folder: Path, *, vocab_size: int) -> PreTrainedModel:
+    """The model of a folder in fp32, with its weights, or random ones from torch's generator.
+
+    Raises:
+        RequestError: transformers cannot open it, or not without code of its own; or its weights
+            are not those of its config.json.
+        RecipeError: The tokenizer has more tokens than it has rows.
+    """
+    wrong: list[str] = []
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        config.use_cache = False
+        if recipe.model.weights == "random":
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        else:
+            model, told = AutoModelForCausalLM.from_pretrained(
+                folder, config=config, dtype=torch.float32, use_safetensors=True,
+                local_files_only=True, ignore_mismatched_sizes=True, output_loading_info=True,
+            )  # fmt: skip
+            wrong = report_problems(folder, told)
+    except (ValueError, OSError, ImportError, KeyError) as error:
+        why = str(error).splitlines()[0]
+        raise RequestError(
+            f"transformers cannot open {folder} as a causal language model: {why} Code of the "
+            "folder's own is not run. Make sure that this version of transformers knows the model."
+        ) from error
+    if wrong:
+        raise RequestError("\n".join(wrong))
+    rows = model.get_input_embeddings().weight.shape[0]
+    found = vocabulary_problems(
+        tokenizer=str(recipe.data.tokenizer), vocab_size=vocab_size, rows=rows
+    )
+    if found:
+        raise RecipeError(found, str(folder))
+    opened: PreTrainedModel = model
+    return opened
+
+
+def blocks_of_causal_lm(model: PreTrainedModel) -> dict[str, nn.Module]:
+    """What transformers says must stay together on one device: its blocks, by full name."""
+    kinds = set(model._no_split_modules or ())
+    named = {name: each for name, each in model.named_modules() if type(each).__name__ in kinds}
+    inner = {name for name in named for other in named if name.startswith(f"{other}.")}
+    return {name: each for name, each in named.items() if name not in inner}
+
+
+def loss_of_causal_lm(model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Sum of the cross-entropies of a batch, and how many tokens are predicted."""
+    logits_BLV = model(input_ids=batch["tokens"], use_cache=False).logits
+    return VocabLoss()(logits_BLV, batch["targets"]), (batch["targets"] != IGNORED).sum()
+
+
+def loss_of_documents(model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """The same where each document of a sample is for itself."""
+    logits_BLV = _logits_of_documents(model, batch["tokens"], batch["positions"])
+    return VocabLoss()(logits_BLV, batch["targets"]), (batch["targets"] != IGNORED).sum()
+
+
+@torch.no_grad()
+def refuse_mixed_documents(model: PreTrainedModel, setting: str) -> None:
+    """Compute some short documents in two samples, and each alone.
+
+    Args:
+        setting: What asks that they be kept apart.
+
+    Raises:
+        RequestError: Their logits differ.
+    """
+    sizes = [(4, 1, 3), (2, 6)]
+    rows = model.get_input_embeddings().weight.shape[0]
+    tokens_BL = (torch.arange(16) * 7 + 1).remainder(rows).view(2, 8)
+    positions_BL = torch.stack([torch.cat([torch.arange(n) for n in each]) for each in sizes])
+    documents = [
+        document
+        for row, each in zip(tokens_BL, sizes, strict=True)
+        for document in torch.split(row, list(each))
+    ]
+    was_training = model.training
+    model.eval()
+    found = [model(input_ids=each[None], use_cache=False).logits[0] for each in documents]
+    alone = torch.cat(found)
+    try:
+        together = _logits_of_documents(model, tokens_BL, positions_BL).flatten(0, 1)
+        keeps_apart = bool((together - alone).abs().max() < _ROUNDING * alone.abs().max())
+    except (TypeError, ValueError, RuntimeError):  # it takes no such positions or mask
+        keeps_apart = False
+    model.train(was_training)
+    if not keeps_apart:
+        raise RequestError(
+            f"{setting}: documents of a sample are each for itself, but in this "
+            f"{type(model).__name__} they change the logits of those behind them. Set "
+            "data.pack=stream and data.attend_across_documents=true."
+        )
+
+
+def _logits_of_documents(model: Any, tokens_BL: Tensor, positions_BL: Tensor) -> Tensor:
+    """Of positions that begin anew transformers makes the mask; where it does not, it is given."""
+    given: dict[str, Tensor] = {}
+    if needs_mask(model.config.model_type):
+        may_attend_B1LL = document_mask(positions_BL)
+        zeros = torch.zeros(may_attend_B1LL.shape, device=positions_BL.device)
+        given["attention_mask"] = zeros.masked_fill(~may_attend_B1LL, _MASKED)
+    logits_BLV: Tensor = model(
+        input_ids=tokens_BL, position_ids=positions_BL, use_cache=False, **given
+    ).logits
+    return logits_BLV
+
+
+# The model of ``model.module``: made by the user's function on every rank, checked, sharded.
+#
+# What is random in it is drawn from a seed of its own for each micro-batch, by the position of its
+# first sample. So a resume draws what the run would have drawn, and it does not matter which rank
+# computes a micro-batch.
+
+
+def build_own(
+    recipe: Recipe,
+    mesh: Mesh,
+    *,
+    vocab_size: int,
+    device: torch.device,
+    control: dist.ProcessGroup,
+    folder: Path | None = None,
+) -> OwnComputation:
+    """Make, check and shard the model. All ranks call it together.
+
+    Args:
+        control: A gloo group of all ranks.
+        folder: Of a model that transformers makes (``generic_model.py``).
+
+    Raises:
+        RequestError: There is no such function, or what it returns cannot be trained.
+        RecipeError: Settings that do not fit the model; all of them.
+    """
+    place = str(recipe.model.module)
+    torch.manual_seed(recipe.run.seed)
+    found: list[Problem] = []
+    if folder is None:
+        model, loss = _made(place, vocab_size=vocab_size, seq_len=int(recipe.data.seq_len))
+        blocks, found = blocks_named(model, recipe.model.blocks, setting="model.blocks")
+    else:
+        place = str(folder)
+        opened = open_causal_lm(recipe, folder, vocab_size=vocab_size)
+        model, loss, blocks = opened, loss_of_causal_lm, blocks_of_causal_lm(opened)
+        if not recipe.data.attends_across:
+            is_whole = recipe.data.pack == "whole"
+            setting = "data.pack=whole" if is_whole else "data.attend_across_documents=false"
+            refuse_mixed_documents(opened, setting)
+            loss = loss_of_documents
+    if not stays_whole(model, mesh, recipe):
+        refuse_scalars(model, or_whole="parallel.strategy=NO_SHARD in fp32")
+    found += module_problems(model, blocks, tp=1, setting="model.blocks")
+    if found:
+        raise RecipeError(found, place if folder is not None else f"model.module={place}")
+    refuse_differing_weights(model, control)
+    model.float()  # master weights
+    freeze(model, recipe.model.frozen, held_in=DTYPES[recipe.precision.compute])
+    model.to(device)
+    remedy = REMEDY.format("parallel.zero=2")
+    norms = parallelize_own(model, mesh, recipe=recipe, blocks=blocks, words={}, remedy=remedy)
+    reads = _Reads(recipe.run.seed, device)
+    said_by = f"the loss of {place}"
+    return OwnComputation(model, mesh, loss, said_by=said_by, norms=norms, reads=reads)
+
+
+class _Reads:
+    """What a loss function of the user's own is given of a micro-batch."""
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self._seed = seed
+        self._device = device
+
+    def __call__(self, batch: MicroBatch) -> tuple[dict[str, Tensor], bool]:
+        """Its fields on the device, without padding, and whether it counts."""
+        first = int(batch.samples_B[0])  # in host memory
+        torch.manual_seed(key_of(self._seed, "module", first) % 2**63)
+        return dict(batch.cut().to(self._device).fields), not batch.is_padding
+
+
+def _made(place: str, *, vocab_size: int, seq_len: int) -> tuple[nn.Module, Loss]:
+    """What the function of the user returns."""
+    answer = _function(place)(vocab_size=vocab_size, seq_len=seq_len)
+    is_pair = isinstance(answer, tuple) and len(answer) == 2
+    if not is_pair or not isinstance(answer[0], nn.Module) or not callable(answer[1]):
+        raise RequestError(
+            f"model.module={place} returned {_shown(answer)}. It must return two things: an "
+            "nn.Module, and a function of (model, batch) that returns the sum of the losses of a "
+            "batch and how many they are."
+        )
+    model, loss = answer
+    return model, loss
+
+
+def _function(place: str) -> Callable[..., Any]:
+    module, _, name = place.partition(":")
+    look_in_current_folder()
+    try:
+        found: Callable[..., Any] = getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # something that the module itself imports
+        raise RequestError(
+            f"model.module={place}: there is no module {error.name} here. Start the run where it "
+            "is, set PYTHONPATH, or install it."
+        ) from error
+    except AttributeError as error:
+        raise RequestError(
+            f"model.module={place}: {module} has no {name}. Name a function that makes the model."
+        ) from error
+    return found
+
+
+def _shown(answer: Any) -> str:
+    if isinstance(answer, tuple):
+        return f"({', '.join(type(each).__name__ for each in answer)})"
+    return f"a {type(answer).__name__}"

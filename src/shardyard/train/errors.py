@@ -1,0 +1,177 @@
+"""How a run ends whose numbers are not finite: what a step cannot mend, and what to do now."""
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from shardyard.checkpoint.save import Abandoned
+from shardyard.errors import OutOfMemoryError, TrainingError
+from shardyard.io.files import read_json_object
+from shardyard.parallel.device import free_memory_bytes, held_memory_bytes
+from shardyard.rundir.layout import RunDir
+from shardyard.train.state import local_bytes, memory_by_kind
+from shardyard.train.step import StepResult
+from shardyard.train.training import Training
+from shardyard.units import format_bytes
+
+
+def too_many_skipped(step: int, result: StepResult, *, newest: int) -> TrainingError:
+    """The loss or the gradients of too many steps in a row were not finite.
+
+    Args:
+        newest: Step of the newest durable checkpoint; 0: there is none.
+    """
+    first = "precision.compute=fp32 if it was not"
+    if result.loss_scale is not None and math.isfinite(result.loss):
+        first = "precision.loss_scale=dynamic or a smaller one"
+    return TrainingError(
+        f"step {step}: loss {result.loss}, gradient norm {result.grad_norm}; "
+        f"{result.skipped_in_row} steps in a row were skipped because they were not finite. "
+        f"Restarting would repeat them. Resume with {first}, or start "
+        f"a new run with a lower optim.lr or optim.grad_clip. {_newest(newest)}"
+    )
+
+
+def scale_too_small(step: int, scale: float, *, newest: int) -> TrainingError:
+    """Gradients overflow with the least scale that helps anybody.
+
+    Args:
+        newest: Step of the newest durable checkpoint; 0: there is none.
+    """
+    return TrainingError(
+        f"step {step}: gradients overflow fp16 with a loss scale of {scale:g}, after the steps "
+        "before have halved it as far as makes sense: not the scale makes them so large. Resume "
+        "with precision.compute=fp32, or bf16 where the device has it, or start a new run with a "
+        f"lower optim.lr. {_newest(newest)}"
+    )
+
+
+def not_saved(save: Abandoned, *, newest: int) -> TrainingError:
+    """The state itself is not finite; no later save of this process could succeed.
+
+    Args:
+        newest: Step of the newest durable checkpoint; 0: there is none.
+    """
+    return TrainingError(
+        f"step {save.step} was not saved, as the state is not finite: {save.reason}. No step can "
+        f"mend that. {_newest(newest)} Resume the run: after the fault of a device it goes on; if "
+        "the same comes again, resume with precision.compute=fp32, or start a new run with a lower "
+        "optim.lr or optim.grad_clip."
+    )
+
+
+def _newest(step: int) -> str:
+    """What a resume would go on from."""
+    if not step:
+        return "There is no checkpoint yet."
+    return f"The newest checkpoint is from step {step} and finite."
+
+
+# How a run ends whose memory runs out: what holds it, what was planned, and what to change.
+
+_FIRST_STEPS = 2
+"""Of a process: its first step finds no gradients and no state; from the second on all are alike,
+so what runs out in these runs out again. Later it may be others that took the memory."""
+
+_SAYS_SO = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",
+    "out of memory",  # drivers, and errors of NCCL and cuBLAS that pass theirs on
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocator had nothing left: the device's, the CPU's, or Python's."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _SAYS_SO)
+
+
+def out_of_memory(
+    error: BaseException,
+    run_dir: RunDir,
+    attempt: int,
+    *,
+    device: torch.device,
+    training: Training | None,
+    steps_done: int,
+) -> Exception:
+    """What to raise in place of it; call it while what holds the memory is still there.
+
+    Args:
+        training: None: it was still being set up.
+        steps_done: By this process.
+
+    Returns:
+        An error that no restart cures; after the first steps one that a restart may.
+    """
+    phase = 0 if training is None else training.progress.phase
+    plan = _plan(run_dir, attempt, phase)
+    where = "while the model was set up"
+    if training is not None:
+        where = f"in step {training.progress.step + 1}"
+    words = [
+        f"rank {dist.get_rank()} ran out of memory on {device} {where} "
+        f"({str(error).strip().splitlines()[0][:200] if str(error).strip() else 'no memory'}).",
+        _held(device, training),
+        _planned(plan),
+        _advice(plan, run_dir),
+    ]
+    text = " ".join(words)
+    if steps_done < _FIRST_STEPS:
+        return OutOfMemoryError(text)
+    return RuntimeError(text)
+
+
+def _held(device: torch.device, training: Training | None) -> str:
+    total, free = held_memory_bytes(device), free_memory_bytes(device)
+    kinds = {"parameters": 0, "gradients": 0, "optimizer state": 0}
+    if training is not None:
+        by_kind = memory_by_kind(training.stepper.held(), device)
+        kinds["parameters"] = by_kind["parameters_bytes"]
+        kinds["optimizer state"] = by_kind["optimizer_bytes"]
+        kinds["gradients"] = sum(map(local_bytes, training.stepper.gradients()))
+    known = ", ".join(f"{name} {format_bytes(size)}" for name, size in kinds.items())
+    rest = max(0, total - sum(kinds.values()))
+    what = "activations, Python and all else" if device.type == "cpu" else "activations and else"
+    left = "" if free is None else f"; {format_bytes(free)} are free"
+    return f"It held {format_bytes(total)}: {known}, {what} {format_bytes(rest)}{left}."
+
+
+def _planned(plan: dict[str, Any]) -> str:
+    if "memory" not in plan:
+        return "There is no plan of its memory."
+    terms = ", ".join(f"{each['name']} {format_bytes(each['bytes'])}" for each in plan["memory"])
+    return (
+        f"Planned were {format_bytes(plan['memory_bytes'])} {plan['memory_moment']} ({terms}), "
+        f"{format_bytes(plan['device_bytes'])} with what is no tensor: {plan['fits']}."
+    )
+
+
+def _advice(plan: dict[str, Any], run_dir: RunDir) -> str:
+    savings = plan.get("memory_savings", [])
+    if not savings:
+        return (
+            "Use a smaller optim.micro_batch or data.seq_len, memory.recompute=full, or more "
+            "devices to split the states over (parallel.zero=3)."
+        )
+    each = ", ".join(f"{each['setting']} ({format_bytes(each['bytes'])})" for each in savings)
+    return (
+        f"By the plan's numbers these save memory: {each}. Go on with "
+        f"`shardyard resume {run_dir.handle} {savings[0]['setting']}`; more devices to split the "
+        "states over help too."
+    )
+
+
+def _plan(run_dir: RunDir, attempt: int, phase: int) -> dict[str, Any]:
+    """plan.json of the phase; empty where it cannot be read."""
+    try:
+        content = read_json_object(run_dir.plan(attempt))
+        phases = content.get("phases") or [content]
+        found: dict[str, Any] = phases[phase]
+    except (OSError, ValueError, LookupError, AttributeError):
+        return {}
+    return found
