@@ -4,7 +4,7 @@
 
 `benchmarks/rank_traces.py` draws runs of 8 to 512 ranks with noise, drift, hiccups, evaluations,
 saves, stalls and, in three of four, a fault. The same blocks of steps are given to the judge
-(`shardyard/telemetry/health/ranks.py`) and, beside it, to a fixed threshold: a rank is slow whose speed
+(`shardyard/telemetry/health/ranks.py`) and to a fixed threshold: a rank is slow whose speed
 is below 0.7 of the fastest one's, or of its own best. The judge's numbers were chosen on the first
 half of the seeds; the other half is the one to publish.
 

@@ -10,7 +10,8 @@ def page() -> str:
     lines = [
         "# Settings",
         "",
-        "Every setting of a recipe. Made from `src/shardyard/config/schema/recipe.py` by `make docs`; "
+        "Every setting of a recipe. Made from `src/shardyard/config/schema/recipe.py` by "
+        "`make docs`; "
         "`shardyard config --schema` shows the same, and the sections that installed packages add "
         "([plug-ins](plug-ins.md)).",
     ]

@@ -178,7 +178,8 @@ def test_where_nothing_is_shared_but_the_run_every_node_fetches_and_prepares_the
 def test_a_node_whose_file_was_altered_is_named_before_the_training_begins(nodes: Nodes) -> None:
     nodes.apart = ("runs/models",)
     script = (
-        "import sys; from pathlib import Path; from shardyard.config.model.hub import Wanted, fetch\n"
+        "import sys; from pathlib import Path\n"
+        "from shardyard.config.model.hub import Wanted, fetch\n"
         "wanted = Wanted(kind='model.hub', name='acme/llama', revision=None, level='weights')\n"
         "print(fetch(wanted, Path(sys.argv[1]), say=lambda _: None))"
     )

@@ -78,7 +78,7 @@ def test_nothing_else_gives_a_folder_its_name() -> None:
 OWN_PARSERS = {
     "files.py": "parse_json itself",
     "safetensors_header.py": "below files.py in the layers; the header's length is checked before",
-    "importers/configs/source_file.py": "rejects keys that are given twice; the text was read bounded",
+    "importers/configs/source_file.py": "rejects repeated keys; the text was read bounded",
 }
 """Files that call Python's JSON parser themselves, and why they may."""
 

@@ -14,8 +14,8 @@ from shardyard.errors import CheckpointError, NotFiniteError, RequestError, Shar
 from shardyard.train.optim import ShardOptimizer
 from tests.distributed.ranks import run_on_ranks
 from tests.library.runs import SEQ_LEN, build, take_steps
-from tests.library.test_own import PLAN, loss_sum, samples
-from tests.library.test_own import build as build_own
+from tests.library.test_custom_module import PLAN, loss_sum, samples
+from tests.library.test_custom_module import build as build_own
 
 pytestmark = pytest.mark.heavy
 

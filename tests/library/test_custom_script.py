@@ -19,8 +19,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 import shardyard
 from shardyard.errors import RecipeError, RequestError
 from tests.distributed.ranks import run_on_ranks
-from tests.library.test_own import PLAN
-from tests.library.test_own import Model as Dense
+from tests.library.test_custom_module import PLAN
+from tests.library.test_custom_module import Model as Dense
 
 WIDTH, WORDS, EXPERTS = 16, 40, 4
 

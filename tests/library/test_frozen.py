@@ -19,7 +19,7 @@ from shardyard.families.registry import family_of
 from shardyard.library.supported import request
 from shardyard.parallel import apply
 from tests.distributed.ranks import run_on_ranks
-from tests.library import runs, test_own
+from tests.library import runs, test_custom_module
 
 SOURCE = Path(shardyard.__file__).parent
 
@@ -141,13 +141,13 @@ def test_what_is_frozen_on_the_meta_device_is_frozen_with_storage() -> None:
 
 
 def _own(degrees: dict[str, Any], tied: bool) -> set[str]:
-    model = test_own.build(tied=tied)
+    model = test_custom_module.build(tied=tied)
     for name, param in model.named_parameters():
         param.requires_grad_("norm" in name)
     mesh = shardyard.build_mesh(**degrees)
-    plan = test_own.PLAN if mesh.layout.tp > 1 else None
+    plan = test_custom_module.PLAN if mesh.layout.tp > 1 else None
     model = shardyard.parallelize(model, mesh, blocks="layers", plan=plan)
-    shardyard.accumulate(model, [test_own.samples(0)], test_own.loss_sum)
+    shardyard.accumulate(model, [test_custom_module.samples(0)], test_custom_module.loss_sum)
     trainable = {name for name, param in model.named_parameters() if param.requires_grad}
     assert {name for name, param in model.named_parameters() if param.grad is not None} == trainable
     return trainable
@@ -156,7 +156,7 @@ def _own(degrees: dict[str, Any], tied: bool) -> set[str]:
 @pytest.mark.heavy
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_plan_leaves_frozen_what_is_frozen(tied: bool) -> None:
-    wanted = {name for name, _ in test_own.build().named_parameters() if "norm" in name}
+    wanted = {name for name, _ in test_custom_module.build().named_parameters() if "norm" in name}
     for processes, degrees in ((1, {}), (2, {"tp": 2})):
         assert run_on_ranks(_own, processes, degrees, tied) == [wanted] * processes
 
@@ -206,9 +206,9 @@ def _wrapped() -> dict[str, str]:
     table = runs.build("llama-tiny")
     parametrize.register_parametrization(table.model.embed_tokens, "weight", nn.Identity())
     refused("table", lambda: split(table, tp, seq_len=runs.SEQ_LEN))
-    own = test_own.build()
+    own = test_custom_module.build()
     parametrize.register_parametrization(own.head, "weight", nn.Identity())
-    refused("plan", lambda: split(own, tp, blocks="layers", plan=test_own.PLAN))
+    refused("plan", lambda: split(own, tp, blocks="layers", plan=test_custom_module.PLAN))
     frozen = runs.build("llama-tiny").requires_grad_(False)
     frozen = split(frozen, one)
     assert float(shardyard.evaluate(frozen, runs.batches(one, 0))) > 0

@@ -133,10 +133,10 @@ def _train_killed_at_the_end(run_dir: RunDir) -> str:
     def finish(*_: Any, **__: Any) -> None:
         raise _KilledError
 
-    finishes, run.finish = run.finish, finish  # type: ignore[attr-defined]
+    finishes, run.finish = run.finish, finish
     with pytest.raises(_KilledError):
         _train_to_targets(run_dir)
-    run.finish = finishes  # type: ignore[attr-defined]
+    run.finish = finishes
     return _train_to_targets(run_dir)
 
 

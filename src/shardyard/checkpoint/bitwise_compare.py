@@ -4,7 +4,8 @@ Made for runs that ought to be: ``precision.reduce=exact`` on other ranks, with 
 way. Three answers, as what is not there says nothing: *equal*, *different* with the first step, and
 where checkpoints show it the tensor and the rank that wrote it, and *not proven*.
 
-As a program, for the half that cannot read tensors: ``python -m shardyard.checkpoint.bitwise_compare RUN
+As a program, for the half that cannot read tensors:
+``python -m shardyard.checkpoint.bitwise_compare RUN
 RUN`` prints the verdict as JSON.
 """
 

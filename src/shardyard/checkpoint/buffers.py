@@ -84,8 +84,8 @@ def _digest(buffer: Tensor) -> str:
 
 # Whether a state may be written: no checkpoint holds what training could not go on from.
 #
-# The smallest and the largest element of a tensor are found in one pass and without a copy, and both
-# are NaN where one element is.
+# The smallest and the largest element of a tensor are found in one pass and without a copy, and
+# both are NaN where one element is.
 
 _NARROW = (torch.float8_e4m3fn, torch.float8_e5m2)
 """Formats that torch cannot compare; they are widened for it."""

@@ -70,8 +70,8 @@ def yield_to_training() -> None:
 # Host memory for the shards of a rank, in few large pieces instead of one for each tensor.
 #
 # torch's allocator of pinned memory rounds each request up to a power of two: 75 GiB of states, a
-# tensor at a time, may take 150 GiB of a host that has 128. Packed into pieces of a power of two the
-# same states take what they need, and each piece is pinned once.
+# tensor at a time, may take 150 GiB of a host that has 128. Packed into pieces of a power of two
+# the same states take what they need, and each piece is pinned once.
 
 CHUNK_BYTES = 2**31
 """Of a piece; a larger tensor gets a piece of the next power of two, which others then fill up."""

@@ -309,9 +309,9 @@ KINDS = (
 # What AWS has of a cluster after its removal, whoever made it: by tag, by name, by network.
 #
 # eksctl and CloudFormation know what they made. What controllers in the cluster made, or what a
-# failed removal left, is found by asking each service. Who does not answer is named: a list that was
-# refused is not an empty one. Services tell late of what came and of what went, so they are asked
-# until two rounds running find nothing.
+# failed removal left, is found by asking each service. Who does not answer is named: a list that
+# was refused is not an empty one. Services tell late of what came and of what went, so they are
+# asked until two rounds running find nothing.
 
 SETTLE_S = 300.0
 """So long services are asked again about what is gone by their own word."""

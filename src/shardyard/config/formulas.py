@@ -139,8 +139,8 @@ def waits_for_logits(schedule: str, *, pp: int) -> bool:
 # The samples of a step, and the learning rate that goes with them.
 #
 # Either the global batch is held (``optim.global_batch``), or the batch of a device is
-# (``optim.batch_per_device``): then the step grows and shrinks with the devices. A run's length, its
-# warm-up and its decay are counted in steps of the batch that it began with, which
+# (``optim.batch_per_device``): then the step grows and shrinks with the devices. A run's length,
+# its warm-up and its decay are counted in steps of the batch that it began with, which
 # ``optim.global_batch`` keeps: in samples, so that a change of size moves none of them.
 
 
@@ -316,9 +316,9 @@ def copies(recipe: Recipe) -> int:
 # How tokens attend, as a recipe says it: by which kernel, and whether a mask says who sees whom.
 #
 # Where tokens see but a part of those before them, as documents are kept apart or a model has a
-# window, torch's attention takes a mask of (L, L), which no flash kernel does. On a CUDA device flash
-# attention is told where documents begin instead (``models/attention.py``): no mask is made, and what
-# is masked is not computed.
+# window, torch's attention takes a mask of (L, L), which no flash kernel does. On a CUDA device
+# flash attention is told where documents begin instead (``models/attention.py``): no mask is made,
+# and what is masked is not computed.
 
 _WIDEST = 256
 _WIDTH_MULTIPLE = 8

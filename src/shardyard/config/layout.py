@@ -100,11 +100,12 @@ def _head_in_blocks(shape: ModelShape) -> float:
 
 # The meshes of a layout: which rank is where on each axis. The one place that numbers ranks.
 #
-# Ranks count like digits, the last axis fastest: ``pp, dp_replicate, dp_shard, cp, tp``. So the ranks
-# of a tensor group are neighbours (they talk most), those of a shard group are near (gathers stay
-# inside a node as far as the degree allows), and only gradients of replicas and activations between
-# stages cross nodes. Parameters are split over dp_shard and cp together: ranks of a context group
-# hold the same weights, like ranks that read other samples. ``ep`` takes its ranks from those two.
+# Ranks count like digits, the last axis fastest: ``pp, dp_replicate, dp_shard, cp, tp``. So the
+# ranks of a tensor group are neighbours (they talk most), those of a shard group are near (gathers
+# stay inside a node as far as the degree allows), and only gradients of replicas and activations
+# between stages cross nodes. Parameters are split over dp_shard and cp together: ranks of a context
+# group hold the same weights, like ranks that read other samples. ``ep`` takes its ranks from those
+# two.
 
 Shape = dict[str, int]
 """Name of each axis of a mesh and its degree, the slowest first."""

@@ -1,7 +1,8 @@
 """A recipe from files, dicts or objects, and overrides; all that does not fit is refused at once.
 
 Precedence: defaults < sources from left to right < ``section.key=value`` overrides. What a setting
-may be is said by ``config/validate.py``; ``config/rules/check.py`` looks at what they mean together.
+may be is said by ``config/validate.py``; ``config/rules/check.py`` checks them
+together.
 """
 
 import difflib

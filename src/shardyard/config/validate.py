@@ -1,7 +1,8 @@
 """What a recipe may hold, whoever wrote it: names, types and bounds of the schema and of plug-ins.
 
 A tree of plain values goes in, as it was read from a file or given as a dict; a recipe comes out,
-and a problem for each setting that is wrong. What settings mean together is ``config/rules/check.py``.
+and a problem for each setting that is wrong. ``config/rules/check.py`` checks settings
+together.
 """
 
 import difflib

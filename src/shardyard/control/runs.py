@@ -30,8 +30,8 @@ from shardyard.rundir.state import RunState, read_state_in_list
 
 # Jobs of ours that a scheduler has and that no run of a folder knows: they may cost money.
 #
-# A folder that was moved, renamed or deleted takes its ledger along. What is left are the marks that
-# each submission gives its job: a comment on Slurm, labels on Kubernetes, tags on AWS Batch.
+# A folder that was moved, renamed or deleted takes its ledger along. What is left are the marks
+# that each submission gives its job: a comment on Slurm, labels on Kubernetes, tags on AWS Batch.
 
 
 def strays(launcher: Launcher, overrides: Sequence[str], known_in: Path) -> list[FoundJob]:

@@ -221,8 +221,9 @@ def _with_degree(asked: Recipe, settled: Recipe, axis: str, degree: int) -> tupl
 # Advice: what each lever and each technique would do to the memory, time and price of a recipe.
 #
 # The planner is the only one who predicts: a change is the recipe with other settings, planned as
-# `shardyard plan` would (``control/what_if.py``). Which changes: ``control/suggestions.py``; the difference
-# in words: ``planner/plan_diff.py``; what runs of before measured: ``control/what_if.py``.
+# `shardyard plan` would (``control/what_if.py``). Which changes: ``control/suggestions.py``; the
+# difference in words: ``planner/plan_diff.py``; what runs of before measured:
+# ``control/what_if.py``.
 
 
 def advise(

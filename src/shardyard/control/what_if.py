@@ -117,8 +117,8 @@ def _measured(run: RunDir) -> Measured | None:
 
 # The plan of a request: as it is asked, and again with some of its settings changed.
 #
-# One way from a recipe to its plan for both, so that a changed recipe comes to what `shardyard plan`
-# says of it.
+# One way from a recipe to its plan for both, so that a changed recipe comes to what `shardyard
+# plan` says of it.
 
 
 def refuse_unplannable(request: Request, preview: Preview) -> None:

@@ -26,12 +26,12 @@ from shardyard.io.files import parse_json
 
 # From the text of a dialogue to token ids, and which characters each of them stands for.
 #
-# The ids are those that the tokenizer gives for the whole text, special tokens included, as a server
-# that renders the same dialogue gets them. One thing differs: what somebody said stays text, also
-# where it spells a special token. So such words are hidden from the template behind signs of the same
-# length, and the tokenizer reads a text in which the roles are changed: the words stand there as they
-# were said, and what the template itself wrote has signs that a copy of the tokenizer knows as its
-# special tokens.
+# The ids are those that the tokenizer gives for the whole text, special tokens included, as a
+# server that renders the same dialogue gets them. One thing differs: what somebody said stays text,
+# also where it spells a special token. So such words are hidden from the template behind signs of
+# the same length, and the tokenizer reads a text in which the roles are changed: the words stand
+# there as they were said, and what the template itself wrote has signs that a copy of the tokenizer
+# knows as its special tokens.
 
 RESERVED = re.compile("[\U00100000-\U0010ffff]")
 """Characters of the second private plane, which signs and probes are made of."""
@@ -145,8 +145,8 @@ def _merged(pair: str | list[str]) -> str:
 #
 # No template says so reliably, so it is asked by what it renders: with an answer, without it, and
 # with another text in its place. What a model is given before an answer is the text without it and
-# with the generation prompt; what it then has to write is the rest of the text with the answer, up to
-# the token that ends the turn.
+# with the generation prompt; what it then has to write is the rest of the text with the answer, up
+# to the token that ends the turn.
 
 PROBE = "\U0010fffd\U0010fffdanother answer\U0010fffd\U0010fffd"
 """Stands where an answer would; its ends are in no text (``chat_tokens.RESERVED``)."""

@@ -121,8 +121,8 @@ def side_by_side(
 
 # Whole documents as samples: each holds as many as fit into it, and none goes on in another.
 #
-# Which ones is settled by their lengths alone, so it is the same wherever it is asked, and the order
-# of a run stays a permutation of samples. Shape suffix: L = tokens in a sample.
+# Which ones is settled by their lengths alone, so it is the same wherever it is asked, and the
+# order of a run stays a permutation of samples. Shape suffix: L = tokens in a sample.
 
 TooLong = Literal["refuse", "cut", "drop"]
 

@@ -17,6 +17,8 @@ split is, so that long documents are as frequent among b as they are among a, an
 itself tells nothing. Shape suffix: L = tokens in a sample.
 """
 
+# ruff: noqa: RUF001 - full stops and quotes of many scripts
+
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -36,10 +38,10 @@ from shardyard.errors import RequestError
 
 # Where sentences end, and documents as sentences: a rule of our own, the same on every machine.
 #
-# A sentence ends behind ``. ! ?`` and their like in other scripts, with the quotes and brackets that
-# close there, if a space follows and no small letter; behind the full stops of Chinese and Japanese
-# without a space. A full stop ends none behind a single letter (``J. Smith``, ``e.g.``), a usual
-# abbreviation (``Mr.``) or a number that begins a sentence (``2. Then``). A blank line ends a
+# A sentence ends behind ``. ! ?`` and their like in other scripts, with the quotes and brackets
+# that close there, if a space follows and no small letter; behind the full stops of Chinese and
+# Japanese without a space. A full stop ends none behind a single letter (``J. Smith``, ``e.g.``), a
+# usual abbreviation (``Mr.``) or a number that begins a sentence (``2. Then``). A blank line ends a
 # sentence, and so does a line end before an item of a list. Other line ends are spaces: lines are
 # often broken by their length alone.
 #

@@ -31,8 +31,8 @@ from shardyard.io.files import flush_folder, read_json_object
 
 # From a document to the ids of its tokens, and to what stands beside them.
 #
-# A row of ``config/data_choices.py`` names an encoder. What it puts beside the ids is kept in shards
-# as a column of its own, and reaches a task that names it as a field of its micro-batches.
+# A row of ``config/data_choices.py`` names an encoder. What it puts beside the ids is kept in
+# shards as a column of its own, and reaches a task that names it as a field of its micro-batches.
 
 LEARNT = "learnt"
 """The column that says of each token whether it is learnt (1) or only read (0)."""

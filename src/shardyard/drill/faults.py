@@ -191,8 +191,8 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "pulses": Fault(
         what="a rank is stopped now and then, for less than a hang",
-        how=f"from an early step on, in turn stopped for {injectors.STOPPED_S:g} s (SIGSTOP) and let "
-        f"go for {injectors.LET_GO_S:g} s (SIGCONT), until it is told",
+        how=f"from an early step on, in turn stopped for {injectors.STOPPED_S:g} s (SIGSTOP) and "
+        f"let go for {injectors.LET_GO_S:g} s (SIGCONT), until it is told",
         is_early=True,
         acts_on="rank",
         named=Named(kinds=("straggler",), words="what stopped|is_held_up True", who="rank"),
@@ -297,8 +297,8 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "delay-and-loss": Fault(
         what="the network between the nodes is bad",
-        how=f"each packet comes {1e3 * injectors.DELAY_S:g} ms late, and {injectors.LOSS:.0%} of them "
-        "do not come",
+        how=f"each packet comes {1e3 * injectors.DELAY_S:g} ms late, and {injectors.LOSS:.0%} of "
+        "them do not come",
         acts_on="run",
         named=None,
         strike=injectors.make_network_bad,

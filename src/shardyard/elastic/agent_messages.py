@@ -166,9 +166,9 @@ class Notices:
 # Signs of life of other nodes, timed by one's own clock alone.
 #
 # Torch's rendezvous writes the time of each node's last sign of life, and of the end of the last
-# call, into the state that all share, and compares both with the reader's clock: where clocks differ,
-# or one is set, living nodes count as dead. Here what another node wrote is a mark and no time. What
-# counts is when this node first saw it, by a clock that nobody sets.
+# call, into the state that all share, and compares both with the reader's clock: where clocks
+# differ, or one is set, living nodes count as dead. Here what another node wrote is a mark and no
+# time. What counts is when this node first saw it, by a clock that nobody sets.
 
 
 @dataclass(frozen=True)

@@ -238,9 +238,9 @@ def wait_for_end(
 
 # Which verdicts a recipe has a node left out for, and why it stays where that cannot be.
 #
-# `elastic.leave_out_for` names them; none by default. The bounds are those of every node that is left
-# out (`elastic/node_exclusion.py`): `elastic.min_nodes` are left, and one goes within an hour at most. A
-# slow rank's node goes only if the others are quicker without it than with it.
+# `elastic.leave_out_for` names them; none by default. The bounds are those of every node that is
+# left out (`elastic/node_exclusion.py`): `elastic.min_nodes` are left, and one goes within an hour
+# at most. A slow rank's node goes only if the others are quicker without it than with it.
 
 SLOW_RANK = "slow_rank"
 _DECISION = "left_out"

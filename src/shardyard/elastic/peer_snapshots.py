@@ -157,8 +157,8 @@ def _age(slot: _Slot) -> tuple[int, int]:
 
 # Takes in the snapshots of the node before, and gives out those that this agent holds.
 #
-# A listener of its own, one a generation, on the network of the meeting alone. Who does not know the
-# generation's secret is sent away before it can say anything else.
+# A listener of its own, one a generation, on the network of the meeting alone. Who does not know
+# the generation's secret is sent away before it can say anything else.
 
 _MOST_LINKS = 64
 """At once; further ones wait until another has ended."""
@@ -269,10 +269,10 @@ class SnapshotServer:
 
 # Snapshots on a second node: each agent sends those of its ranks to the next one.
 #
-# The nodes of a generation stand in a ring, in the order of their ranks. A thread of the agent reads
-# the agent's own memory and sends each slot that a worker has sealed; workers learn in memory that
-# the neighbour has it (`checkpoint/snapshots/protocol.py`). At each start of a generation all agents tell
-# each other through the store
+# The nodes of a generation stand in a ring, in the order of their ranks. A thread of the agent
+# reads the agent's own memory and sends each slot that a worker has sealed; workers learn in memory
+# that the neighbour has it (`checkpoint/snapshots/protocol.py`). At each start of a generation all
+# agents tell each other through the store
 #
 #     shardyard/snapshot-hosts/<g>   its address
 #     shardyard/snapshots/<g>        where it answers, and which snapshots it holds

@@ -44,7 +44,8 @@ def process_state(pid: int) -> ProcessState | None:
 # Where every thread of a worker is: dumped into its log by a signal, even while it hangs.
 #
 # The interpreter's faulthandler answers the signal below Python, so neither a held GIL nor a call
-# that does not return is in its way. A process that is stopped, or waits for storage, hears nothing.
+# that does not return is in its way. A process that is stopped, or waits for storage, hears
+# nothing.
 
 _SIGNAL = signal.SIGUSR2
 """SIGUSR1 is what schedulers and users' code have taken."""

@@ -12,8 +12,9 @@ from shardyard.telemetry.health.ranks import BLOCK_STEPS, RankBlock, RankJudge, 
 
 # Has the ranks of a run judged by what they note of their steps, while it runs.
 #
-# Each agent makes blocks of its own ranks' steps and publishes the newest every few seconds; the one
-# that writes events gathers those of all and has each block judged once (`telemetry/health/ranks.py`).
+# Each agent makes blocks of its own ranks' steps and publishes the newest every few seconds; the
+# one that writes events gathers those of all and has each block judged once
+# (`telemetry/health/ranks.py`).
 
 _LOOK_EVERY_S = 2.0
 _TOLD_S = 6.0

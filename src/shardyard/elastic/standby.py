@@ -144,13 +144,13 @@ def _silence() -> Iterator[None]:
 
 # What is slow the first time in a process, done before it is needed: steps of a small model.
 #
-# They go the way of a real step (sharding, optimizer, the compiler where the recipe has one), so that
-# nobody has to know what that imports, starts and looks up. The group that they are taken in has one
-# rank that exists and sends nothing.
+# They go the way of a real step (sharding, optimizer, the compiler where the recipe has one), so
+# that nobody has to know what that imports, starts and looks up. The group that they are taken in
+# has one rank that exists and sends nothing.
 #
 # Where the recipe compiles, the model is one block of the run's own, if that is small. The compiler
-# keeps what it made of a block's code in this process and compares sizes, formats and settings only,
-# so the run's blocks, which are other objects, need not be compiled again.
+# keeps what it made of a block's code in this process and compares sizes, formats and settings
+# only, so the run's blocks, which are other objects, need not be compiled again.
 
 _RANK = 65_536
 """Higher than any run's. Torch remembers operators by the ranks of their mesh and the names of its

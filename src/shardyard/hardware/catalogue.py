@@ -167,9 +167,9 @@ def instance_names() -> tuple[str, ...]:
 
 # What an instance costs an hour, by the way in which it is rented; with source and date.
 #
-# One table for the planner, launches and clusters. What is in no row is not known and never guessed.
-# Savings plans and the spot price of a day are in none: `--prices aws` asks AWS for them, and
-# ``cluster.usd_per_node_hour`` says what you really pay.
+# One table for the planner, launches and clusters. What is in no row is not known and never
+# guessed. Savings plans and the spot price of a day are in none: `--prices aws` asks AWS for them,
+# and ``cluster.usd_per_node_hour`` says what you really pay.
 
 BLOCK_USD_PER_HOUR = {"p5e.48xlarge": 39.80, "p5en.48xlarge": 41.61}
 """Of one instance of a capacity block, most regions. AWS changes them every quarter or so, and what

@@ -265,8 +265,8 @@ def _flush(path: Path, flags: int) -> None:
 # File locks: one holder at a time, refused or waited for; dropped by the kernel with the holder.
 #
 # Nothing has to time out and nothing to be cleaned up, however the holder ends. Where a file system
-# has no ``flock`` (Lustre mounted without ``-o flock``, some NFS and FUSE) the lock is held in a file
-# of this machine instead, so that it protects from processes of this machine only.
+# has no ``flock`` (Lustre mounted without ``-o flock``, some NFS and FUSE) the lock is held in a
+# file of this machine instead, so that it protects from processes of this machine only.
 
 _NOT_SUPPORTED = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL})
 """What ``flock`` fails with on a file system that has none. Source: flock(2), and Lustre's manual

@@ -196,11 +196,12 @@ def _divide(parts: Sharded, divisor: Tensor) -> None:
 
 # Gradients of the mean over all labels of a step, of a script that calls ``loss.backward()``.
 #
-# A script's loss is the mean over the labels of one micro-batch on one rank, and FSDP takes the mean
-# of the ranks'. With c labels in each, C in all k micro-batches of all R ranks since the last step,
-# each gradient is weighted by R k c / C: equal counts change nothing, and the script's own division
-# by k then gives the sum over labels divided by C. When micro-batch k begins its backward pass, what
-# was there is weighted anew; so ``.grad`` is right after every backward pass, for clipping too.
+# A script's loss is the mean over the labels of one micro-batch on one rank, and FSDP takes the
+# mean of the ranks'. With c labels in each, C in all k micro-batches of all R ranks since the last
+# step, each gradient is weighted by R k c / C: equal counts change nothing, and the script's own
+# division by k then gives the sum over labels divided by C. When micro-batch k begins its backward
+# pass, what was there is weighted anew; so ``.grad`` is right after every backward pass, for
+# clipping too.
 
 _OTHER_MEANS = ("num_items_in_batch", "shift_labels")
 """What a script may give so that the loss is another mean."""

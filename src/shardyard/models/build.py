@@ -198,8 +198,8 @@ def _std_of(family: Family, blocks: int) -> Callable[[str], float]:
 
 # A part of a model: the modules of one pipeline stage, under the names they have in the whole.
 #
-# Names decide initial weights, dropout and checkpoints, so a block keeps its number wherever it is. A
-# head that is the table of tokens brings the table with it, so that the last stage has it too.
+# Names decide initial weights, dropout and checkpoints, so a block keeps its number wherever it is.
+# A head that is the table of tokens brings the table with it, so that the last stage has it too.
 
 
 def keep_blocks(

@@ -24,9 +24,9 @@ from shardyard.rundir.metric_keys import ROUTER_KEYS
 
 # One matrix product for each expert over rows that are sorted by expert.
 #
-# Operators of our own around torch's grouped product: it refuses, in torch 2.13, matrices whose rows
-# are no multiple of 16 bytes, empty ones, and fake ones unless they are bf16. Those few go expert by
-# expert here, and nobody else needs to know.
+# Operators of our own around torch's grouped product: it refuses, in torch 2.13, matrices whose
+# rows are no multiple of 16 bytes, empty ones, and fake ones unless they are bf16. Those few go
+# expert by expert here, and nobody else needs to know.
 #
 # Shape suffixes: N = rows, E = experts, I = width in, O = width out.
 
@@ -107,15 +107,15 @@ def _pieces(x: Tensor, ends_E: Tensor) -> tuple[Tensor, ...]:
 #
 # Load balance, for each block and sample: E x sum over experts of (its share of the visits) x (its
 # mean probability); 1 when all are visited alike (Fedus et al. 2021, arXiv:2101.03961, section 2.2;
-# sample by sample as in DeepSeek-V3, arXiv:2412.19437, section 2.1.2). Over one sample it depends on
-# nothing but the sample; over a micro-batch it would depend on who else is in it. Router z-loss, for
-# each block and token: the squared log-sum-exp of the logits (Zoph et al. 2022, arXiv:2202.08906,
-# section 3.1).
+# sample by sample as in DeepSeek-V3, arXiv:2412.19437, section 2.1.2). Over one sample it depends
+# on nothing but the sample; over a micro-batch it would depend on who else is in it. Router z-loss,
+# for each block and token: the squared log-sum-exp of the logits (Zoph et al. 2022,
+# arXiv:2202.08906, section 3.1).
 #
 # Both count all tokens of a sample, whether they are learnt or not, and no padding. Of a step they
-# are means over its tokens: a sample's balance loss counts as often as it has tokens. Their gradients
-# enter where they arise. The training loss stays what it is: a sum over predicted tokens, by whose
-# number all gradients are divided at last; ``RouterWeight`` makes up for that.
+# are means over its tokens: a sample's balance loss counts as often as it has tokens. Their
+# gradients enter where they arise. The training loss stays what it is: a sum over predicted tokens,
+# by whose number all gradients are divided at last; ``RouterWeight`` makes up for that.
 #
 # Shape suffixes: B = samples, L = tokens of a sample on this rank, D = width, E = experts,
 # K = experts that a token visits.

@@ -72,8 +72,8 @@ def with_homes(recipe: Recipe, run: RunDir, *, shares_folder: bool) -> Recipe:
 # `python -m shardyard.node`: what every scheduler starts once on each node.
 #
 # Node 0 does what `train` and `resume` do: it prepares the data and writes the next attempt down,
-# then tells the others. Each node then runs its agent and ends with the agent's exit code. stdout of
-# node 0 holds the run's events and metrics as marked lines; all talk goes to stderr.
+# then tells the others. Each node then runs its agent and ends with the agent's exit code. stdout
+# of node 0 holds the run's events and metrics as marked lines; all talk goes to stderr.
 
 
 @click.command()

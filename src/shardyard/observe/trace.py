@@ -241,8 +241,8 @@ def beside(first: Iterable[Piece], second: Iterable[Piece]) -> Iterator[tuple[fl
 
 # Names of collectives in a trace: gloo tells no group, and a mesh axis may have the group of all.
 #
-# While a profile is taken, the public functions of ``torch.distributed`` are put into ones that open
-# a range with the axis of the mesh. FSDP2 and our own code call them by these names.
+# While a profile is taken, the public functions of ``torch.distributed`` are put into ones that
+# open a range with the axis of the mesh. FSDP2 and our own code call them by these names.
 
 COLLECTIVE_FUNCTIONS = (
     "all_gather",

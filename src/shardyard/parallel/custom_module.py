@@ -25,14 +25,14 @@ from shardyard.parallel.tensor import Split, compute_on_shares, look_up_share, s
 # word           of                                 what happens
 # =============  =================================  ================================================
 # columns        nn.Linear                          each rank makes a run of the outputs
-# rows           nn.Linear                          each takes a run of the inputs; sums are added up
-# vocabulary     nn.Embedding; nn.Linear (a head)   rows of a table; outputs, gathered again
+# rows           nn.Linear                          each takes a run of the inputs; sums are added
+# up vocabulary     nn.Embedding; nn.Linear (a head)   rows of a table; outputs, gathered again
 # =============  =================================  ================================================
 #
-# Between columns and rows lies what works on each output alone: heads, or the inner width of an MLP.
-# Everything else is computed by every rank alike, as one process would. Each rank's loss counts as
-# its part of the whole (loss / ranks), so the gradients of parameters that all ranks hold are partial
-# sums wherever they stand, and ``rows`` adds up gradients as it adds up outputs.
+# Between columns and rows lies what works on each output alone: heads, or the inner width of an
+# MLP. Everything else is computed by every rank alike, as one process would. Each rank's loss
+# counts as its part of the whole (loss / ranks), so the gradients of parameters that all ranks hold
+# are partial sums wherever they stand, and ``rows`` adds up gradients as it adds up outputs.
 
 WORDS = ("columns", "rows", "vocabulary")
 

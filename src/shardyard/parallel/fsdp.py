@@ -31,8 +31,8 @@ from shardyard.parallel.uneven_gradients import uneven_gradients_of
 # 3     gathered block by block      sharded after every one         2n gathers, n reductions
 # ====  ===========================  ==============================  ============================
 #
-# Between optimizer steps all three keep parameters sharded; a mesh with dp_shard 1 replicates. Where
-# nothing is split and all is fp32, ``parallel/ddp.py`` takes its place, at any level.
+# Between optimizer steps all three keep parameters sharded; a mesh with dp_shard 1 replicates.
+# Where nothing is split and all is fp32, ``parallel/ddp.py`` takes its place, at any level.
 # Gradients are summed, not averaged: the loss is a sum, and the step divides it once.
 
 Placement = Callable[[nn.Parameter], Any]

@@ -107,7 +107,8 @@ def placed_like(param: Tensor, value: Tensor) -> Tensor:
 # of a pipeline or by two. All ranks fill rows of numbers with a place for each matrix or vector of
 # the model, so that one sum over the world serves all of them. What a rank has no part of stays 0.
 #
-# The experts of a block are one parameter (E, ...), and as many matrices: each has a norm of its own.
+# The experts of a block are one parameter (E, ...), and as many matrices: each has a norm of its
+# own.
 
 
 class WholeNorms:

@@ -155,12 +155,14 @@ def _gradient(known: _Known, weight_N: Tensor) -> Tensor:
 # A head and its losses in chunks of tokens, so that the logits of all tokens never exist.
 #
 # A chunk's logits become their gradient at once, in the forward pass, and that becomes the chunk's
-# gradient of the hidden state and a summand of the head's: nothing is computed twice. What waits for
-# the backward pass is as large as the hidden state and the head, however many tokens there are. It is
-# the idea of Liger's fused linear cross-entropy (Hsu et al. 2024, arXiv:2410.10989, section 3.2). The
-# head's gradient is summed over chunks in fp32: in bf16 each chunk would round it once more.
+# gradient of the hidden state and a summand of the head's: nothing is computed twice. What waits
+# for the backward pass is as large as the hidden state and the head, however many tokens there are.
+# It is the idea of Liger's fused linear cross-entropy (Hsu et al. 2024, arXiv:2410.10989, section
+# 3.2). The head's gradient is summed over chunks in fp32: in bf16 each chunk would round it once
+# more.
 #
-# Shape suffixes: N = tokens, C = those of a chunk, D = width, v = this rank's part of the vocabulary.
+# Shape suffixes: N = tokens, C = those of a chunk, D = width, v = this rank's part of the
+# vocabulary.
 
 
 def compute_in_chunks(

@@ -312,14 +312,15 @@ def mixed_precision(precision: Precision) -> MixedPrecisionPolicy:
 
 # One rank without sharding: fp32 weights, and a copy of each matrix in the format that computes.
 #
-# ``fully_shard`` over one rank casts every weight before a step, adds every gradient of a micro-batch
-# to its fp32 sum, and copies that once more. Here parameters stay the fp32 weights, under their
-# names; matrices multiply by a copy that is made when weights have changed; and the product that
-# makes a weight's gradient adds it to the fp32 sum itself. So nothing as large as a matrix is moved
-# outside of products. What has one dimension (norms, biases) is cast whenever it is used.
+# ``fully_shard`` over one rank casts every weight before a step, adds every gradient of a
+# micro-batch to its fp32 sum, and copies that once more. Here parameters stay the fp32 weights,
+# under their names; matrices multiply by a copy that is made when weights have changed; and the
+# product that makes a weight's gradient adds it to the fp32 sum itself. So nothing as large as a
+# matrix is moved outside of products. What has one dimension (norms, biases) is cast whenever it is
+# used.
 #
-# A matrix that multiplies in fp8 is kept as both of its products read it, one byte a number each: as
-# much as a copy in bf16. It is cast once a step, not once a micro-batch.
+# A matrix that multiplies in fp8 is kept as both of its products read it, one byte a number each:
+# as much as a copy in bf16. It is cast once a step, not once a micro-batch.
 #
 # Shape suffixes: N = tokens, I and O = features in and out, D = width.
 

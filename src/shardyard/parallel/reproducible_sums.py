@@ -288,9 +288,10 @@ class _Group:
 
 # Sums of fp64 numbers that come out the same in any order.
 #
-# Each number becomes whole multiples of fixed powers of two, 31 bits each, and these are added up as
-# 64-bit integers: integer sums have no order. From 2^62 down to 2^-93 nothing of a number is lost;
-# what is smaller is cut off it before it is added, wherever that happens. Up to 2^31 summands fit.
+# Each number becomes whole multiples of fixed powers of two, 31 bits each, and these are added up
+# as 64-bit integers: integer sums have no order. From 2^62 down to 2^-93 nothing of a number is
+# lost; what is smaller is cut off it before it is added, wherever that happens. Up to 2^31 summands
+# fit.
 
 _UNITS = tuple(2.0**exponent for exponent in (31, 0, -31, -62, -93))
 """What one means in each place, largest first."""

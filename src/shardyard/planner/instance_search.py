@@ -268,9 +268,9 @@ def _pick(
 
 # Time to quality is not rate alone: a larger batch needs more samples for the same loss.
 #
-# Source: McCandlish et al. 2018, arXiv:1812.06162, section 2.3: with a critical batch B_c, steps and
-# samples to a loss follow (S / S_min - 1) (E / E_min - 1) = 1, so that a batch B needs 1 + B / B_c
-# times the fewest samples.
+# Source: McCandlish et al. 2018, arXiv:1812.06162, section 2.3: with a critical batch B_c, steps
+# and samples to a loss follow (S / S_min - 1) (E / E_min - 1) = 1, so that a batch B needs 1 + B /
+# B_c times the fewest samples.
 
 
 def samples_factor(global_batch: float, *, critical_batch: float) -> float:

@@ -156,13 +156,14 @@ PROCESSORS = 128
 # - ``causal`` counts only the pairs that a causal mask leaves, half of them: 6N + 6 L d s
 #   (Megatron-Bridge's tables).
 #
-# N = parameters that multiply every token (not the input embedding, which is a look-up), L = blocks,
-# d = heads x head width, s = tokens of a sample. Recomputed FLOP never count: these are model FLOP.
+# N = parameters that multiply every token (not the input embedding, which is a look-up), L =
+# blocks, d = heads x head width, s = tokens of a sample. Recomputed FLOP never count: these are
+# model FLOP.
 #
 # A third of each is the forward pass; of the backward pass of a product half is the gradient of its
-# input, half that of its matrix. What is frozen has no gradient of the matrix, and what lies beneath
-# the lowest parameter that is trained has no backward pass. Adapters have all three of theirs. The
-# head of a masked language model multiplies hidden tokens alone.
+# input, half that of its matrix. What is frozen has no gradient of the matrix, and what lies
+# beneath the lowest parameter that is trained has no backward pass. Adapters have all three of
+# theirs. The head of a masked language model multiplies hidden tokens alone.
 
 
 def flops_per_token(

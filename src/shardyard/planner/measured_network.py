@@ -23,8 +23,8 @@ from shardyard.planner.collectives import Group
 
 # The table that nccl-tests print, found in whatever log it was copied from.
 #
-# A log of a pod, of mpirun or of srun has prefixes before each line (times, names of pods, ranks) and
-# lines of NCCL between the rows; a row is known by its own form.
+# A log of a pod, of mpirun or of srun has prefixes before each line (times, names of pods, ranks)
+# and lines of NCCL between the rows; a row is known by its own form.
 
 _NUMBER = r"\d+(?:\.\d*)?(?:[eE][+-]?\d+)?"
 _HALF = rf"\s+({_NUMBER})\s+({_NUMBER})\s+({_NUMBER})\s+({_NUMBER}|N/A)"

@@ -51,7 +51,8 @@ def logits_reason(w: Workload, tokens: int) -> str:
 # Bytes of parameters, gradients and optimizer state of one rank, as its data axes split them.
 #
 # The same for every network: what its blocks compute is not asked. What is whole for a while beside
-# them, and gradients on their way, are counted too. ``parallel/fsdp.py`` has a table of zero levels.
+# them, and gradients on their way, are counted too. ``parallel/fsdp.py`` has a table of zero
+# levels.
 
 
 class Sharded(Protocol):

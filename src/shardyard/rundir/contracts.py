@@ -78,8 +78,8 @@ def hosts_of(environment: Mapping[str, str], nodes: int) -> Hosts:
 
 # Which files of a run come here from where the nodes wrote them; asked on both sides.
 #
-# What steers a run (its ledger, what was asked, what is submitted) is written here alone: whoever can
-# write on the far side may not decide what is started or ended from here.
+# What steers a run (its ledger, what was asked, what is submitted) is written here alone: whoever
+# can write on the far side may not decide what is started or ended from here.
 
 _STAYS = frozenset(
     {

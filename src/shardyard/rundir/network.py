@@ -59,8 +59,8 @@ def read_network(run_dir: RunDir) -> Network | None:
 
 # What `shardyard bench network` asks of a job's nodes, and what rank 0 answers, line by line.
 #
-# Read by both halves: the control half renders it and makes tables of the answers, the training half
-# measures.
+# Read by both halves: the control half renders it and makes tables of the answers, the training
+# half measures.
 
 BENCH_VARIABLE = "SHARDYARD_BENCH"
 """Tells the nodes of a job that they measure the network, and what; they then train nothing."""

@@ -36,8 +36,8 @@ from shardyard.tasks.token_losses import LanguageModel
 # its own of them, in as many rows as the fullest rank of tp needs, rounded up to whole tiles. Where
 # the tp axis splits a sample, ranks gather what they picked as they would gather all tokens.
 #
-# Shape suffixes: B = samples, L = tokens of a sample, l = those that this rank computes, T = ranks of
-# tp, N = rows that one of them picks, V = vocabulary, or this rank's part of it.
+# Shape suffixes: B = samples, L = tokens of a sample, l = those that this rank computes, T = ranks
+# of tp, N = rows that one of them picks, V = vocabulary, or this rank's part of it.
 
 
 class HiddenTokens(LanguageModel):

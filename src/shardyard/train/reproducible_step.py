@@ -1,7 +1,7 @@
 """A step whose every bit is free of order: ``precision.reduce=exact``.
 
 Gradients are integers on their way (``parallel/reproducible_sums.py``), losses and statistics too
-(``parallel/reproducible_sums.py``). A step makes two small all-reduces where there is one else: the largest
+(``parallel/reproducible_sums.py``). A step makes two small all-reduces instead of one: the largest
 contributions and sums, which the host reads to decide whether the step fits its scales, and then
 losses, counts, statistics and squares of gradients. A step that does not fit is computed again from
 the same micro-batches, on all ranks; so is the first one, which finds the scales.

@@ -4,7 +4,8 @@ The loss is the sum of all losses of the step, divided once by how many there ar
 Gradients are therefore summed undivided; the division, the clipping and the skip of a step that is
 not finite all happen inside the fused optimizer. One small all-reduce a step carries everything
 that ranks must agree on. A script of one's own takes the same step as far as its gradients
-(``library/step.py``), adds up by the same sum (``train/loss_reduction.py``), and brings its own optimizer.
+(``library/step.py``), adds up by the same sum (``train/loss_reduction.py``), and brings its own
+optimizer.
 """
 
 import math
@@ -93,7 +94,7 @@ class PendingResult:
 
 
 class ExactSums(Protocol):
-    """What adds up a step so that no bit of it depends on the ranks (``train/reproducible_step.py``)."""
+    """Sums of a step, none of whose bits depends on the ranks (``train/reproducible_step.py``)."""
 
     def backward(self, batches: Sequence[MicroBatch]) -> Part:
         """Forward and backward passes; afterwards parameters have their gradients."""

@@ -10,6 +10,7 @@ from shardyard.config import sources
 from shardyard.config.sources import SCHEMES
 from shardyard.data.readers.columns import TextOf
 from shardyard.data.sources import list_files, read_sections, split_into_pieces
+from shardyard.data.stores import fsspec_files
 from shardyard.data.stores.fsspec_files import FsspecStore, _told
 from shardyard.errors import AccessError, LostError, RequestError, SourceError
 
@@ -57,6 +58,18 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(RequestError, match=r"gs://b/x is read with gcsfs.*pip install gcsfs"):
         FsspecStore().look("gs://b/x")
+
+
+def test_a_package_of_a_plug_ins_scheme_that_is_missing_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    row = sources.Scheme(code="shardyard.data.stores.fsspec_files:FsspecStore")
+    monkeypatch.setattr(fsspec_files, "scheme_row", {"gcs": row}.__getitem__)
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(
+        RequestError, match=r"gcs://b/x is read with .*not installed .*install gcsfs"
+    ):
+        FsspecStore().look("gcs://b/x")
 
 
 @pytest.mark.parametrize(

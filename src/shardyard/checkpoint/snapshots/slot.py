@@ -28,7 +28,8 @@ from shardyard.units import format_bytes
 
 # One slot of memory that holds a snapshot: the state of one rank after one step.
 #
-# The memory belongs to the node's agent, so what is in it outlives the worker that wrote it. A slot:
+# The memory belongs to the node's agent, so what is in it outlives the worker that wrote it. A
+# slot:
 #
 #     head      mark, lengths, a checksum of the text; without the mark the slot holds nothing
 #     text      JSON: step, generation, rank, what is no tensor, place of each tensor in the whole

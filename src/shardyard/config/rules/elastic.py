@@ -78,7 +78,8 @@ def _shown(rules: Iterable[str]) -> str:
 # Who waits for something must wait longer than whoever finds out what is wrong with it. Else the
 # wrong one gives up first, and names the wrong cause or loses the state. What launchers derive by
 # themselves is no row: the grace of a pod and of a Batch container is ``elastic.drain_timeout_s``
-# and a margin. Nor is ``launch.time_limit`` beside the patience of ranks: a short job never needs it.
+# and a margin. Nor is ``launch.time_limit`` beside the patience of ranks: a short job never needs
+# it.
 
 _HANG_MIN_S = 3.5
 _OTHERS_COME_S = 300.0

@@ -16,7 +16,7 @@ from shardyard.errors import Problem, RecipeError
 BY_EXACT = "precision.reduce=exact adds up micro-batches, so that others are rounded otherwise"
 
 MOST_MICRO_BATCHES = 2**20
-"""Summands of a step: each doubling takes a bit from all of them (parallel/reproducible_sums.py)."""
+"""Summands of a step: each doubling costs all of them a bit (parallel/reproducible_sums.py)."""
 
 
 def exact_problems(recipe: Recipe) -> Iterable[Problem]:

@@ -1,7 +1,8 @@
 """What can be planned but not trained yet: asked by the verbs that prepare or start a training.
 
 The planner looks further than the training half has come: `plan` and `config` accept what is
-refused here, and say that it is. What can never be done is refused by all (``config/rules/check.py``).
+rejected here, and say so. What can never run is rejected by all verbs
+(``config/rules/check.py``).
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,7 @@
 """Every setting as a reader sees it, from the schema: type, bounds, default, one sentence.
 
-The sentences are the docstrings below the settings in ``config/schema/recipe.py`` and its sections; they
-are parsed from the source only when somebody asks.
+The sentences are the docstrings below the settings in ``config/schema/recipe.py`` and its
+sections. They are parsed from the source on first use.
 """
 
 import ast

@@ -6,7 +6,7 @@ What a package says of a file, its etag above all, is its version; asked again a
 from collections.abc import Iterator
 from typing import Any
 
-from shardyard.config.sources import SCHEMES
+from shardyard.config.sources import scheme_row
 from shardyard.data.byte_ranges import SourceFile, shown
 from shardyard.data.stores.base import Found
 from shardyard.data.stores.range_reader import READ_AGAIN, RangedStore, changed
@@ -76,10 +76,11 @@ def _files_of(url: str) -> tuple[Any, str]:
     try:
         files, path = fsspec.core.url_to_fs(url)
     except ImportError as error:
-        package = SCHEMES[scheme].package
+        package = scheme_row(scheme).package or error.name
+        with_which = "a package of fsspec's" if package is None else package
+        install = "" if package is None else f" Install it: pip install {package}"
         raise RequestError(
-            f"{shown(url)} is read with {package}, which is not installed ({error}). Install it: "
-            f"pip install {package}"
+            f"{shown(url)} is read with {with_which}, which is not installed ({error}).{install}"
         ) from error
     except Exception as error:
         raise _told(url, error) from error

@@ -267,8 +267,8 @@ def _asks_for_topology(job: dict[str, Any]) -> bool:
 
 # PyTorchJob of the training operator: workers that come and go one by one.
 #
-# Fields: kubeflow.org/v1, operator 1.9. There is no Master: elasticPolicy excludes one. The operator
-# makes a service for each pod and points PET_RDZV_ENDPOINT to the first worker.
+# Fields: kubeflow.org/v1, operator 1.9. There is no Master: elasticPolicy excludes one. The
+# operator makes a service for each pod and points PET_RDZV_ENDPOINT to the first worker.
 
 PYTORCHJOB_API_VERSION = "kubeflow.org/v1"
 PORT = 29400

@@ -57,15 +57,16 @@ def _within(t: float, degrees: int) -> float:
 # is not that of independent steps. It is taken from three things, and nothing else is assumed:
 #
 # 1. Noise: the means of short batches of neighbouring steps differ by so much.
-# 2. Drift: the eighths of a run differ by more than that noise explains. A shared machine drifts over
+# 2. Drift: the eighths of a run differ by more than that noise explains. A shared machine drifts
+# over
 #    hours as it does over minutes, so that it is not divided by the number of eighths: the next run
 #    is taken to be where the machine, wandering on, would have got to.
 # 3. Between runs: two runs of one recipe differ by what no single one of them shows (where memory
 #    was placed, which processors were given). Three pairs of runs that alternate show it, and drift
 #    too; then the pairs alone make the interval. Below that ``BETWEEN_RUNS`` stands for it.
 #
-# A verdict needs an interval that leaves equality out, and an effect of ``SMALLEST_EFFECT``: what is
-# real but small is inconclusive, never equal.
+# A verdict needs an interval that leaves equality out, and an effect of ``SMALLEST_EFFECT``: what
+# is real but small is inconclusive, never equal.
 
 Verdict = Literal["faster", "slower", "inconclusive"]
 

@@ -190,8 +190,9 @@ def _as_it_goes_on(run: RunDir, row: Row) -> Row:
 
 # Curves of runs for a page: of a long run some hundred lines, spread evenly over its file.
 #
-# A line stands for its neighbours, and none of those between is read: a hundred runs of ten thousand
-# steps are there within a second. Lines of lost steps are left out. What is not known is a gap.
+# A line stands for its neighbours, and none of those between is read: a hundred runs of ten
+# thousand steps are there within a second. Lines of lost steps are left out. What is not known is a
+# gap.
 
 KEYS = tuple(key for key in METRIC_KEYS if key not in ("step", "attempt", "generation", "phase"))
 """What may be drawn, beside evaluations."""
