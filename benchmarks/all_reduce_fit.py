@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.record import write_result
 from shardyard.hardware.catalogue import instance
-from shardyard.hardware.cluster import Cluster, cluster_of
+from shardyard.hardware.cluster import ClusterHardware, cluster_of
 from shardyard.planner.collectives import Group, all_reduce_s
 from shardyard.planner.measured_network import LEAST_BYTES, CollectiveTable, fit_link
 
@@ -78,7 +78,7 @@ def fit(table: CollectiveTable) -> dict[str, Any]:
 
 
 def _network(
-    name: str, sizes: Sequence[float], group: Group, fitted: Cluster, *, cards: int
+    name: str, sizes: Sequence[float], group: Group, fitted: ClusterHardware, *, cards: int
 ) -> dict[str, Any]:
     """Bus bandwidths of the model over so many cards of 100 Gb/s.
 
@@ -104,7 +104,7 @@ def _network(
     }
 
 
-def _bus_gbs(sizes: Sequence[float], group: Group, cluster: Cluster) -> tuple[float, float]:
+def _bus_gbs(sizes: Sequence[float], group: Group, cluster: ClusterHardware) -> tuple[float, float]:
     """Average and best bus bandwidth over the sizes, as nccl-tests prints them.
 
     Source: nccl-tests, doc/PERFORMANCE.md: 2 (n - 1) / n of size over time.

@@ -22,7 +22,7 @@ from typing import Any
 import torch.distributed as dist
 
 from benchmarks.record import write_result
-from shardyard.config.rules.custom_module import known_shape
+from shardyard.config.rules.custom_module import require_shape
 from shardyard.planner.traffic import stage_traffic
 from shardyard.planner.workload import workload_of
 from shardyard.rundir.layout import RunDir
@@ -236,7 +236,7 @@ def _by_axis(training: Training, traffic: Traffic) -> dict[str, int]:
 
 def _planned(training: Training) -> dict[str, int]:
     resolved, layout = training.resolved, training.mesh.layout
-    workload = workload_of(resolved.recipe, known_shape(resolved.shape), layout)
+    workload = workload_of(resolved.recipe, require_shape(resolved.shape), layout)
     planned = dict[str, int]()
     for term in stage_traffic(workload, training.mesh.stage_rank):
         axis = AXES[term.name]

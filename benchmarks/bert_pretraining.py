@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.record import write_result
-from shardyard.config.rules.custom_module import known_shape
+from shardyard.config.rules.custom_module import require_shape
 from shardyard.models.build import hf_config
 from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.jsonl import read_evaluations, read_steps
@@ -172,7 +172,7 @@ def write_samples(work: Work) -> None:
         ]
         joined = {key: torch.cat([piece[key] for piece in pieces])[:number] for key in pieces[0]}
         torch.save(joined, work.folder / f"{name}.pt")
-    shape = known_shape(resolved.shape)
+    shape = require_shape(resolved.shape)
     hf_config(shape).save_pretrained(work.folder / "as-transformers")
 
 

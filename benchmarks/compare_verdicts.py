@@ -30,8 +30,8 @@ import numpy.typing as npt
 
 from benchmarks.record import write_result
 from shardyard.report.compare.statistics import (
-    FEWEST_PAIRS,
-    FEWEST_STEPS,
+    MIN_PAIRS,
+    MIN_STEPS,
     Pace,
     compare_speed,
     pace_of,
@@ -118,7 +118,7 @@ def _real(paces: Sequence[Pace], tries: int) -> dict[str, Any]:
         "step_times_s": [[float(f"{s:.4g}") for s in pace.seconds] for pace in paces],
     }
     found = {"real: one run each": _judged(partial(neighbours, paces, 1), tries, must_find=False)}
-    if len(paces) >= 2 * FEWEST_PAIRS:
+    if len(paces) >= 2 * MIN_PAIRS:
         pairs = min(5, len(paces) // 2)
         chosen = _judged(partial(neighbours, paces, pairs), tries, must_find=True)
         found[f"real: {pairs} pairs in turn"] = chosen
@@ -176,7 +176,7 @@ def traces(noise: Noise, plan: Plan, seed: int) -> tuple[list[Pace], list[Pace]]
             logs = _noise(noise, plan.steps, draw) + offset + drifts
             drift = float(drifts[-1])
             seconds = tuple((noise.step_s * np.exp(logs)).tolist())
-            sides[side].append(Pace(name=f"{'AB'[side]}{pair}", began_t=t, seconds=seconds))
+            sides[side].append(Pace(name=f"{'AB'[side]}{pair}", started_t=t, seconds=seconds))
             t += plan.pause_s + sum(seconds)
     return sides
 
@@ -224,7 +224,7 @@ def neighbours(paces: Sequence[Pace], pairs: int, seed: int) -> tuple[list[Pace]
 
 def read_paces(folder: Path) -> list[Pace]:
     """The runs of a folder with enough steps, in order of their start."""
-    return sorted(_paces(folder), key=lambda pace: pace.began_t)
+    return sorted(_paces(folder), key=lambda pace: pace.started_t)
 
 
 def _paces(folder: Path) -> Iterator[Pace]:
@@ -232,7 +232,7 @@ def _paces(folder: Path) -> Iterator[Pace]:
         if (each / "recipe.yaml").is_file():
             run = read_run(RunDir(each))
             pace, _ = pace_of(run, account(run))
-            if len(pace.seconds) >= FEWEST_STEPS:
+            if len(pace.seconds) >= MIN_STEPS:
                 yield pace
 
 

@@ -73,7 +73,7 @@ def nearest_neighbours(k: int) -> float:
     digits = list(read_digits())
     pixels = np.array([digit.pixels.ravel() for digit in digits], dtype=np.int64)
     labels = np.array([digit.label for digit in digits])
-    is_held_out = np.array([digit.is_held_out for digit in digits])
+    is_held_out = np.array([digit.is_validation for digit in digits])
     known, asked = pixels[~is_held_out], pixels[is_held_out]
     distances = ((asked[:, None] - known[None]) ** 2).sum(axis=2)
     nearest = labels[~is_held_out][np.argsort(distances, axis=1, kind="stable")[:, :k]]

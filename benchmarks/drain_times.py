@@ -36,7 +36,7 @@ from typing import Any
 
 from benchmarks.real_run import write_corpus
 from benchmarks.record import write_result
-from shardyard.drill.scene import Marked
+from shardyard.drill.scene import TaggedProcesses
 from shardyard.io.polling import wait_for
 from shardyard.rundir.jsonl import read_lines
 from shardyard.rundir.layout import RunDir
@@ -109,7 +109,7 @@ def _try(
     run: RunDir, words: Sequence[str], draw: random.Random, timeout_s: float | None
 ) -> dict[str, Any]:
     """Start a run, ask it to stop once it steps, and wait until nothing of it is left."""
-    marked = Marked()
+    marked = TaggedProcesses()
     log = run.path.with_suffix(".txt")
     with log.open("wb") as talk:
         process = subprocess.Popen(

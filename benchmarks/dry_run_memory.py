@@ -20,7 +20,7 @@ from shardyard.config.layout import Layout
 from shardyard.config.schema.recipe import Recipe
 from shardyard.families.presets import PRESETS
 from shardyard.planner.dry_run import DryRun, dry_run
-from shardyard.planner.memory import Memory, memory
+from shardyard.planner.memory import MemoryEstimate, memory
 from shardyard.planner.workload import workload_of
 
 BAR = 0.05
@@ -188,7 +188,7 @@ def _compare(name: str, case: Case) -> dict[str, Any]:
         "case": asdict(case),
         "planned": {term.name: term.bytes for term in planned.terms},
         "planned_bytes": planned.allocated_bytes,
-        "planned_moment": planned.moment,
+        "planned_moment": planned.peak_phase,
         "dry_run": asdict(real),
         "peak": asdict(real.peak),
         "error": error,
@@ -196,11 +196,13 @@ def _compare(name: str, case: Case) -> dict[str, Any]:
     }
 
 
-def _show(name: str, real: DryRun, planned: Memory, *, error: float) -> None:
+def _show(name: str, real: DryRun, planned: MemoryEstimate, *, error: float) -> None:
     peak = real.peak
     when = f"{peak.phase} {peak.micro_batch or ''}".strip()
     print(f"{name}: {peak.bytes / GIB:.2f} GiB at {peak.operator} ({when}),")
-    print(f"    planned {planned.allocated_bytes / GIB:.2f} GiB ({error:+.1%}) {planned.moment}")
+    print(
+        f"    planned {planned.allocated_bytes / GIB:.2f} GiB ({error:+.1%}) {planned.peak_phase}"
+    )
     for term, theirs in peak.terms.items():
         ours = planned.term(term)
         if ours or theirs:

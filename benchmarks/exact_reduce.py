@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from benchmarks.record import write_result
 from benchmarks.step_overhead import interval, rounded
-from shardyard.parallel.device import compute_the_same_always
+from shardyard.parallel.device import set_deterministic
 from shardyard.rundir.layout import RunDir
 from shardyard.train.hooks import Hooks
 from shardyard.train.loop import Loop
@@ -141,7 +141,7 @@ def _measure(
     """On one rank: step both alternately; seconds of steps, bytes sent, bytes of gradients."""
     hooks = Hooks(generation=0, drain_requested=lambda: False, events=None)
     trainings = {kind: set_up(run, 0, hooks, local_rank=0) for kind, run in runs.items()}
-    compute_the_same_always(trainings["exact"].device, on=True)  # both with the same kernels
+    set_deterministic(trainings["exact"].device, on=True)  # both with the same kernels
     steps = {kind: Loop(training).step for kind, training in trainings.items()}
     wall_s: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for pair in range(warm_up + pairs):

@@ -32,7 +32,7 @@ from shardyard.checkpoint.retention import step_name
 from shardyard.checkpoint.save import Saver
 from shardyard.checkpoint.writer import write_tensors
 from shardyard.config.model.source import read_shape
-from shardyard.config.resolved import DataFacts, Resolved
+from shardyard.config.resolved import DatasetMetadata, Resolved
 from shardyard.config.rules.layout import resolve_layout
 from shardyard.config.schema.recipe import Model, Recipe
 from shardyard.families.file_tensors import file_tensors, whole_shape
@@ -40,7 +40,7 @@ from shardyard.families.presets import PRESETS
 from shardyard.families.registry import family_of
 from shardyard.families.shape import ModelShape
 from shardyard.io.files import write_json
-from shardyard.models.build import build_on_meta, fill_weights, give_storage, hf_config
+from shardyard.models.build import build_on_meta, fill_weights, hf_config, materialize
 from shardyard.models.local_shard import local_shard
 from shardyard.parallel.mesh import build_mesh
 from shardyard.train.setup import build_sharded
@@ -77,7 +77,7 @@ def write_folder(shape: ModelShape, folder: Path) -> int:
     for number, names in enumerate(files, start=1):
         file = f"model-{number:05d}-of-{len(files):05d}.safetensors"
         made = ([0.02 * torch.randn(sizes[name])] for name in names)
-        write_tensors(folder / file, {n: sizes[n] for n in names}, torch.float32, made=made)
+        write_tensors(folder / file, {n: sizes[n] for n in names}, torch.float32, tensor_rows=made)
         weight_map |= dict.fromkeys(names, file)
     write_json(folder / "model.safetensors.index.json", {"weight_map": weight_map})
     config = hf_config(shape)
@@ -104,7 +104,7 @@ def resolved_of(folder: Path, shape: ModelShape) -> Resolved:
             }
         ),
         reasons={}, shape=shape, steps=1, model_dir=str(folder),
-        data=DataFacts(
+        data=DatasetMetadata(
             dir=str(folder), fingerprint="0", vocab_size=shape.vocab_size, train_tokens=1,
             eval_tokens=1, train_documents=1, eval_documents=1, unigram_entropy=1.0,
         ),
@@ -121,7 +121,7 @@ def open_and_save(rank: int, rendezvous: str, folder: Path, to: Path) -> dict[st
     mesh = build_mesh(layout, "cpu")
     computation = build_sharded(recipe, shape, mesh, device=torch.device("cpu"))
     marks: Marks = [("open", time.monotonic())]
-    give_storage(computation.model, torch.device("cpu"), stages=computation.roots)
+    materialize(computation.model, torch.device("cpu"), stages=computation.roots)
     fill_weights(computation.model, folder=folder, seed=0)
     marks.append(("opened", time.monotonic()))
     tensors: dict[str, Tensor] = {

@@ -131,7 +131,7 @@ def _step(way: str, args: argparse.Namespace, mesh: Mesh) -> Callable[[], None]:
     def step() -> None:
         model(inputs).square().mean().backward()
         optimizer.step(lr=1e-3, divisor=one, skip=none)
-        optimizer.settle()
+        optimizer.synchronize()
 
     return step
 
@@ -150,7 +150,7 @@ def _update(
         for param in model.parameters():
             param.grad = torch.full_like(param, 1e-3)
         optimizer.step(lr=1e-3, divisor=one, skip=none)
-        optimizer.settle()
+        optimizer.synchronize()
 
     return update
 

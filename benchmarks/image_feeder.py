@@ -40,7 +40,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.record import write_result
 from shardyard.config.schema.recipe import Recipe
-from shardyard.data.images.cache import PictureBytes
+from shardyard.data.images.cache import ImageBytes
 from shardyard.data.images.crops import Box
 from shardyard.data.images.decode import DecodeThreads, decode
 from shardyard.data.images.index import ImageIndex
@@ -136,17 +136,17 @@ def make_pictures(folder: Path, count: int) -> Path:
     return folder
 
 
-def corner(picture: Any, *, epoch: int, sample: int) -> Pixels:  # noqa: ARG001 - a View
+def corner(image: Any, *, epoch: int, sample: int) -> Pixels:  # noqa: ARG001 - a View
     """The least that makes pictures one size."""
-    return np.array(picture.crop((0, 0, SIDE, SIDE)))
+    return np.array(image.crop((0, 0, SIDE, SIDE)))
 
 
-def crop_flip(picture: Any, *, epoch: int, sample: int) -> Pixels:
+def crop_flip(image: Any, *, epoch: int, sample: int) -> Pixels:
     """A crop that depends on the picture, and every other one mirrored."""
-    width, height = picture.size
+    width, height = image.size
     place = (sample * 7919 + epoch * 104_729) % 1_000_003
     box = Box(place % (width - SIDE + 1), place % (height - SIDE + 1), SIDE, SIDE)
-    cut = picture.crop(box.corners)
+    cut = image.crop(box.corners)
     if sample % 2:
         cut = cut.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     return np.array(cut)
@@ -154,7 +154,7 @@ def crop_flip(picture: Any, *, epoch: int, sample: int) -> Pixels:
 
 def bare(index: ImageIndex) -> float:
     """Pictures that one thread decodes in a second, times the cores."""
-    contents = PictureBytes(index, 2**30)
+    contents = ImageBytes(index, 2**30)
     numbers = range(min(index.num_samples, 500))
     held = [bytes(contents.content(number)) for number in numbers]
     began_s = time.perf_counter()
@@ -286,7 +286,7 @@ def shard_bytes(index: ImageIndex) -> float:
     read = 0
     for batch in _batches(index.num_samples):
         numbers = source.sample_indices(batch).tolist()
-        contents.ask(source.sample_indices((batch + 2 * BATCH) % index.num_samples).tolist())
+        contents.prefetch(source.sample_indices((batch + 2 * BATCH) % index.num_samples).tolist())
         read += sum(len(contents.content(number)) for number in numbers)
     return read / (time.perf_counter() - began_s)
 

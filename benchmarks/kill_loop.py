@@ -30,7 +30,7 @@ from benchmarks.record import write_result
 from benchmarks.recovery import asked_of_torchrun
 from benchmarks.restart_phases import RECIPE
 from benchmarks.torchrun_restart import HUNG_S, Torchrun
-from shardyard.drill.kill_loop import Due, schedule
+from shardyard.drill.kill_loop import ScheduledKill, schedule
 
 APART, ABOVE = 0.03, 0.2
 """Bars: of measured and simulated, and of measured above torchrun."""
@@ -111,7 +111,7 @@ def _ours(
     return found
 
 
-def torchrun_under(folder: Path, due: Sequence[Due], for_s: float) -> dict[str, Any]:
+def torchrun_under(folder: Path, due: Sequence[ScheduledKill], for_s: float) -> dict[str, Any]:
     """Kill torchrun's workers by a schedule that begins with its first step."""
     loop = TorchrunLoop(due)
     while not loop.is_over(for_s):
@@ -130,7 +130,7 @@ def torchrun_under(folder: Path, due: Sequence[Due], for_s: float) -> dict[str, 
 class TorchrunLoop:
     """The schedule under way: one clock over all starts of torchrun."""
 
-    def __init__(self, due: Sequence[Due]) -> None:
+    def __init__(self, due: Sequence[ScheduledKill]) -> None:
         self._due = list(due)
         self._began_s: float | None = None
         self.kills_t: list[float] = []

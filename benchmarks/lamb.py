@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
 from benchmarks.record import write_result
-from shardyard.config.rules.custom_module import known_shape
+from shardyard.config.rules.custom_module import require_shape
 from shardyard.models.build import hf_config
 from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir
@@ -170,7 +170,7 @@ def _by_hand(run_dir: RunDir) -> tuple[Weights, tuple[Lines, Weights], tuple[Lin
 
 
 def _plain_loop(training: Training, first: Weights, dtype: torch.dtype) -> tuple[Lines, Weights]:
-    model = AutoModelForCausalLM.from_config(hf_config(known_shape(training.resolved.shape)))
+    model = AutoModelForCausalLM.from_config(hf_config(require_shape(training.resolved.shape)))
     model.load_state_dict(first)
     model.to(dtype)
     lamb = Lamb(model.parameters(), lr=LR, decay=DECAY, betas=BETAS, eps=EPS)

@@ -21,7 +21,7 @@ from shardyard.config.layout import Layout
 from shardyard.config.schema.recipe import Recipe
 from shardyard.families.presets import PRESETS
 from shardyard.families.shape import ModelShape
-from shardyard.planner.dry_run import Moment, dry_run
+from shardyard.planner.dry_run import PhasePeak, dry_run
 from shardyard.planner.memory import needs
 from shardyard.planner.workload import workload_of
 
@@ -143,7 +143,7 @@ def compare(case: Case) -> dict[str, Any]:
     }
 
 
-def _last(moments: tuple[Moment, ...], phase: str) -> Moment:
+def _last(moments: tuple[PhasePeak, ...], phase: str) -> PhasePeak:
     return [moment for moment in moments if moment.phase == phase][-1]
 
 

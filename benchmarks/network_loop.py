@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from benchmarks.record import write_result
 from benchmarks.step_overhead import interval
-from shardyard.elastic.bench_worker import Case, measure_row
+from shardyard.elastic.bench_worker import CollectiveCase, measure_row
 from shardyard.rundir.network import COLLECTIVES, Collective, NetworkBench
 from tests.distributed.ranks import run_on_ranks
 
@@ -104,7 +104,7 @@ def _row(
         collectives=(collective,), begin_bytes=size, end_bytes=size, warmup=5, iterations=calls,
         is_pairs=False, processes=1,
     )  # fmt: skip
-    case, call = Case(collective, size, device=_CPU), _plain(collective, size // 4)
+    case, call = CollectiveCase(collective, size, device=_CPU), _plain(collective, size // 4)
     # torch's own all-reduce is in place; of the others the usual call is out of place
     key = "in_s" if collective == "all_reduce" else "out_s"
     bench_s: list[float] = []

@@ -29,7 +29,7 @@ from benchmarks.accuracy_text import render
 from benchmarks.planner_rows import Case, Skipped, row_to_case, with_cumulative_features
 from benchmarks.planner_table import Row, read_table
 from shardyard.errors import ShardyardError
-from shardyard.hardware.cluster import Cluster
+from shardyard.hardware.cluster import ClusterHardware
 from shardyard.planner.workload import Workload
 
 COUNTED_QUALITIES = ("A", "B")
@@ -66,7 +66,7 @@ class Estimate(Protocol):
     def fit(self) -> Fit: ...
 
 
-Planner = Callable[[Workload, Cluster], Estimate]
+Planner = Callable[[Workload, ClusterHardware], Estimate]
 
 
 @dataclass(frozen=True, kw_only=True)

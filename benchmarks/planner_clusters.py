@@ -14,7 +14,7 @@ from benchmarks.planner_table import Row
 from shardyard.errors import RequestError
 from shardyard.hardware.accelerator import Accelerator
 from shardyard.hardware.catalogue import ACCELERATORS
-from shardyard.hardware.cluster import Cluster, default_cluster
+from shardyard.hardware.cluster import ClusterHardware, default_cluster
 from shardyard.hardware.links import Link, network
 from shardyard.planner.collectives import BETWEEN_SHARE
 
@@ -109,7 +109,7 @@ _NAMES: tuple[tuple[str, dict[float, str]], ...] = (
 )
 
 
-def cluster_of(row: Row, accelerator: Accelerator, *, devices: int) -> Cluster | Unknown:
+def cluster_of(row: Row, accelerator: Accelerator, *, devices: int) -> ClusterHardware | Unknown:
     """Equal nodes that hold exactly these devices; a rack that NVLink joins counts as one node."""
     wanted = accelerator.nvlink_domain or row.count("gpus_per_node") or _PER_NODE
     per_node = min(wanted, devices)

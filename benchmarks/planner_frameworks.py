@@ -11,7 +11,7 @@ from typing import Literal
 
 from benchmarks.planner_shapes import Unknown
 from benchmarks.planner_table import Row
-from shardyard.planner.workload import Formats, Keeping, Recompute, Techniques
+from shardyard.planner.workload import Formats, Recompute, ShardingPolicy, Techniques
 
 _WORDS = ("framework", "task", "sharding", "act_ckpt", "precision", "notes", "flags")
 
@@ -70,7 +70,7 @@ def excluded(row: Row) -> str | None:
 
 # --- number formats
 
-BUFFERED = Keeping(
+BUFFERED = ShardingPolicy(
     splits_weights_from=3,
     splits_gradients_from=2,
     copies_whole_stage=False,
@@ -118,7 +118,7 @@ def formats_of(row: Row) -> Formats:
         optimizer_bytes=optimizer,
         reduce_bytes=reduce,
         compute_bytes=4 if compute == "fp32" else 2,
-        keeping=Keeping() if sharding_of(row).is_fsdp else BUFFERED,
+        keeping=ShardingPolicy() if sharding_of(row).is_fsdp else BUFFERED,
     )
 
 

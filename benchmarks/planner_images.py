@@ -29,7 +29,7 @@ from shardyard.families.images.operators import Operator
 from shardyard.families.images.registry import IMAGE_PRESETS
 from shardyard.hardware.accelerator import Accelerator
 from shardyard.hardware.catalogue import accelerator_by_name
-from shardyard.hardware.cluster import Cluster, default_cluster
+from shardyard.hardware.cluster import ClusterHardware, default_cluster
 from shardyard.planner.images.step import DECODED_PER_WORKER_S, ImageStep
 from shardyard.planner.images.time import ImageEstimate, estimate_images, forward_s
 from shardyard.planner.workload import Formats, Techniques
@@ -173,7 +173,7 @@ class Case:
             channels_last=self.number_format == "fp16",  # as the examples do
         )  # fmt: skip
 
-    def on(self, cluster: Cluster, *, decoded_per_s: float | None = None) -> ImageEstimate:
+    def on(self, cluster: ClusterHardware, *, decoded_per_s: float | None = None) -> ImageEstimate:
         """Predicted on all devices of a cluster."""
         return estimate_images(replace(self.step(), decoded_per_s=decoded_per_s), cluster)
 
@@ -201,7 +201,7 @@ def _blurred(operators: Sequence[Operator]) -> tuple[Operator, ...]:
                     Operator(
                         name=f"{row.name}.blur", kind="depthwise", block=row.block,
                         flops=2 * 9 * elements, input_elements=elements, output_elements=elements,
-                        kept_elements=elements,
+                        saved_elements=elements,
                     )
                 )  # fmt: skip
         found.append(row)

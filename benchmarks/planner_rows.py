@@ -25,7 +25,7 @@ from benchmarks.planner_frameworks import (
 from benchmarks.planner_shapes import Unknown, shape_of
 from benchmarks.planner_table import Row
 from shardyard.config.layout import Layout
-from shardyard.hardware.cluster import Cluster
+from shardyard.hardware.cluster import ClusterHardware
 from shardyard.planner.workload import Techniques, Workload
 
 MemoryNumber = Literal["allocated", "reserved", "device"]
@@ -51,7 +51,7 @@ class Case:
     quality: str
     """A, B or C."""
     workload: Workload
-    cluster: Cluster
+    cluster: ClusterHardware
     tokens_per_s_per_device: float | None
     memory: MeasuredMemory | None
     is_oom: bool

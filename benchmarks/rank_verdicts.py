@@ -36,7 +36,7 @@ from benchmarks.record import write_result
 from shardyard.telemetry.health.ranks import (
     BLOCK_STEPS,
     RankBlock,
-    RankJudge,
+    StragglerDetector,
     group_name,
 )
 
@@ -98,7 +98,7 @@ class FixedThreshold:
 
 def by_judge(trace: Trace) -> Look:
     """The judge of a run."""
-    judge = RankJudge(trace.ranks // trace.stages)
+    judge = StragglerDetector(trace.ranks // trace.stages)
 
     def look(blocks: Sequence[RankBlock]) -> list[Word]:
         return [
@@ -109,7 +109,7 @@ def by_judge(trace: Trace) -> Look:
                 is_over=each.is_over,
                 is_since_start=each.is_since_start,
             )
-            for each in judge.look(blocks)
+            for each in judge.evaluate(blocks)
         ]
 
     return look

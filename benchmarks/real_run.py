@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from shardyard.drill.scene import Marked
+from shardyard.drill.scene import TaggedProcesses
 from shardyard.elastic.drain import signal_at_parent_death
 
 _MARK = "SHARDYARD_BENCHMARK"
@@ -42,7 +42,7 @@ def running(
     command: Sequence[str],
     *,
     environment: Mapping[str, str] | None = None,
-    marked: Marked | None = None,
+    marked: TaggedProcesses | None = None,
     out: IO[bytes] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Start a command in a folder; what it says goes into log.txt there.
@@ -80,9 +80,9 @@ def answer_of(folder: Path, command: Sequence[str]) -> tuple[int, str]:
         return code, out.read().decode()
 
 
-def new_mark() -> Marked:
+def new_mark() -> TaggedProcesses:
     """Of one command and all that it starts; a drill among it has marks of its own."""
-    return Marked(_MARK)
+    return TaggedProcesses(_MARK)
 
 
 def end_by_signals() -> None:

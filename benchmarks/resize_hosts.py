@@ -31,7 +31,7 @@ from benchmarks.hosts import Host, HostedRun, enter
 from benchmarks.real_run import write_corpus
 from benchmarks.record import write_result
 from shardyard.checkpoint.bitwise_compare import compare_bits
-from shardyard.drill.observations import read_left_in
+from shardyard.drill.observations import read_observations
 from shardyard.rundir.jsonl import read_lines
 from shardyard.rundir.layout import RunDir
 
@@ -106,8 +106,8 @@ def judge(mode: str, resized: RunDir, alone: dict[int, RunDir]) -> dict[str, Any
     Args:
         alone: Runs that nothing disturbed, by their number of processes.
     """
-    left = {world: read_left_in(run) for world, run in alone.items()}
-    ours = read_left_in(resized)
+    left = {world: read_observations(run) for world, run in alone.items()}
+    ours = read_observations(resized)
     losses = {world: [each["losses"][step] for step in sorted(each["losses"])]
               for world, each in left.items()}  # fmt: skip
     own, worlds = (

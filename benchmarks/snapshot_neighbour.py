@@ -36,9 +36,9 @@ from shardyard.checkpoint.save_interval import Interval
 from shardyard.checkpoint.snapshots.take import Snapshots
 from shardyard.config.formulas import SENT, best_every, snapshot_labels
 from shardyard.config.schema.recipe import Cluster, Elastic, Recipe
-from shardyard.elastic.agent_messages import Notices
+from shardyard.elastic.agent_messages import AgentMessages
 from shardyard.elastic.heartbeat import AgentMemory, attach
-from shardyard.elastic.peer_snapshots import Neighbour, Place
+from shardyard.elastic.peer_snapshots import PeerReplication, RingPosition
 from shardyard.elastic.rendezvous.c10d import connect_store, serve_store
 from shardyard.elastic.seal import Seal
 from shardyard.network_interface import loopback_interface
@@ -177,10 +177,10 @@ def _be_host(told: Told) -> None:
         _be_worker(told)
         os._exit(0)
     store = serve_store(told.address, told.port) if told.host == 0 else _connected(told)
-    neighbour = Neighbour.of(owned, RECIPE)
+    neighbour = PeerReplication.of(owned, RECIPE)
     assert neighbour is not None, "snapshots need Linux"
-    place = Place(0, told.host, 2, (told.address, told.port), Seal(b"of this benchmark"))
-    neighbour.begin(place, Notices(store, group_rank=told.host, num_nodes=2), _fail)
+    place = RingPosition(0, told.host, 2, (told.address, told.port), Seal(b"of this benchmark"))
+    neighbour.begin(place, AgentMessages(store, group_rank=told.host, num_nodes=2), _fail)
     store.set(f"begun-{told.host}", "")
     _, status = os.waitpid(worker, 0)
     store.set(f"over-{told.host}", "")

@@ -26,7 +26,7 @@ from benchmarks.source_vision import efa_gains, epochs_by_nodes
 from shardyard.config.layout import Layout
 from shardyard.families.presets import PRESETS
 from shardyard.hardware.catalogue import instance
-from shardyard.hardware.cluster import Cluster, cluster_of
+from shardyard.hardware.cluster import ClusterHardware, cluster_of
 from shardyard.planner.collectives import BETWEEN_SHARE
 from shardyard.planner.estimate import Estimate, estimate
 from shardyard.planner.workload import Formats, Techniques, Workload
@@ -116,7 +116,7 @@ def predict() -> dict[str, Any]:
     }
 
 
-Predict = Callable[[Cluster], Estimate]
+Predict = Callable[[ClusterHardware], Estimate]
 
 
 def bert_table(published: Sequence[Measured], predict_on: Predict) -> list[dict[str, Any]]:
@@ -160,13 +160,13 @@ def _explaining_rate(predict_on: Predict, row: Measured) -> float | None:
     return round(share * cluster.between.bytes_per_s * cluster.devices_per_node / 1e9, 1)
 
 
-def _slower(cluster: Cluster, share: float) -> Cluster:
+def _slower(cluster: ClusterHardware, share: float) -> ClusterHardware:
     rate = share * cluster.between.bytes_per_s
     return replace(cluster, between=replace(cluster.between, bytes_per_s=rate))
 
 
 def _bert_large(
-    cluster: Cluster, *, device_batch: int = LARGE_DEVICE_BATCH, overlaps: bool = False
+    cluster: ClusterHardware, *, device_batch: int = LARGE_DEVICE_BATCH, overlaps: bool = False
 ) -> Estimate:
     micro_batch = min(device_batch, LARGE_DEVICE_BATCH)
     workload = Workload(
@@ -181,7 +181,7 @@ def _bert_large(
     return estimate(workload, cluster)
 
 
-def _bert_1_5b(cluster: Cluster, *, device_batch: int = DEVICE_BATCH) -> Estimate:
+def _bert_1_5b(cluster: ClusterHardware, *, device_batch: int = DEVICE_BATCH) -> Estimate:
     workload = Workload(
         shape=PRESETS["bert-1.5b"].shape,
         layout=Layout(dp_replicate=1, dp_shard=cluster.devices, zero=1),
@@ -197,7 +197,7 @@ def _bert_1_5b(cluster: Cluster, *, device_batch: int = DEVICE_BATCH) -> Estimat
 def bert_sensitivity() -> list[dict[str, Any]]:
     """Efficiency at the largest published size under other assumptions than the first."""
     large, big = "bert-large", "bert-1.5b"
-    cases: list[tuple[str, str, Predict, int, Callable[[Cluster], Cluster]]] = [
+    cases: list[tuple[str, str, Predict, int, Callable[[ClusterHardware], ClusterHardware]]] = [
         (large, "batch 64, summed after the backward pass", _bert_large, 8, _as_it_is),
         (large, "batch 64, summed beside it", partial(_bert_large, overlaps=True), 8, _as_it_is),
         (large, "batch 512, 8 passes", partial(_bert_large, device_batch=512), 8, _as_it_is),
@@ -332,19 +332,19 @@ def _measured_rate(nodes: int) -> float:
     return next(row.sequences_per_s for row in BERT_1_5B if row.nodes == nodes)
 
 
-def _dl1(nodes: int) -> Cluster:
+def _dl1(nodes: int) -> ClusterHardware:
     return cluster_of(instance("dl1.24xlarge"), nodes)
 
 
-def _as_it_is(cluster: Cluster) -> Cluster:
+def _as_it_is(cluster: ClusterHardware) -> ClusterHardware:
     return cluster
 
 
-def _through_host(cluster: Cluster) -> Cluster:
+def _through_host(cluster: ClusterHardware) -> ClusterHardware:
     return _slower(cluster, THROUGH_HOST_SHARE)
 
 
-def _one_share(cluster: Cluster) -> Cluster:
+def _one_share(cluster: ClusterHardware) -> ClusterHardware:
     """As if one link at a time were busy.
 
     ZeRO-1 sums each rank's part in a reduce of its own (DeepSpeed, runtime/zero/stage_1_and_2.py,
@@ -353,7 +353,7 @@ def _one_share(cluster: Cluster) -> Cluster:
     return _slower(cluster, 1 / cluster.devices_per_node)
 
 
-def _one_efa(cluster: Cluster) -> Cluster:
+def _one_efa(cluster: ClusterHardware) -> ClusterHardware:
     rate = ONE_EFA_BUS_BYTES_PER_S / BETWEEN_SHARE / cluster.devices_per_node
     link = replace(cluster.between, name="one EFA", bytes_per_s=rate)
     return replace(cluster, between=link)

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.planner_images import TRAIN, Case, Format, with_tf32
 from shardyard.hardware.catalogue import instance
-from shardyard.hardware.cluster import Cluster, cluster_of, with_efa
+from shardyard.hardware.cluster import ClusterHardware, cluster_of, with_efa
 from shardyard.planner.collectives import BETWEEN_SHARE
 from shardyard.planner.images.time import ImageEstimate
 
@@ -96,7 +96,12 @@ def epochs_by_nodes() -> list[dict[str, Any]]:
 
 
 def _estimate(
-    model: str, cluster: Cluster, *, batch: int, compute: Format, loader: float | None = None
+    model: str,
+    cluster: ClusterHardware,
+    *,
+    batch: int,
+    compute: Format,
+    loader: float | None = None,
 ) -> ImageEstimate:
     case = Case(model=model, devices=cluster.devices, batch=batch, number_format=compute)
     decoded = None if loader is None else loader * cluster.devices
@@ -108,12 +113,12 @@ def _epoch_s(found: ImageEstimate) -> float:
     return ceil(TRAIN / found.workload.global_batch) * found.step_s
 
 
-def _p4d(nodes: int) -> Cluster:
+def _p4d(nodes: int) -> ClusterHardware:
     cluster = cluster_of(instance("p4d.24xlarge"), nodes)
     return replace(cluster, accelerator=with_tf32(cluster.accelerator))
 
 
-def _over_sockets(cluster: Cluster) -> Cluster:
+def _over_sockets(cluster: ClusterHardware) -> ClusterHardware:
     """The same nodes, joined by what they measured without EFA."""
     rate = SOCKETS_BUS_BYTES_PER_S / BETWEEN_SHARE / cluster.devices_per_node
     link = replace(cluster.between, name="sockets", bytes_per_s=rate)

@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.real_run import new_mark, running
 from benchmarks.restart_phases import STEPS_BETWEEN, RunError
-from shardyard.drill.scene import Marked
+from shardyard.drill.scene import TaggedProcesses
 from shardyard.families.presets import PRESETS
 from shardyard.io.polling import wait_for
 
@@ -39,7 +39,7 @@ class Torchrun:
 
     folder: Path
     process: subprocess.Popen[bytes]
-    marked: Marked
+    marked: TaggedProcesses
 
     def steps(self) -> list[dict[str, Any]]:
         """Each finished step, repeated ones too."""

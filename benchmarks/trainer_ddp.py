@@ -28,7 +28,7 @@ import torch.distributed as dist
 from benchmarks.gpu.hf_trainer import Windows
 from benchmarks.record import write_result
 from benchmarks.step_overhead import StepTimes, interval, rounded
-from shardyard.config.rules.custom_module import known_shape
+from shardyard.config.rules.custom_module import require_shape
 from shardyard.data.shards import TokenShards
 from shardyard.io.files import write_json
 from shardyard.models.build import hf_config
@@ -198,7 +198,7 @@ def _measure(run_dir: RunDir, work: Work) -> tuple[StepTimes, StepTimes]:
     is_bert = work.task == "masked_lm"
     kind = AutoModelForMaskedLM if is_bert else AutoModelForCausalLM
     model = kind.from_config(
-        hf_config(known_shape(resolved.shape)), dtype=torch.float32, attn_implementation="sdpa"
+        hf_config(require_shape(resolved.shape)), dtype=torch.float32, attn_implementation="sdpa"
     )
     model.config.use_cache = False
     arguments = TrainingArguments(

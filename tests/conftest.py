@@ -71,7 +71,7 @@ def moto(
 @pytest.fixture
 def talk_on_stderr() -> Iterator[None]:
     """What operations say comes on stderr, as it does where a verb calls them."""
-    from shardyard.io.terminal import talk_shown
+    from shardyard.io.terminal import logs_to_stderr
 
-    with talk_shown():
+    with logs_to_stderr():
         yield

@@ -391,7 +391,7 @@ def test_the_page_on_versions_is_that_of_the_check() -> None:
     for engine in (*ENGINES, *OPTIONAL):
         accepted = f">={engine.at_least}" + (f",<{engine.below}" if engine.below else "")
         tested = ", ".join(engine.tested) or "-"
-        row = (engine.package, f"`{accepted}`", tested, engine.note, engine.asked_by or "always")
+        row = (engine.package, f"`{accepted}`", tested, engine.note, engine.required_by or "always")
         assert f"| {' | '.join(row)} |" in page
 
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.cluster.spec import read_description
+from shardyard.cluster.spec import read_cluster_spec
 from shardyard.config.load import load_recipe
 from shardyard.config.model.source import model_folder
 from shardyard.config.schema.recipe import Model
 from shardyard.errors import RequestError
-from shardyard.file_faults import why_broken_link
+from shardyard.file_faults import broken_link_error
 from shardyard.hardware.cluster_file import read_cluster_file
 from shardyard.importers.configs.source_file import read_files
 from shardyard.models.hf import _damaged
@@ -33,7 +33,7 @@ def test_a_damaged_file_is_to_be_fetched_again(tmp_path: Path) -> None:
 def test_a_link_to_itself_is_named(tmp_path: Path) -> None:
     link = tmp_path / "a"
     link.symlink_to("a")
-    assert "a symbolic link to a that leads back to itself" in str(why_broken_link(link))
+    assert "a symbolic link to a that leads back to itself" in str(broken_link_error(link))
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_a_link_to_itself_is_named(tmp_path: Path) -> None:
     [
         lambda path: load_recipe([path], []),
         lambda path: read_cluster_file(path, 1),
-        lambda path: read_description([str(path)]),
+        lambda path: read_cluster_spec([str(path)]),
         lambda path: read_files(path),
     ],
     ids=["recipe", "cluster file", "cluster description", "import"],

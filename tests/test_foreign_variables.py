@@ -12,10 +12,10 @@ from shardyard.foreign_variables import (
     SRUN_DEFAULTS,
     TABLE,
     for_slurm_client,
-    is_of,
+    is_in_group,
     not_for_sbatch,
-    refuse_other_cluster,
-    refuse_several_starts,
+    reject_cluster_override,
+    reject_multi_process_start,
     remove_for_agent,
 )
 
@@ -34,7 +34,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "variables.md"
 )
 def test_one_of_several_starts_is_rejected_by_name(environ: dict[str, str], words: str) -> None:
     with pytest.raises(RequestError) as caught:
-        refuse_several_starts("train", environ)
+        reject_multi_process_start("train", environ)
     assert words in str(caught.value)
     assert all(f"{name}={value}" in str(caught.value) for name, value in environ.items())
 
@@ -51,7 +51,7 @@ def test_one_of_several_starts_is_rejected_by_name(environ: dict[str, str], word
     ],
 )
 def test_a_single_start_is_taken(environ: dict[str, str]) -> None:
-    refuse_several_starts("train", environ)
+    reject_multi_process_start("train", environ)
 
 
 @pytest.mark.parametrize("verb", ["train", "resume", "launch", "study", "drill", "bench", "scale"])
@@ -101,7 +101,7 @@ def test_a_job_unsets_each_option_of_srun_that_slurm_does_not_set_for_it() -> No
         "SLURM_SRUN_REDUCE_TASK_EXIT_MSG",
     }  # fmt: skip
     named = _variables_of("srun") | _variables_of("scancel") | _variables_of("scontrol")
-    kept = {name for name in named if not is_of(SRUN_DEFAULTS, name)}
+    kept = {name for name in named if not is_in_group(SRUN_DEFAULTS, name)}
     assert kept <= of_the_job | of_messages | {
         "SLURM_BITSTR_LEN", "SLURM_CONF_OUT", "SLURM_TOPO_LEN",  # of what scontrol prints
     }  # fmt: skip
@@ -109,9 +109,9 @@ def test_a_job_unsets_each_option_of_srun_that_slurm_does_not_set_for_it() -> No
 
 @pytest.mark.parametrize("name", ["SLURM_CLUSTERS", "SBATCH_CLUSTERS"])
 def test_another_cluster_than_the_configured_one_is_rejected_by_name(name: str) -> None:
-    refuse_other_cluster({name: "", "SLURM_CLUSTER_NAME": "here"})
+    reject_cluster_override({name: "", "SLURM_CLUSTER_NAME": "here"})
     with pytest.raises(RequestError, match=f"{name}=far of this shell.*unset {name}; export SLURM"):
-        refuse_other_cluster({name: "far"})
+        reject_cluster_override({name: "far"})
 
 
 def test_an_option_of_sbatch_in_the_shell_is_named_with_the_setting_for_it() -> None:
@@ -133,4 +133,4 @@ def test_the_agent_keeps_only_what_is_not_for_torchs_own() -> None:
 def test_the_page_has_the_table() -> None:
     page = PAGE.read_text(encoding="utf-8")
     for row in TABLE:
-        assert f"| {row.shown} | {row.does} | {row.fate}: {row.how} |" in page
+        assert f"| {row.display} | {row.does} | {row.fate}: {row.handling} |" in page

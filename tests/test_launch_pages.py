@@ -21,10 +21,10 @@ import yaml
 from shardyard.cli import main
 from shardyard.cluster.batch.queue import launch_settings
 from shardyard.cluster.clients import World
-from shardyard.cluster.fsx import Made
+from shardyard.cluster.fsx import FileSystemOutputs
 from shardyard.cluster.launch_recipe import kubernetes_settings
-from shardyard.cluster.spec import Description, read_description
-from shardyard.config.paths import unseen_problems
+from shardyard.cluster.spec import ClusterSpec, read_cluster_spec
+from shardyard.config.paths import check_mounted_paths
 from shardyard.config.schema.recipe import Recipe
 from shardyard.control.submission import launcher_named
 from shardyard.io.yaml import read_yaml
@@ -90,17 +90,17 @@ def _write_files_of_pages(folder: Path) -> None:
     for of, line in LINES:
         if of in ways and " cluster create " in line:
             _write_settings(
-                folder, read_description([w for w in shlex.split(line)[3:] if "=" in w])
+                folder, read_cluster_spec([w for w in shlex.split(line)[3:] if "=" in w])
             )
 
 
-def _write_settings(folder: Path, given: Description) -> None:
+def _write_settings(folder: Path, given: ClusterSpec) -> None:
     world = World(
-        folder=folder / "clusters" / f"{given.name}.{given.region}", given=given, owner="0" * 16
+        folder=folder / "clusters" / f"{given.name}.{given.region}", spec=given, owner="0" * 16
     )
     world.folder.mkdir(parents=True)
     if given.kind == "batch":
-        made = Made(
+        made = FileSystemOutputs(
             file_system="fs-0123456789abcdef0", mount_name="",
             access_point="fsap-0123456789abcdef0",
         )  # fmt: skip
@@ -198,7 +198,7 @@ def _refuse_paths_of_this_machine(out: str, line: str, folder: Path) -> Recipe:
     recipe = Recipe.model_validate(read_yaml(_sent_recipe(out), source="what is sent"))
     place = "kubernetes" if "--on kubernetes" in line else "aws-batch"
 
-    assert unseen_problems(recipe, launcher_named(place).sees(recipe)) == []
+    assert check_mounted_paths(recipe, launcher_named(place).node_paths(recipe)) == []
     return recipe
 
 

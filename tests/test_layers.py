@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.launchers.base import PLACES
+from shardyard.launchers.base import NODE_ASSIGNMENT_READERS
 
 SRC = Path(__file__).parents[1] / "src"
 PACKAGE = SRC / "shardyard"
@@ -188,7 +188,7 @@ def test_operations_know_no_terminal() -> None:
     assert guilty == []
 
 
-@pytest.mark.parametrize("place", sorted(PLACES.values()))
+@pytest.mark.parametrize("place", sorted(NODE_ASSIGNMENT_READERS.values()))
 def test_a_node_knows_its_place_without_a_client_of_its_scheduler(place: str) -> None:
     start = place.partition(":")[0].removeprefix("shardyard.").replace(".", "/") + ".py"
     assert not [shown(path) for path in reached(start) if outer_packages(path) & CLOUD_CLIENTS]

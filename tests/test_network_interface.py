@@ -15,9 +15,9 @@ from shardyard.network_interface import (
     VARIABLE,
     check,
     check_loopback,
-    for_workers,
     interfaces,
-    reachable,
+    reachable_address,
+    worker_variables,
 )
 
 LO = network_interface.loopback_interface()
@@ -41,9 +41,9 @@ def test_a_node_whose_name_leads_to_itself_takes_the_address_towards_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(network_interface, "address_towards", lambda host, _port: f"towards {host}")
-    assert reachable("127.0.1.1", ["127.0.1.1", "10.7.0.4"]) == "towards 10.7.0.4"
-    assert reachable("127.0.0.1", ["127.0.0.1", "127.0.0.1"]) == "127.0.0.1"
-    assert reachable("10.7.0.3", ["10.7.0.3", "10.7.0.4"]) == "10.7.0.3"
+    assert reachable_address("127.0.1.1", ["127.0.1.1", "10.7.0.4"]) == "towards 10.7.0.4"
+    assert reachable_address("127.0.0.1", ["127.0.0.1", "127.0.0.1"]) == "127.0.0.1"
+    assert reachable_address("10.7.0.3", ["10.7.0.3", "10.7.0.4"]) == "10.7.0.3"
 
 
 @pytest.mark.heavy
@@ -73,11 +73,11 @@ def test_a_host_name_that_torch_cannot_look_up_is_named(
 
 
 def test_an_interface_that_is_given_stays() -> None:
-    assert for_workers("127.0.0.1", [], {})[VARIABLE] == LO
-    assert VARIABLE not in for_workers("127.0.0.1", [], {VARIABLE: "eth1"})
-    assert VARIABLE not in for_workers(None, [], {})
-    assert for_workers("127.0.0.1", [], {})[NCCL_VARIABLE] == f"={LO}"
-    assert NCCL_VARIABLE not in for_workers("127.0.0.1", [], {NCCL_VARIABLE: "^docker"})
+    assert worker_variables("127.0.0.1", [], {})[VARIABLE] == LO
+    assert VARIABLE not in worker_variables("127.0.0.1", [], {VARIABLE: "eth1"})
+    assert VARIABLE not in worker_variables(None, [], {})
+    assert worker_variables("127.0.0.1", [], {})[NCCL_VARIABLE] == f"={LO}"
+    assert NCCL_VARIABLE not in worker_variables("127.0.0.1", [], {NCCL_VARIABLE: "^docker"})
 
 
 def test_interfaces_of_nccls_own_file_stay(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_interfaces_of_nccls_own_file_stay(tmp_path: Path) -> None:
     for text, is_chosen in (("NCCL_DEBUG=WARN\nNCCL_SOCKET_IFNAME=ens\n", False),
                             ("# NCCL_SOCKET_IFNAME=ens\n", True)):  # fmt: skip
         file.write_text(text)
-        found = for_workers("127.0.0.1", [], {"NCCL_CONF_FILE": str(file)})
+        found = worker_variables("127.0.0.1", [], {"NCCL_CONF_FILE": str(file)})
         assert (NCCL_VARIABLE in found) == is_chosen
 
 

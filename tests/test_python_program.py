@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.python_program import look_in_current_folder, python_program
+from shardyard.python_program import add_current_folder_to_path, python_program
 
 SRC = Path(__file__).parents[1] / "src" / "shardyard"
 
@@ -63,8 +63,8 @@ def test_the_current_folder_comes_behind_python_and_before_installed_packages(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [each for each in sys.path if each])
-    look_in_current_folder()
-    look_in_current_folder()
+    add_current_folder_to_path()
+    add_current_folder_to_path()
     assert sys.path.count(str(tmp_path)) == 1
     at = sys.path.index(str(tmp_path))
     places = [place for place, each in enumerate(sys.path) if each.endswith("-packages")]

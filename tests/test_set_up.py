@@ -3,7 +3,7 @@
 import pytest
 
 from shardyard.errors import SetUpError
-from shardyard.set_up import in_words, set_up_errors_named
+from shardyard.set_up import describe_set_up_error, translate_set_up_errors
 
 GLOO = (
     "[enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/device.cc:84] "
@@ -22,7 +22,7 @@ GLOO = (
     ],
 )
 def test_the_setting_is_named(said: str, setting: str) -> None:
-    words = in_words(said, {"GLOO_SOCKET_IFNAME": "lo"})
+    words = describe_set_up_error(said, {"GLOO_SOCKET_IFNAME": "lo"})
     assert words is not None and setting in words
 
 
@@ -36,13 +36,13 @@ def test_the_setting_is_named(said: str, setting: str) -> None:
     ],
 )
 def test_a_lost_peer_stays_what_it_is(said: str) -> None:
-    assert in_words(said, {}) is None
+    assert describe_set_up_error(said, {}) is None
     lost = RuntimeError(said)
-    with pytest.raises(RuntimeError) as caught, set_up_errors_named({}):
+    with pytest.raises(RuntimeError) as caught, translate_set_up_errors({}):
         raise lost
     assert caught.value is lost
 
 
 def test_the_error_is_of_a_class_of_its_own() -> None:
-    with pytest.raises(SetUpError), set_up_errors_named({}):
+    with pytest.raises(SetUpError), translate_set_up_errors({}):
         raise RuntimeError(GLOO)

@@ -28,8 +28,8 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from shardyard.errors import RequestError
 from shardyard.torch_private import (
     compile_seconds,
-    placed_over,
-    starting_by,
+    placement_on_mesh,
+    replaced_start_processes,
 )
 
 ROOT = Path(__file__).parents[1]
@@ -254,7 +254,7 @@ def mesh() -> Iterator[DeviceMesh]:
 @pytest.mark.skipif(not IS_OLD, reason="this torch can split experts over ranks of their own")
 def test_an_old_torch_refuses_experts_over_other_ranks_than_their_block(mesh: DeviceMesh) -> None:
     with pytest.raises(RequestError) as refused:
-        placed_over(mesh)
+        placement_on_mesh(mesh)
     message = str(refused.value)
     assert message.startswith("parallel.ep above 1 needs torch 2.12 or newer, and this is 2.11.0")
     assert message.endswith("Install a newer torch, or set parallel.ep=1.")
@@ -269,10 +269,10 @@ def test_seconds_of_compilation_are_counted() -> None:
 
 @pytest.mark.skipif(IS_OLD, reason="this torch has one mesh for all parameters of a group")
 def test_a_newer_torch_is_told_where_experts_are(mesh: DeviceMesh) -> None:
-    placed = placed_over(mesh)(Shard(1))
+    placed = placement_on_mesh(mesh)(Shard(1))
     assert placed.placement == Shard(1)
     assert (placed.mesh_info.shard_mesh_dim, placed.mesh_info.replicate_mesh_dim) == (1, 0)
-    assert placed_over(mesh["expert_shard"])(None).mesh_info.mesh.size() == 2
+    assert placement_on_mesh(mesh["expert_shard"])(None).mesh_info.mesh.size() == 2
 
 
 @pytest.mark.heavy
@@ -299,6 +299,6 @@ def test_an_agent_has_its_processes_started_by_the_function_that_it_is_given() -
 
     def ours(**_asked: Any) -> None: ...
 
-    with starting_by(ours):
+    with replaced_start_processes(ours):
         meanwhile = names["start_processes"]
     assert (meanwhile, names["start_processes"]) == (ours, usual)

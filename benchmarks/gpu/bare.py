@@ -9,7 +9,7 @@ from benchmarks.bare_loop import BareLoop, sharded_llama
 from benchmarks.gpu.cells import LR
 from benchmarks.gpu.job import Job
 from benchmarks.gpu.pace import Pace
-from shardyard.config.rules.custom_module import known_shape
+from shardyard.config.rules.custom_module import require_shape
 from shardyard.data.shards import TokenShards
 from shardyard.models.build import hf_config
 from shardyard.rundir.attempt_files import read_resolved
@@ -22,7 +22,7 @@ def train(job: Job, device: torch.device, pace: Pace) -> list[float]:
     shards = TokenShards(Path(resolved.data.dir), "train")
     torch.manual_seed(0)  # compiled or not, the same weights
     model = sharded_llama(
-        hf_config(known_shape(resolved.shape)),
+        hf_config(require_shape(resolved.shape)),
         device=device,
         compute=torch.bfloat16,
         recompute=job.cell.recompute == "full",

@@ -17,7 +17,7 @@ from benchmarks.gpu.cells import LR
 from benchmarks.gpu.equal_losses import FIRST
 from benchmarks.gpu.job import Job
 from benchmarks.gpu.pace import Pace
-from shardyard.config.rules.custom_module import known_shape
+from shardyard.config.rules.custom_module import require_shape
 from shardyard.data.shards import TokenShards
 from shardyard.models.build import hf_config
 from shardyard.rundir.attempt_files import read_resolved
@@ -69,7 +69,9 @@ def train(job: Job, device: torch.device, pace: Pace) -> list[float]:
     resolved = read_resolved(RunDir(Path(job.run_dir)).resolved(0))
     with device:
         model = AutoModelForCausalLM.from_config(
-            hf_config(known_shape(resolved.shape)), dtype=torch.float32, attn_implementation="sdpa"
+            hf_config(require_shape(resolved.shape)),
+            dtype=torch.float32,
+            attn_implementation="sdpa",
         )
     model.config.use_cache = False
     clock = _Clock(pace)

@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.gpu.clocks import Clocks
 from benchmarks.record import about, result_file
-from shardyard.config.model.source import network_if_known
+from shardyard.config.model.source import network_or_none
 from shardyard.config.resolve import resolve
 from shardyard.config.schema.recipe import Recipe
 from shardyard.data.images.prepare import prepare_images
@@ -191,7 +191,7 @@ def _write_run(work: Work, machine: Machine, device: torch.device, folder: Path)
     })  # fmt: skip
     facts = prepare_images(recipe, model_dir=None, progress=lambda *_: None)
     resolved = resolve(
-        recipe, shape=None, network=network_if_known(recipe, None), machine=machine, data=facts,
+        recipe, shape=None, network=network_or_none(recipe, None), machine=machine, data=facts,
         model_dir=None,
     )  # fmt: skip
     run_dir = RunDir(folder / "run")

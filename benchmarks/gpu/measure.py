@@ -16,8 +16,8 @@ from benchmarks.gpu.processes import run_by_turns, run_job
 from benchmarks.gpu.turns import compared
 from shardyard.config.model.source import read_shape
 from shardyard.config.resolve import resolve
-from shardyard.config.resolved import DataFacts, Resolved
-from shardyard.config.rules.custom_module import known_shape
+from shardyard.config.resolved import DatasetMetadata, Resolved
+from shardyard.config.rules.custom_module import require_shape
 from shardyard.errors import ShardyardError
 from shardyard.hardware.catalogue import accelerator_named
 from shardyard.hardware.machine import Machine
@@ -31,7 +31,7 @@ from shardyard.rundir.layout import RunDir
 GIB = 2**30
 
 
-def prepare_data(cell: Cell, place: Place) -> DataFacts:
+def prepare_data(cell: Cell, place: Place) -> DatasetMetadata:
     """Prepare the text once for all cells; a finished one is found again."""
     from shardyard.data.prepare import prepare
 
@@ -58,7 +58,7 @@ class Session:
 
     machine: Machine
     place: Place
-    data: DataFacts
+    data: DatasetMetadata
     scratch: Path
     steps: int
     warm_up: int
@@ -157,7 +157,7 @@ class Session:
         tokens = cell.load.sequences * cell.load.seq_len  # of one device
         step_s = statistics.median(answer["step_times_s"])
         rate = tokens / step_s
-        flops = flops_per_token(known_shape(resolved.shape), cell.load.seq_len)
+        flops = flops_per_token(require_shape(resolved.shape), cell.load.seq_len)
         accelerator = accelerator_named(self.machine.name)
         peak = accelerator and accelerator.peak_flops_per_s("bf16")
         return {

@@ -79,7 +79,7 @@ def _measure_all(
     from benchmarks.gpu.equal_losses import checked
     from benchmarks.gpu.measure import Session, conventions, prepare_data
     from benchmarks.record import about, result_file
-    from shardyard.data.shards import read_facts
+    from shardyard.data.shards import read_metadata
     from shardyard.hardware.machine import probe
     from shardyard.io.files import write_json
 
@@ -99,7 +99,7 @@ def _measure_all(
     path.parent.mkdir(parents=True, exist_ok=True)
     session = Session(
         machine=machine, place=place, scratch=scratch, steps=args.steps, warm_up=args.warm_up,
-        data=read_facts(args.data) if args.data else prepare_data(planned[0], place),
+        data=read_metadata(args.data) if args.data else prepare_data(planned[0], place),
         compiled=args.compiled, profile=args.profile, ceilings=newest_ceilings(args.out),
     )  # fmt: skip
     until = started + (args.seconds or 60 * args.minutes - 15)
@@ -192,7 +192,7 @@ def _place(args: argparse.Namespace, machine: Any) -> tuple[Any, Any]:
     devices = args.devices or (1 if args.rehearse else machine.count)
     if not args.rehearse and devices > machine.count:
         sys.exit(f"--devices {devices}: this machine has {machine.count} x {machine.name}.")
-    from shardyard.data.shards import read_facts
+    from shardyard.data.shards import read_metadata
 
     vocab_size = 512 if args.rehearse else 32000
     return machine, Place(
@@ -200,7 +200,7 @@ def _place(args: argparse.Namespace, machine: Any) -> tuple[Any, Any]:
         devices=devices,
         memory_bytes=machine.memory_bytes,
         source=args.source,
-        vocab_size=read_facts(args.data).vocab_size if args.data else vocab_size,
+        vocab_size=read_metadata(args.data).vocab_size if args.data else vocab_size,
         prepared=args.prepared,
     )
 

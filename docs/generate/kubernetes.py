@@ -12,7 +12,7 @@ def table() -> str:
             origin = "rendered by us" if part is ETCD else "its vendor"
             lines.append(f"| {part.name} | {part.version} | {origin} | | |")
         else:
-            tool = {"chart": "helm", "addon": "eksctl"}.get(release.how, "kubectl")
+            tool = {"chart": "helm", "addon": "eksctl"}.get(release.method, "kubectl")
             lines.append(
                 f"| {part.name} | {part.version} | `{release.url}` | {tool} | {release.read_on} |"
             )

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shardyard.io.sanitize import printable
+from shardyard.io.sanitize import sanitize
 
 
 class ShardyardError(Exception):
@@ -72,7 +72,7 @@ class RecipeError(RequestError):
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         lines = "\n".join(f"  {problem}" for problem in problems)
         end = f"\n{hint}" if hint else ""
-        super().__init__(printable(f"{source} has {count}:\n{lines}{end}"))
+        super().__init__(sanitize(f"{source} has {count}:\n{lines}{end}"))
 
 
 class SetUpError(RequestError):
@@ -113,13 +113,13 @@ class RejectedRowError(SourceError):
         place: Of the row. Becomes text only with the message: finding a line reads the file anew.
     """
 
-    def __init__(self, reason: str, place: object) -> None:
+    def __init__(self, reason: str, location: object) -> None:
         super().__init__(reason)
         self.reason = reason
-        self.place = place
+        self.location = location
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.reason}"
+        return f"{self.location}: {self.reason}"
 
 
 class CheckpointError(ShardyardError):

@@ -18,7 +18,7 @@ _ANNEX = re.compile(rb"/annex/objects/\S+\s*")
 _PAGE = re.compile(rb"(?:\xef\xbb\xbf)?\s*<(?:!doctype\s+html|html[\s>])", re.IGNORECASE)
 
 
-def why_no_content(path: Path, *, is_text: bool = False) -> str | None:
+def content_error(path: Path, *, is_text: bool = False) -> str | None:
     """Describe why a file cannot hold what its name says; None if it may, or if it is missing.
 
     Reads at most 1 KiB. The answer continues a sentence that begins with the file's name.
@@ -29,21 +29,21 @@ def why_no_content(path: Path, *, is_text: bool = False) -> str | None:
     Raises:
         OSError: The file cannot be read.
     """
-    link = why_broken_link(path)
+    link = broken_link_error(path)
     if link is not None or not path.is_file():
         return link
     with path.open("rb") as file:
         start = file.read(POINTER_BYTES)
     size = path.stat().st_size
-    pointer = why_pointer(start, size=size, folder=str(path.parent))
+    pointer = pointer_file_error(start, size=size, folder=str(path.parent))
     if pointer is not None or is_text:
         return pointer
     if size == 0:
         return "is empty (0 bytes). Copy or fetch it again."
-    return why_page(start)
+    return web_page_error(start)
 
 
-def why_broken_link(path: Path) -> str | None:
+def broken_link_error(path: Path) -> str | None:
     """Describe a symbolic link whose target is missing; None if it is none."""
     try:
         if not path.is_symlink():
@@ -65,14 +65,14 @@ def why_broken_link(path: Path) -> str | None:
     )
 
 
-def link_to_nothing(path: Path) -> str | None:
+def broken_link_on_path(path: Path) -> str | None:
     """Continue the name of a file that is missing because a link on its path leads nowhere.
 
     Returns:
         Words that name the link and its target; None: no link is to blame.
     """
     for each in (path, *path.parents):
-        if why_broken_link(each) is None:
+        if broken_link_error(each) is None:
             continue
         which = "" if each == path else f" cannot be reached: {each}"
         return (
@@ -82,7 +82,7 @@ def link_to_nothing(path: Path) -> str | None:
     return None
 
 
-def why_pointer(start: bytes, *, size: int, folder: str = "its folder") -> str | None:
+def pointer_file_error(start: bytes, *, size: int, folder: str = "its folder") -> str | None:
     """Describe a pointer of Git LFS or git-annex that stands in the place of a file.
 
     Args:
@@ -106,7 +106,7 @@ def why_pointer(start: bytes, *, size: int, folder: str = "its folder") -> str |
     return None
 
 
-def why_page(start: bytes) -> str | None:
+def web_page_error(start: bytes) -> str | None:
     """Describe a web page that was saved in the place of a file."""
     if _PAGE.match(start):
         return (

@@ -11,47 +11,47 @@ from typing import Literal
 
 from shardyard.errors import RequestError
 
-Fate = Literal["checked", "honoured", "removed", "rejected"]
+Treatment = Literal["checked", "honoured", "removed", "rejected"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class VariableGroup:
     """Variables of one kind."""
 
     names: str
     """A regular expression of whole names."""
-    shown: str
+    display: str
     """As people write them."""
     does: str
     """What they would do."""
-    fate: Fate
-    how: str
+    fate: Treatment
+    handling: str
     """What is done with them."""
 
 
-SLURM_ADDRESS = Row(
+SLURM_ADDRESS = VariableGroup(
     names=r"SLURM_CONF|SLURM_CONF_SERVER|SLURM_JWT",
-    shown="`SLURM_CONF`, `SLURM_CONF_SERVER`, `SLURM_JWT`",
+    display="`SLURM_CONF`, `SLURM_CONF_SERVER`, `SLURM_JWT`",
     does="say which Slurm is asked, and by whom",
     fate="honoured",
-    how="every client of Slurm gets them",
+    handling="every client of Slurm gets them",
 )
-SLURM_OPTIONS = Row(
+SLURM_OPTIONS = VariableGroup(
     names=r"(?:SBATCH|SLURM|SRUN|SALLOC|SQUEUE|SINFO|SACCT|SACCTMGR|SCANCEL|SCONTROL)_.*",
-    shown="`SBATCH_*`, `SRUN_*`, `SQUEUE_*`, `SACCT_*`, `SCANCEL_*`, `SCONTROL_*`, `SINFO_*`, "
+    display="`SBATCH_*`, `SRUN_*`, `SQUEUE_*`, `SACCT_*`, `SCANCEL_*`, `SCONTROL_*`, `SINFO_*`, "
     "other `SLURM_*`",
     does="outrank the lines of a batch script, change what clients print, or what they end",
     fate="removed",
-    how="clients of Slurm do not get them; `launch` warns of each `SBATCH_*`",
+    handling="clients of Slurm do not get them; `launch` warns of each `SBATCH_*`",
 )
-SLURM_CLUSTER = Row(
+SLURM_CLUSTER = VariableGroup(
     names=r"SLURM_CLUSTERS|SBATCH_CLUSTERS",
-    shown="`SLURM_CLUSTERS`, `SBATCH_CLUSTERS`",
+    display="`SLURM_CLUSTERS`, `SBATCH_CLUSTERS`",
     does="send jobs to another cluster than that of `SLURM_CONF`",
     fate="rejected",
-    how="`launch` ends with exit code 2; other clients of Slurm do not get them",
+    handling="`launch` ends with exit code 2; other clients of Slurm do not get them",
 )
-SRUN_DEFAULTS = Row(
+SRUN_DEFAULTS = VariableGroup(
     names=r"(?:SRUN|SCANCEL|SCONTROL)_.*|SLURMD_DEBUG|SLURM_(?:ACCOUNT|ACCTG_FREQ|BCAST"
     r"|BCAST_EXCLUDE|BURST_BUFFER|CLUSTERS|COMPRESS|CONSTRAINT|CONTAINER|CORE_SPEC|CPU_BIND"
     r"|CPU_FREQ_REQ|CPUS_PER_GPU|DEBUG|DEBUG_FLAGS|DELAY_BOOT|DEPENDENCY|DISABLE_STATUS"
@@ -63,51 +63,51 @@ SRUN_DEFAULTS = Row(
     r"|STDERRMODE|STDINMODE|STDOUTMODE|STEP_GRES|TASK_EPILOG|TASK_PROLOG|TEST_EXEC|THREADS"
     r"|THREADS_PER_CORE|THREAD_SPEC|TIMELIMIT|TIME_FORMAT|UNBUFFEREDIO|USE_MIN_NODES|WAIT"
     r"|WAIT4SWITCH|WCKEY|WORKING_DIR)",
-    shown="options of srun and scancel in the job (`SLURM_MEM_PER_CPU`, `SLURM_TIMELIMIT`, "
+    display="options of srun and scancel in the job (`SLURM_MEM_PER_CPU`, `SLURM_TIMELIMIT`, "
     "`SLURM_CPU_BIND`, `SCANCEL_*`)",
     does="change how srun starts the nodes of a job, or end it",
     fate="removed",
-    how="the batch script unsets them before srun",
+    handling="the batch script unsets them before srun",
 )
-STARTED_BY = Row(
+STARTED_BY = VariableGroup(
     names=r"RANK|WORLD_SIZE|SLURM_STEP_NUM_TASKS|SLURM_PROCID|OMPI_COMM_WORLD_SIZE|PMI_SIZE"
     r"|MV2_COMM_WORLD_SIZE|JSM_NAMESPACE_SIZE",
-    shown="`RANK` with `WORLD_SIZE`, `SLURM_STEP_NUM_TASKS`, `OMPI_COMM_WORLD_SIZE`, `PMI_SIZE`, "
+    display="`RANK` with `WORLD_SIZE`, `SLURM_STEP_NUM_TASKS`, `OMPI_COMM_WORLD_SIZE`, `PMI_SIZE`, "
     "`MV2_COMM_WORLD_SIZE`, `JSM_NAMESPACE_SIZE`",
     does="are set by torchrun, srun, mpirun and jsrun, which start a command several times",
     fate="rejected",
-    how="with more than one process, verbs that start something end with exit code 2",
+    handling="with more than one process, verbs that start something end with exit code 2",
 )
-OF_TORCH_AGENT = Row(
+OF_TORCH_AGENT = VariableGroup(
     names=r"TORCHELASTIC_(?!LOG_LEVEL).*|TORCH_ELASTIC_.*|PET_.*|ACCELERATE_.*"
     r"|FSDP_CPU_RAM_EFFICIENT_LOADING",
-    shown="`TORCHELASTIC_*`, `TORCH_ELASTIC_*`, `PET_*`, `ACCELERATE_*`, "
+    display="`TORCHELASTIC_*`, `TORCH_ELASTIC_*`, `PET_*`, `ACCELERATE_*`, "
     "`FSDP_CPU_RAM_EFFICIENT_LOADING`",
     does="configure torch's agent and accelerate: other ranks, another way to load weights",
     fate="removed",
-    how="the agent of a node removes them, so that no worker has them",
+    handling="the agent of a node removes them, so that no worker has them",
 )
-INTERFACE = Row(
+INTERFACE = VariableGroup(
     names=r"GLOO_SOCKET_IFNAME",
-    shown="`GLOO_SOCKET_IFNAME`",
+    display="`GLOO_SOCKET_IFNAME`",
     does="names the network interface of gloo",
     fate="checked",
-    how="each node checks that the interface is there and has an address; unset, it is chosen",
+    handling="each node checks that the interface is there and has an address; unset, it is chosen",
 )
-NCCL_INTERFACE = Row(
+NCCL_INTERFACE = VariableGroup(
     names=r"NCCL_SOCKET_IFNAME",
-    shown="`NCCL_SOCKET_IFNAME`",
+    display="`NCCL_SOCKET_IFNAME`",
     does="names the network interfaces of NCCL's start and of its socket transport",
     fate="honoured",
-    how="workers get it; unset, also in `/etc/nccl.conf` and `~/.nccl.conf`, it is chosen",
+    handling="workers get it; unset, also in `/etc/nccl.conf` and `~/.nccl.conf`, it is chosen",
 )
-PLACE = Row(
+PLACE = VariableGroup(
     names=r"RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_RANK|MASTER_ADDR|MASTER_PORT"
     r"|TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
-    shown="`LOCAL_RANK`, `MASTER_ADDR`, `MASTER_PORT`, `TORCH_DISABLE_SHARE_RDZV_TCP_STORE`",
+    display="`LOCAL_RANK`, `MASTER_ADDR`, `MASTER_PORT`, `TORCH_DISABLE_SHARE_RDZV_TCP_STORE`",
     does="say where a process is among the others",
     fate="removed",
-    how="the orders of each worker set them anew",
+    handling="the orders of each worker set them anew",
 )
 TABLE = (
     SLURM_ADDRESS, SLURM_OPTIONS, SLURM_CLUSTER, SRUN_DEFAULTS, STARTED_BY, OF_TORCH_AGENT,
@@ -138,7 +138,7 @@ _SETTING_OF = {
 }
 
 
-def is_of(row: Row, name: str) -> bool:
+def is_in_group(row: VariableGroup, name: str) -> bool:
     """Whether a variable is one of a row."""
     return re.fullmatch(row.names, name) is not None
 
@@ -148,7 +148,7 @@ def for_slurm_client(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environ.items()
-        if is_of(SLURM_ADDRESS, name) or not is_of(SLURM_OPTIONS, name)
+        if is_in_group(SLURM_ADDRESS, name) or not is_in_group(SLURM_OPTIONS, name)
     }
 
 
@@ -165,13 +165,13 @@ def not_for_sbatch(environ: Mapping[str, str]) -> str | None:
     return f"sbatch does not get {named} of this shell: the recipe decides.{remedy}"
 
 
-def refuse_other_cluster(environ: Mapping[str, str]) -> None:
+def reject_cluster_override(environ: Mapping[str, str]) -> None:
     """Reject a choice of a Slurm cluster that no setting of a recipe stands for.
 
     Raises:
         RequestError: A job would go to another cluster than the shell says.
     """
-    found = {name: environ[name] for name in sorted(environ) if is_of(SLURM_CLUSTER, name)}
+    found = {name: environ[name] for name in sorted(environ) if is_in_group(SLURM_CLUSTER, name)}
     named = {name: value for name, value in found.items() if value.strip()}
     if not named:
         return
@@ -185,11 +185,11 @@ def refuse_other_cluster(environ: Mapping[str, str]) -> None:
 
 def remove_for_agent(environ: MutableMapping[str, str]) -> None:
     """Remove what would configure torch's agent or accelerate in the workers of a node."""
-    for name in [name for name in environ if is_of(OF_TORCH_AGENT, name)]:
+    for name in [name for name in environ if is_in_group(OF_TORCH_AGENT, name)]:
         del environ[name]
 
 
-def refuse_several_starts(verb: str, environ: Mapping[str, str]) -> None:
+def reject_multi_process_start(verb: str, environ: Mapping[str, str]) -> None:
     """Reject a verb that a starter runs several times: each would start the same.
 
     Raises:

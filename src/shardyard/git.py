@@ -26,12 +26,12 @@ def _own_filters(folder: Path, timeout_s: float) -> dict[str, str] | None:
     if answer is None:
         return None
     words = answer.split("\0")
-    found: dict[str, str] = {}
+    filters: dict[str, str] = {}
     for scope, key in zip(words[::2], words[1::2], strict=False):
         name = key.rpartition(".")[0]
         if scope in {"local", "worktree"} and name.startswith("filter."):
-            found |= {f"{name}.clean": "", f"{name}.process": "", f"{name}.required": "false"}
-    return found
+            filters |= {f"{name}.clean": "", f"{name}.process": "", f"{name}.required": "false"}
+    return filters
 
 
 def _run(

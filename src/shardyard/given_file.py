@@ -9,7 +9,7 @@ from shardyard.errors import StorageError
 from shardyard.io.files import read_plain
 
 
-def read_given(path: Path, *, limit_bytes: int, within_s: float = 10.0) -> bytes:
+def read_user_file(path: Path, *, limit_bytes: int, within_s: float = 10.0) -> bytes:
     """The content of a file that a user names: a plain file, or a pipe such as ``<(command)``.
 
     Args:

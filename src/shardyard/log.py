@@ -9,7 +9,7 @@ import logging
 LOG = logging.getLogger("shardyard")
 
 
-def say(text: str) -> None:
+def info(text: str) -> None:
     """What goes on, or is worth knowing."""
     LOG.info("%s", text)
 

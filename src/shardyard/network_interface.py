@@ -47,7 +47,7 @@ def is_loopback(host: str) -> bool:
         return False  # a name
 
 
-def reachable(host: str, hosts: Collection[str]) -> str:
+def reachable_address(host: str, hosts: Collection[str]) -> str:
     """An address of this node that the others reach.
 
     The one that serves the store sees itself where its own name leads, often the loopback
@@ -84,7 +84,7 @@ def address_of_node(host: str, port: int) -> str | None:
     return None
 
 
-def for_workers(
+def worker_variables(
     address: str | None, addresses: Collection[str], environ: Mapping[str, str]
 ) -> dict[str, str]:
     """Variables of each worker of this node, in addition to torch's own.
@@ -94,7 +94,7 @@ def for_workers(
         addresses: The same of all nodes.
         environ: Of the agent; what it names stays.
     """
-    name = None if address is None else interface_of(reachable(address, addresses))
+    name = None if address is None else interface_of(reachable_address(address, addresses))
     if name is None:
         return dict(OWN_STORE)
     chosen = {} if environ.get(VARIABLE) else {VARIABLE: name}
@@ -201,7 +201,7 @@ def interfaces() -> dict[str, list[str]]:
     Raises:
         OSError: The system does not say.
     """
-    found: dict[str, list[str]] = {name: [] for _index, name in socket.if_nameindex()}
+    addresses: dict[str, list[str]] = {name: [] for _index, name in socket.if_nameindex()}
     libc = ctypes.CDLL(None, use_errno=True)
     first = ctypes.POINTER(_Entry)()
     if libc.getifaddrs(ctypes.byref(first)) != 0:
@@ -212,19 +212,19 @@ def interfaces() -> dict[str, list[str]]:
         while entry:
             place = entry.contents.address if entry.contents.flags & 0x1 else None  # IFF_UP
             if place and (address := _address_at(place)):
-                found.setdefault(os.fsdecode(entry.contents.name), []).append(address)
+                addresses.setdefault(os.fsdecode(entry.contents.name), []).append(address)
             entry = entry.contents.next
     finally:
         libc.freeifaddrs(first)
-    return found
+    return addresses
 
 
-def _address_at(place: int) -> str | None:
+def _address_at(pointer: int) -> str | None:
     """Of a struct sockaddr; BSD has its length before the family."""
-    head = ctypes.string_at(place, 2)
+    head = ctypes.string_at(pointer, 2)
     family = head[1] if sys.platform == "darwin" else int.from_bytes(head, sys.byteorder)
     if family == socket.AF_INET:
-        return socket.inet_ntop(socket.AF_INET, ctypes.string_at(place + 4, 4))
+        return socket.inet_ntop(socket.AF_INET, ctypes.string_at(pointer + 4, 4))
     if family == socket.AF_INET6:
-        return socket.inet_ntop(socket.AF_INET6, ctypes.string_at(place + 8, 16))
+        return socket.inet_ntop(socket.AF_INET6, ctypes.string_at(pointer + 8, 16))
     return None

@@ -35,7 +35,7 @@ class PlugIn:
 
     group: Group
     name: str
-    place: str
+    object_reference: str
     """module:object, imported when the name is used."""
     distribution: str
     version: str
@@ -70,7 +70,7 @@ def unreadable() -> list[str]:
     return list(_claims()[1])
 
 
-def brought(group: Group, name: str) -> PlugIn | None:
+def plug_in_named(group: Group, name: str) -> PlugIn | None:
     """The one plug-in of a name; None: no installed package adds it.
 
     Raises:
@@ -78,52 +78,56 @@ def brought(group: Group, name: str) -> PlugIn | None:
     """
     found = installed(group).get(name, ())
     if len(found) > 1:
-        raise RequestError(_claimed_twice(found))
+        raise RequestError(_duplicate_message(found))
     return found[0] if found else None
 
 
-def loaded(group: Group, name: str, *, ours: Collection[str], wrong: Callable[[Any], str]) -> Any:
+def load_entry_point(
+    group: Group, name: str, *, builtin: Collection[str], validate: Callable[[Any], str]
+) -> Any:
     """What the entry point of a name that is not our own refers to, imported now.
 
     Args:
-        ours: Our own names, which no package can take over.
-        wrong: In what way an object is not what the registry holds; empty: it is.
+        builtin: Our own names, which no package can take over.
+        validate: In what way an object is not what the registry holds; empty: it is.
 
     Raises:
         RequestError: No package adds the name, several do, or what it adds cannot be used.
     """
-    plug_in = brought(group, name)
+    plug_in = plug_in_named(group, name)
     if plug_in is None:
-        raise RequestError(no_such(group, name, ours))
-    content = part(plug_in, plug_in.place)
-    why = wrong(content)
+        raise RequestError(unknown_name_message(group, name, builtin))
+    content = load_object(plug_in, plug_in.object_reference)
+    why = validate(content)
     if why:
-        raise RequestError(f"{plug_in.what} ({plug_in.place}) {why}. {_mend(plug_in)}")
+        raise RequestError(
+            f"{plug_in.what} ({plug_in.object_reference}) {why}. {_fix_hint(plug_in)}"
+        )
     return content
 
 
-def whose(error: BaseException) -> PlugIn | None:
+def raised_by(error: BaseException) -> PlugIn | None:
     """The plug-in in whose code an error was raised; None: it was raised in ours, or deeper.
 
     A library that both call raises in the name of whoever called it last.
     """
     own = {
-        plug_in.place.partition(":")[0].partition(".")[0]: plug_in
+        plug_in.object_reference.partition(":")[0].partition(".")[0]: plug_in
         for group in GROUPS
         for claims in installed(group).values()
         for plug_in in claims
     }
-    found: PlugIn | None = None
+    match: PlugIn | None = None
     for frame, _ in walk_tb(error.__traceback__):
         root = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if root == "shardyard":
-            found = None
+            match = None
         elif root in own:
-            found = own[root]
-    return found
+            match = own[root]
+    return match
 
 
-def part(plug_in: PlugIn | None, place: str) -> Any:
+def load_object(plug_in: PlugIn | None, object_reference: str) -> Any:
     """What ``module:object`` names, imported now.
 
     Args:
@@ -132,7 +136,7 @@ def part(plug_in: PlugIn | None, place: str) -> Any:
     Raises:
         RequestError: A package's cannot be imported.
     """
-    module, _, name = place.partition(":")
+    module, _, name = object_reference.partition(":")
     if plug_in is None:
         return getattr(import_module(module), name)
     try:
@@ -141,43 +145,43 @@ def part(plug_in: PlugIn | None, place: str) -> Any:
             content = getattr(content, attribute)
     except (Exception, SystemExit) as error:  # whatever a foreign module does while it is imported
         raise RequestError(
-            f"{plug_in.what} cannot be loaded from {place}: {type(error).__name__}: {error}. "
-            f"{_mend(plug_in)}"
+            f"{plug_in.what} cannot be loaded from {object_reference}: {type(error).__name__}: {error}. "
+            f"{_fix_hint(plug_in)}"
         ) from error
     return content
 
 
-def no_such(group: Group, name: str, ours: Collection[str]) -> str:
+def unknown_name_message(group: Group, name: str, builtin: Collection[str]) -> str:
     """That nobody has a name: the nearest one, and all that there are."""
     others = [f"{other} ({found[0].package})" for other, found in installed(group).items()]
-    near = difflib.get_close_matches(name, [*ours, *installed(group)], n=1)
+    near = difflib.get_close_matches(name, [*builtin, *installed(group)], n=1)
     hint = f"Did you mean {near[0]}? " if near else ""
     return (
-        f"there is no {WORDS[group]} {name!r}. {hint}There are {', '.join([*ours, *others])}; "
+        f"there is no {WORDS[group]} {name!r}. {hint}There are {', '.join([*builtin, *others])}; "
         f"another is added by installing its package."
     )
 
 
-def claim_problems(group: Group, ours: Collection[str]) -> Iterator[str]:
+def check_plug_in_claims(group: Group, builtin: Collection[str]) -> Iterator[str]:
     """Names that packages claim and cannot have; each is told where somebody asks for all."""
     for name, found in installed(group).items():
-        if name in ours:
+        if name in builtin:
             for plug_in in found:
-                yield f"{plug_in.what} is not used: the name is Shardyard's own. {_mend(plug_in)}"
+                yield f"{plug_in.what} is not used: the name is Shardyard's own. {_fix_hint(plug_in)}"
         elif len(found) > 1:
-            yield _claimed_twice(found)
+            yield _duplicate_message(found)
 
 
-def _claimed_twice(found: Collection[PlugIn]) -> str:
-    first, *_ = found
-    packages = " and by ".join(sorted(plug_in.package for plug_in in found))
+def _duplicate_message(claimants: Collection[PlugIn]) -> str:
+    first, *_ = claimants
+    packages = " and by ".join(sorted(plug_in.package for plug_in in claimants))
     return (
         f"the {WORDS[first.group]} {first.name!r} is added by {packages}, and which one is meant "
         "cannot be known. Uninstall all but one of them."
     )
 
 
-def _mend(plug_in: PlugIn) -> str:
+def _fix_hint(plug_in: PlugIn) -> str:
     return f"Mend, update or uninstall {plug_in.distribution}; nothing else needs it."
 
 
@@ -186,7 +190,7 @@ def _claims() -> tuple[dict[Group, dict[str, tuple[PlugIn, ...]]], tuple[str, ..
     """All plug-ins by group and name, and what could not be read."""
     from configparser import ConfigParser, Error  # most commands never come here
 
-    found: dict[Group, dict[str, tuple[PlugIn, ...]]] = {group: {} for group in GROUPS}
+    claims: dict[Group, dict[str, tuple[PlugIn, ...]]] = {group: {} for group in GROUPS}
     broken, seen = [], set()
     for distribution in distributions():
         text = _entry_points(distribution)
@@ -210,11 +214,11 @@ def _claims() -> tuple[dict[Group, dict[str, tuple[PlugIn, ...]]], tuple[str, ..
             section = f"shardyard.{group}"
             for key, place in parser[section].items() if section in parser else ():
                 plug_in = PlugIn(
-                    group=group, name=key, place=place.partition("[")[0].strip(),
+                    group=group, name=key, object_reference=place.partition("[")[0].strip(),
                     distribution=name, version=distribution.version,
                 )  # fmt: skip
-                found[group][key] = (*found[group].get(key, ()), plug_in)
-    return found, tuple(broken)
+                claims[group][key] = (*claims[group].get(key, ()), plug_in)
+    return claims, tuple(broken)
 
 
 def _entry_points(distribution: Distribution) -> str:

@@ -18,7 +18,7 @@ def python_program(module: str, *arguments: str) -> list[str]:
     return [sys.executable, *ISOLATED, module, *arguments]
 
 
-def look_in_current_folder() -> None:
+def add_current_folder_to_path() -> None:
     """Find modules of the current folder too: before installed packages, behind Python's own."""
     folder = os.getcwd()  # noqa: PTH109 (a text)
     if folder in sys.path:

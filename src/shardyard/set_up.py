@@ -44,7 +44,7 @@ _OF_PEERS = re.compile(
 
 
 @contextmanager
-def set_up_errors_named(environ: Mapping[str, str]) -> Iterator[None]:
+def translate_set_up_errors(environ: Mapping[str, str]) -> Iterator[None]:
     """Turn what the machine itself prevents into an error that names the setting.
 
     Raises:
@@ -55,27 +55,31 @@ def set_up_errors_named(environ: Mapping[str, str]) -> Iterator[None]:
     except ShardyardError:
         raise
     except (RuntimeError, OSError, ValueError) as error:
-        told = in_words(str(error), environ)
+        told = describe_set_up_error(str(error), environ)
         if told is None:
             raise
         raise SetUpError(told) from error
 
 
-def in_words(said: str, environ: Mapping[str, str]) -> str | None:
+def describe_set_up_error(error_text: str, environ: Mapping[str, str]) -> str | None:
     """What keeps a worker from starting, with the setting; None: it may be a lost peer.
 
     Args:
-        said: Text of the error.
+        error_text: Text of the error.
     """
-    if _OF_PEERS.search(said):
+    if _OF_PEERS.search(error_text):
         return None
-    if "ifa != nullptr" in said and (problem := problem_of(environ)):
+    if "ifa != nullptr" in error_text and (problem := problem_of(environ)):
         return problem
     for pattern, name, remedy in _CAUSES:
-        if re.search(pattern, said):
+        if re.search(pattern, error_text):
             value = environ.get(name)
             setting = name if value is None else f"{name}={value}"
-            line = said.strip().splitlines()[-1] if "enforce fail" in said else _first_line(said)
+            line = (
+                error_text.strip().splitlines()[-1]
+                if "enforce fail" in error_text
+                else _first_line(error_text)
+            )
             return (
                 f"no process of {socket.gethostname()} can join the others "
                 f"({line.strip().removesuffix('.')}). Check {setting}. {remedy}"
@@ -83,5 +87,5 @@ def in_words(said: str, environ: Mapping[str, str]) -> str | None:
     return None
 
 
-def _first_line(said: str) -> str:
-    return next((line for line in said.splitlines() if line.strip()), said)
+def _first_line(text: str) -> str:
+    return next((line for line in text.splitlines() if line.strip()), text)

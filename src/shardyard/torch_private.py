@@ -48,7 +48,7 @@ def torch_version() -> tuple[int, ...]:
 # -- operators ----------------------------------------------------------------------------------
 
 
-def kept_by_selective_recompute() -> set[Any]:
+def ops_saved_by_selective_recompute() -> set[Any]:
     """Costly operators under public functions (attention, scaled products); torch's own examples of
     selective recompute name them. In all versions."""
     # registers its operator, and imports the compiler: 1.4 s that an agent has no use for
@@ -83,7 +83,7 @@ READ_A_NUMBER = torch.ops.aten._local_scalar_dense.default
 """What ``tensor.item()`` becomes."""
 
 
-def placed_as(param: Any, local: Tensor) -> Tensor:
+def dtensor_like(param: Any, local: Tensor) -> Tensor:
     """A DTensor with the place of another, of a local tensor that lies in host memory.
 
     The public ``from_local`` would copy it to a device of the mesh. FSDP2, which offloads, makes
@@ -154,15 +154,15 @@ def parameter_named(module: nn.Module, name: str) -> nn.Parameter:
     return found
 
 
-def names_not_saved(module: nn.Module) -> set[str]:
+def non_persistent_buffers(module: nn.Module) -> set[str]:
     """Names of a module's own buffers that it leaves out of its state dict. In all versions."""
     return set(module._non_persistent_buffers_set)
 
 
 def is_strided(placement: "Placement") -> bool:
     """Whether FSDP splits a dimension of which later axes hold parts (tp, ep). In all versions."""
-    places: Any = import_module("torch.distributed.tensor.placement_types")
-    return isinstance(placement, places._StridedShard)
+    placement_types: Any = import_module("torch.distributed.tensor.placement_types")
+    return isinstance(placement, placement_types._StridedShard)
 
 
 def group_named(name: str) -> torch.distributed.ProcessGroup:
@@ -204,19 +204,19 @@ def end_workers(agent: Any, number: signal.Signals, timeout_s: int) -> None:
         agent._pcontext.close(number, timeout_s)
 
 
-def end_without_waiting(agent: Any) -> None:
+def kill_without_grace(agent: Any) -> None:
     """Let an agent that stops by an error kill its workers at once. Since 2.12, which has
     the public setting ``shutdown_timeout`` for it; 2.11 reads neither."""
     agent._shutdown_timeout = 0
 
 
-def refuse_restarts(agent: Any) -> None:
+def disable_restarts(agent: Any) -> None:
     """Let the loss that is just being reported be the last. In all versions."""
     agent._remaining_restarts = 0
 
 
 @contextmanager
-def starting_by(start: Callable[..., Any]) -> Iterator[None]:
+def replaced_start_processes(start: Callable[..., Any]) -> Iterator[None]:
     """Meanwhile a LocalElasticAgent has its processes started by this function, which is called as
     the public ``start_processes``, all by name: it looks that up in its module. In all versions."""
     module: Any = import_module("torch.distributed.elastic.agent.server.local_elastic_agent")
@@ -227,7 +227,7 @@ def starting_by(start: Callable[..., Any]) -> Iterator[None]:
         module.start_processes = usual
 
 
-def meeting_number(handler: Any) -> int:
+def rendezvous_round(handler: Any) -> int:
     """The number of the newest meeting that a DynamicRendezvousHandler knows of."""
     return int(handler._state_holder.state.round)
 
@@ -236,15 +236,17 @@ LONG_AGO = datetime.min.replace(tzinfo=UTC)
 """The last sign of life of a node that all are to forget; every clock reads it alike."""
 
 
-def forget_nodes(handler: Any, ranks: Collection[int], *, meeting: int, tries: int) -> None:
+def forget_nodes(
+    handler: Any, ranks: Collection[int], *, round_number: int, max_attempts: int
+) -> None:
     """Have nodes of a meeting that is over count as gone at once, in the state that all share;
     safe to repeat, by any node. In all versions."""
     with handler._heartbeat_lock:
-        for _ in range(tries):
+        for _ in range(max_attempts):
             handler._state_holder.sync()
             state = handler._state_holder.state
             gone = [node for node, rank in state.participants.items() if rank in ranks]
-            if not (state.complete and state.round == meeting and gone):
+            if not (state.complete and state.round == round_number and gone):
                 return  # another node has said so, or the next round has begun
             for node in gone:
                 state.last_heartbeats[node] = LONG_AGO
@@ -253,12 +255,12 @@ def forget_nodes(handler: Any, ranks: Collection[int], *, meeting: int, tries: i
                 return
 
 
-def stop_signs_of_life(handler: Any) -> None:
+def stop_heartbeats(handler: Any) -> None:
     """Have it tell no more that its node lives; ``shutdown`` closes it for all. In all versions."""
     handler._stop_heartbeats()
 
 
-def others_of_meeting(handler: Any) -> int:
+def other_participants(handler: Any) -> int:
     """How many other nodes live, as far as the state says that all share. In all versions."""
     with handler._heartbeat_lock:
         handler._state_holder.sync()
@@ -267,7 +269,7 @@ def others_of_meeting(handler: Any) -> int:
     return len(there - {handler._this_node})
 
 
-def send_objects_as(pickler: Any, unpickler: Any) -> None:
+def set_object_pickler(pickler: Any, unpickler: Any) -> None:
     """What collectives of objects write and read with, torch's own too. In all versions."""
     module: Any = distributed_c10d
     module._pickler, module._unpickler = pickler, unpickler
@@ -291,35 +293,35 @@ def compile_seconds() -> float:
     return 0.0 if utils is None else float(utils.calculate_time_spent()["total_wall_time"])
 
 
-def name_of_node(handler: Any) -> str:
+def node_name(handler: Any) -> str:
     """How the shared state calls the node of a DynamicRendezvousHandler. In all versions."""
     return repr(handler._this_node)
 
 
-def ranks_by_name(handler: Any) -> dict[str, int]:
+def node_ranks(handler: Any) -> dict[str, int]:
     """Of the nodes in the newest meeting of a DynamicRendezvousHandler. In all versions."""
     return {repr(node): rank for node, rank in handler._state_holder.state.participants.items()}
 
 
-def give_each_meeting(handler: Any, make_store: Callable[[], Any]) -> None:
+def set_store_factory(handler: Any, make_store: Callable[[], Any]) -> None:
     """Have it ask for the store of a meeting once that is complete. In all versions."""
     handler._get_store = make_store
 
 
-def look_at_meeting_every(handler: Any, look_s: float) -> None:
+def set_rendezvous_poll_interval(handler: Any, poll_s: float) -> None:
     """How often a handler that meets looks who has come; else each second. In all versions."""
     meetings: Any = import_module(_MEETINGS)
     delay = import_module("torch.distributed.elastic.rendezvous.utils")._delay
-    meetings._delay = lambda seconds: delay(look_s if seconds == 1 else seconds)
-    handler._state_holder._cache_duration = look_s  # it would not ask before
+    meetings._delay = lambda seconds: delay(poll_s if seconds == 1 else seconds)
+    handler._state_holder._cache_duration = poll_s  # it would not ask before
 
 
-def empty_meeting() -> Any:
+def empty_rendezvous_state() -> Any:
     """What the nodes of a DynamicRendezvousHandler share before any has come. In all versions."""
     return import_module(_MEETINGS)._RendezvousState()
 
 
-def node_of_meeting(address: str, pid: int, number: int) -> Any:
+def rendezvous_node(address: str, pid: int, number: int) -> Any:
     """A node in what they share. In all versions."""
     return import_module(_MEETINGS)._NodeDesc(address, pid, number)
 
@@ -327,7 +329,7 @@ def node_of_meeting(address: str, pid: int, number: int) -> Any:
 # -- fully_shard --------------------------------------------------------------------------------
 
 
-def placed_over(mesh: "DeviceMesh") -> "Callable[[Shard | None], Any]":
+def placement_on_mesh(mesh: "DeviceMesh") -> "Callable[[Shard | None], Any]":
     """How ``shard_placement_fn`` says that a parameter is split over another mesh than its group.
 
     Raises:
@@ -407,7 +409,7 @@ class GroupSums:
         self._calls = self._ends = [0] * len(self._groups)
         self.used: set[str] = set()
         """Parameters that got a gradient on this rank; whoever reads it empties it."""
-        self.begun: dict[str, Any] = {}
+        self.started: dict[str, Any] = {}
         """Parameters that had no gradient before that."""
         self.finished: Callable[[], None] | None = None
         """Called after each backward pass whose gradients were summed."""
@@ -439,26 +441,31 @@ class GroupSums:
         self._late: list[int] = []
         self._done = 0
 
-    def _registered(self, place: int, register: Any, args: Any, kwargs: Any) -> Any:
+    def _registered(self, group_index: int, register: Any, args: Any, kwargs: Any) -> Any:
         """A forward pass of a group: autograd will come to its end if an input needs a gradient."""
         found = register(args, kwargs)
-        self._calls[place] += found[0] is not args or found[1] is not kwargs
+        self._calls[group_index] += found[0] is not args or found[1] is not kwargs
         return found
 
-    def _fired(self, place: int, *_unused: Any) -> None:
+    def _fired(self, group_index: int, *_unused: Any) -> None:
         """Autograd came to the end of one forward pass of a group."""
-        group = self._groups[place]
-        self._ends[place] += 1
+        group = self._groups[group_index]
+        self._ends[group_index] += 1
         if not group.reduce_grads:  # another micro-batch comes
-            self._sum[place]()
+            self._sum[group_index]()
             return
-        if place in self._order[: self._done]:  # a second backward pass through one forward pass
-            self._late.append(place)
-        elif self._ends[place] >= self._calls[place]:
-            self._ready.append(place)
-        if self._order[self._done : self._done + 1] != [place] or place not in self._ready:
+        if (
+            group_index in self._order[: self._done]
+        ):  # a second backward pass through one forward pass
+            self._late.append(group_index)
+        elif self._ends[group_index] >= self._calls[group_index]:
+            self._ready.append(group_index)
+        if (
+            self._order[self._done : self._done + 1] != [group_index]
+            or group_index not in self._ready
+        ):
             group.reduce_grads = False  # adds up, and lets go of the gathered parameters
-            self._sum[place]()
+            self._sum[group_index]()
             group.reduce_grads = True
         while self._done < len(self._order) and self._order[self._done] in self._ready:
             self._sum_next()
@@ -486,9 +493,9 @@ class GroupSums:
         self._sum[place]()
 
     @torch.no_grad()
-    def _fill(self, place: int) -> None:
+    def _fill(self, group_index: int) -> None:
         """Let each trained parameter of a group have a gradient, all in one format."""
-        pairs = zip(self._groups[place].fsdp_params, self._names[place], strict=True)
+        pairs = zip(self._groups[group_index].fsdp_params, self._names[group_index], strict=True)
         found = [(each, name) for each, name in pairs if hasattr(each, "_unsharded_param")]
         found = [(each, name) for each, name in found if each.unsharded_param.requires_grad]
         sums = [each.unsharded_accumulated_grad for each, _ in found]
@@ -496,7 +503,7 @@ class GroupSums:
         for each, name in found:
             param = each.unsharded_param
             if each.sharded_param.grad is None:
-                self.begun[name] = each.sharded_param
+                self.started[name] = each.sharded_param
             if each.unsharded_accumulated_grad is not None or param.grad is not None:
                 self.used.add(name)
             else:
@@ -524,7 +531,7 @@ def _param_groups(state: Any) -> list[Any]:
 
 # -- selective recompute ------------------------------------------------------------------------
 
-HOOKS_PASS_BY_KEPT_RESULTS: dict[str, Any] = (
+HOOKS_BYPASS_SAVED_RESULTS: dict[str, Any] = (
     {"respect_saved_tensors_hooks": False} if torch_version() >= (2, 14) else {}
 )
 """For torch's ``checkpoint``: hooks of saved tensors (offload) do not see what selective recompute
@@ -545,10 +552,10 @@ def keep_results(
         pack: Is given a result in the forward pass.
         unpack: Gives the result again, in the backward pass.
     """
-    kind = _KeptByNumber if _KEEPS_BY_NUMBER else _KeptInOrder
-    kept: defaultdict[Any, Any] = defaultdict(lambda: kind(_Packing(pack, unpack)))
+    kind = _ResultsByIndex if _KEEPS_BY_NUMBER else _ResultsInOrder
+    storage: defaultdict[Any, Any] = defaultdict(lambda: kind(_Packing(pack, unpack)))
     for context in contexts:
-        context.storage = kept
+        context.storage = storage
 
 
 class _Packing:
@@ -578,7 +585,7 @@ class _PackedResult:
         return self._unpack(self._packed)
 
 
-class _KeptByNumber(dict[int, Any]):
+class _ResultsByIndex(dict[int, Any]):
     """Results of one operator, as torch 2.13 keeps them."""
 
     def __init__(self, packing: _Packing) -> None:
@@ -589,7 +596,7 @@ class _KeptByNumber(dict[int, Any]):
         super().__setitem__(number, self._packing.all_of(results))
 
 
-class _KeptInOrder(list[Any]):
+class _ResultsInOrder(list[Any]):
     """Results of one operator, as torch 2.11 and 2.12 keep them."""
 
     def __init__(self, packing: _Packing) -> None:

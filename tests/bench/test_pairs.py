@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from shardyard.bench.nccl_table import judge, lines
+from shardyard.bench.nccl_table import evaluate_pairs, lines
 from shardyard.rundir.network import rounds
 
 NAMES = ("a", "b", "c", "d")
@@ -31,32 +31,32 @@ def test_each_pair_meets_once_and_no_node_twice_in_a_round(nodes: int) -> None:
 
 @pytest.mark.parametrize("slow", range(4))
 def test_a_node_with_a_slow_link_is_named_and_its_partners_are_not(slow: int) -> None:
-    verdict = judge(rates(4, slow))
+    verdict = evaluate_pairs(rates(4, slow))
     assert verdict.slow_nodes == (slow,) and verdict.slow_pairs == ()
 
 
 @pytest.mark.parametrize(("nodes", "slow"), [(4, ()), (8, (2, 5)), (3, (1,)), (5, (0, 4))])
 def test_as_many_as_are_slow_are_named(nodes: int, slow: tuple[int, ...]) -> None:
-    assert judge(rates(nodes, *slow)).slow_nodes == slow
+    assert evaluate_pairs(rates(nodes, *slow)).slow_nodes == slow
 
 
 def test_sound_nodes_differ_without_being_named() -> None:
     given = rates(4)
     for place, pair in enumerate(given):
         given[pair] *= 1 - 0.05 * place
-    assert judge(given).slow_nodes == () and judge(given).slow_pairs == ()
+    assert evaluate_pairs(given).slow_nodes == () and evaluate_pairs(given).slow_pairs == ()
 
 
 def test_a_path_that_is_slow_between_two_sound_nodes_is_named_as_that() -> None:
     given = rates(4) | {(1, 2): 2.0}
-    verdict = judge(given)
+    verdict = evaluate_pairs(given)
     assert verdict.slow_nodes == () and verdict.slow_pairs == ((1, 2),)
     assert "# slow between: b and c, each of which is sound with others" in lines(given, NAMES, 8)
 
 
 def test_of_two_nodes_none_is_named() -> None:
     given = rates(2)
-    assert judge(given).slow_nodes == ()
+    assert evaluate_pairs(given).slow_nodes == ()
     assert lines(given, NAMES[:2], 8)[-1] == "# of 2 nodes none can be named slow: it takes 3"
 
 

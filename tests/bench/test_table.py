@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.bench import nccl_table
-from shardyard.bench.nccl_table import Measured
+from shardyard.bench.nccl_table import CollectiveTiming
 from shardyard.planner.measured_network import is_of_table, read_nccl_table
 from shardyard.rundir.network import COLLECTIVES, Collective, NetworkBench
 
@@ -29,15 +29,15 @@ HEAD = """\
 ROW = "     1048576        262144     float     sum      -1   1599.2    0.66    1.23      0   1595.3    0.66    1.23      0"  # noqa: E501
 
 
-def measured(**changes: object) -> Measured:
+def measured(**changes: object) -> CollectiveTiming:
     values = {
         "collective": "all_reduce", "size_bytes": 2**20, "count": 2**18, "out_s": 1599.2e-6,
         "out_wrong": 0, "in_s": 1595.3e-6, "in_wrong": 0,
     }  # fmt: skip
-    return Measured(**{**values, **changes})  # type: ignore[arg-type]
+    return CollectiveTiming(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def published() -> list[Measured]:
+def published() -> list[CollectiveTiming]:
     """The table of two p4d, by its times alone."""
     with P4D.open(newline="") as file:
         return [
@@ -98,7 +98,7 @@ def test_of_several_tables_of_one_log_the_all_reduces_are_read() -> None:
         lines += [*nccl_table.preamble(collective, BENCH, RANKS)]
         lines += [*(nccl_table.row(row, 16) for row in rows), *nccl_table.ending(rows, 16)]
     read = read_nccl_table("\n".join(reversed_tables(lines)))
-    assert read is not None and len(read.rows) == 2 and read.problems() == []
+    assert read is not None and len(read.rows) == 2 and read.errors() == []
 
 
 def reversed_tables(lines: list[str]) -> list[str]:
@@ -135,14 +135,14 @@ def test_what_all_nodes_must_send_follows_from_the_collective(
     collective: Collective, nodes: int, must: int
 ) -> None:
     assert nccl_table.bytes_between_nodes(collective, 1000, ranks=8, nodes=nodes) == must
-    assert nccl_table.must_send(collective, {1000: 3}, ranks=8, nodes=nodes) == 3 * must
+    assert nccl_table.required_send_bytes(collective, {1000: 3}, ranks=8, nodes=nodes) == 3 * must
 
 
 def test_the_interfaces_of_efa_are_counted_as_one_and_set_against_what_must_be_sent() -> None:
     sent = [{"efa/rdmap16": 2**29, "efa/rdmap32": 2**29, "eth0": 1024}, {"efa/rdmap16": 2**30}]
-    carried = nccl_table.carried(sent)
+    carried = nccl_table.bytes_by_interface(sent)
     assert carried == {"efa": 2**31, "eth0": 1024}
-    assert nccl_table.proof(carried, 2**31) == [
+    assert nccl_table.traffic_check_lines(carried, 2**31) == [
         "# efa carried 2.0 GiB of 2.0 GiB that nodes must send",
         "# eth0 carried 1.0 KiB of 2.0 GiB that nodes must send",
     ]

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from shardyard.bench import transports
-from shardyard.bench.nccl_table import Measured
+from shardyard.bench.nccl_table import CollectiveTiming
 from shardyard.bench.transports import overrides_of, variants_in
 from shardyard.config.load import load_recipe
 from shardyard.errors import RequestError
-from shardyard.rundir.network import Network, Transport
+from shardyard.rundir.network import ObservedNetwork, Transport
 
 P4D = "cluster.instance=p4d.24xlarge"
 
@@ -80,12 +80,12 @@ def test_a_network_counts_as_used_only_if_it_was_said_to_be(
 ) -> None:
     (variant,) = variants_in(name)
     assert not variant.is_used(None)
-    said = Network(transport=transport, said_by="NCCL", attempt=0, interfaces=interfaces)
+    said = ObservedNetwork(transport=transport, said_by="NCCL", attempt=0, interfaces=interfaces)
     assert variant.is_used(said) is is_used
 
 
-def row(size: int, out_s: float, in_s: float) -> Measured:
-    return Measured(
+def row(size: int, out_s: float, in_s: float) -> CollectiveTiming:
+    return CollectiveTiming(
         collective="all_reduce", size_bytes=size, count=size // 4, out_s=out_s, out_wrong=0,
         in_s=in_s, in_wrong=0,
     )  # fmt: skip

@@ -8,26 +8,26 @@ import pytest
 
 from benchmarks.compare_verdicts import Noise, Plan, neighbours, traces
 from benchmarks.compare_verdicts import _judged as judged
-from shardyard.report.compare.statistics import Pace, pairs_in_time
+from shardyard.report.compare.statistics import Pace, alternating_pairs
 
 
 def test_neighbouring_steps_of_a_trace_are_alike_and_runs_take_turns() -> None:
     noise = Noise(spikes=0, drift=0, between_runs=0, step_noise=0.05, correlation=0.8)
     baseline, other = traces(noise, Plan(pairs=3, steps=4000), seed=1)
-    assert len(pairs_in_time(baseline, other)) == 3
+    assert len(alternating_pairs(baseline, other)) == 3
     logs = np.log(baseline[0].seconds)
     assert stdev(logs.tolist()) == pytest.approx(0.05, rel=0.1)
     assert np.corrcoef(logs[:-1], logs[1:])[0, 1] == pytest.approx(0.8, abs=0.05)
 
 
 def test_recorded_runs_are_dealt_to_both_sides_in_turn() -> None:
-    paces = [Pace(name=str(n), began_t=n, seconds=(0.1,) * 99) for n in range(12)]
+    paces = [Pace(name=str(n), started_t=n, seconds=(0.1,) * 99) for n in range(12)]
     firsts = set()
     for seed in range(20):
         baseline, other = neighbours(paces, 3, seed)
         places = sorted(int(pace.name) for pace in (*baseline, *other))
         assert places == list(range(places[0], places[0] + 6))
-        assert len(pairs_in_time(baseline, other)) == 3
+        assert len(alternating_pairs(baseline, other)) == 3
         firsts.add(places[0])
     assert len(firsts) > 3
 

@@ -19,8 +19,8 @@ from benchmarks.gpu.pace import LEAST_STEPS, Pace
 from benchmarks.gpu.run import missing_packages, table
 from benchmarks.gpu.variants import LOADS as VARIED
 from benchmarks.gpu.variants import VARIANTS, variant_cells
-from shardyard.config.resolved import DataFacts
-from shardyard.config.rules.trainable import trainable_problems
+from shardyard.config.resolved import DatasetMetadata
+from shardyard.config.rules.trainable import check_trainable
 from shardyard.hardware.machine import Machine
 
 pytestmark = pytest.mark.system
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.system
 H200 = Machine(
     device="cuda", name="NVIDIA H200", count=1, memory_bytes=143771 * 2**20, cores=16, hostname="-"
 )
-FACTS = DataFacts(
+FACTS = DatasetMetadata(
     dir="prepared/none", fingerprint="0", vocab_size=32000, train_tokens=10**7, eval_tokens=0,
     train_documents=9, eval_documents=0, unigram_entropy=8.0,
 )  # fmt: skip
@@ -112,7 +112,7 @@ def test_a_rehearsal_of_variants_measures_settings_against_each_other(tmp_path: 
 
 def test_every_variant_is_a_recipe_that_can_be_trained(tmp_path: Path) -> None:
     for cell in variant_cells(list(VARIED.values()), list(VARIANTS)):
-        assert trainable_problems(recipe(cell, place_of(H200, tmp_path))) == [], cell.variant
+        assert check_trainable(recipe(cell, place_of(H200, tmp_path))) == [], cell.variant
 
 
 def test_what_is_out_of_memory_is_tried_again_in_halves_and_recorded(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from benchmarks import planner_accuracy
 from benchmarks.accuracy_text import render
 from benchmarks.planner_table import read_table
 from shardyard.errors import RequestError
-from shardyard.hardware.cluster import Cluster
+from shardyard.hardware.cluster import ClusterHardware
 from shardyard.planner.workload import Workload
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +48,7 @@ class FakeEstimate:
 def planner_by_tp(speeds: Mapping[int, float], *, ooms_above: int = 99) -> planner_accuracy.Planner:
     """A planner that looks at tp alone."""
 
-    def estimate(workload: Workload, cluster: Cluster) -> FakeEstimate:
+    def estimate(workload: Workload, cluster: ClusterHardware) -> FakeEstimate:
         if workload.layout.tp not in speeds:
             raise RequestError(f"tp={workload.layout.tp} on {cluster.name} is not for this planner")
         verdict = "does not fit" if workload.micro_batch > ooms_above else "fits"

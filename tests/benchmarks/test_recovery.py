@@ -15,7 +15,7 @@ import pytest
 from benchmarks import kill_loop, recovery
 from benchmarks.restart_phases import PHASES
 from shardyard.drill.kill_loop import schedule
-from shardyard.drill.scene import Marked
+from shardyard.drill.scene import TaggedProcesses
 from shardyard.io.polling import wait_for
 
 
@@ -147,8 +147,8 @@ def test_a_loop_of_kills_is_measured_beside_torchrun() -> None:
 
 
 @pytest.fixture
-def mark() -> Iterator[Marked]:
-    marked = Marked("SHARDYARD_TEST_RECOVERY")
+def mark() -> Iterator[TaggedProcesses]:
+    marked = TaggedProcesses("SHARDYARD_TEST_RECOVERY")
     yield marked
     marked.kill_all()
 
@@ -164,7 +164,7 @@ def mark() -> Iterator[Marked]:
     ],
 )
 def test_a_benchmark_that_is_ended_ends_what_it_started(
-    kind: str, number: signal.Signals, mark: Marked
+    kind: str, number: signal.Signals, mark: TaggedProcesses
 ) -> None:
     command = [sys.executable, "-m", "benchmarks.recovery", "--only", kind, "--kills", "50"]
     steps = {"tiny": "runs/*/metrics.jsonl", "torchrun": "torchrun/steps.jsonl"}[kind]

@@ -21,10 +21,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from transformers import LlamaForCausalLM
 
-from shardyard.checkpoint.load import choose, load_tensors, read_shapes
+from shardyard.checkpoint.load import load_tensors, read_shapes, select_sound_checkpoint
 from shardyard.checkpoint.save import Saver
 from shardyard.checkpoint.save_interval import Interval
-from shardyard.checkpoint.snapshots.load import newest_snapshot
+from shardyard.checkpoint.snapshots.load import latest_snapshot
 from shardyard.checkpoint.snapshots.slot import read_slot
 from shardyard.checkpoint.snapshots.take import Snapshots
 from shardyard.config.formulas import slot_labels
@@ -114,7 +114,7 @@ def train_and_save(rank: int, world_size: int, folder: Path) -> None:
 def reshard(rank: int, world_size: int, folder: Path) -> None:
     """Load what two ranks saved onto four, in three layouts; save it again from a hybrid mesh."""
     start(rank, world_size, folder)
-    chosen = choose(
+    chosen = select_sound_checkpoint(
         folder / "checkpoints",
         group=own_group(),
         rank=rank,
@@ -186,7 +186,9 @@ def stay_away(rank: int, world_size: int, folder: Path) -> None:
     saver = open_saver(folder / "checkpoints")
     if rank == 0:
         try:
-            choose(folder, group=group, rank=rank, world_size=world_size, timeout_s=2)
+            select_sound_checkpoint(
+                folder, group=group, rank=rank, world_size=world_size, timeout_s=2
+            )
         except LostRankError as error:
             (folder / "told.txt").write_text(str(error))
         saver.save(1, {"model.w": torch.zeros(3)}, {})
@@ -252,23 +254,23 @@ def take_snapshots(rank: int, world_size: int, folder: Path) -> None:
             snapshots.take(step, tensors, {"step": step})
     snapshots.close()
     dist.barrier()
-    found, _ = newest_snapshot(
+    found, _ = latest_snapshot(
         memory, local_ranks=2, group=group, rank=rank, world_size=world_size, timeout_s=60.0
     )
-    assert found is not None and found.values == {"step": found.moment.step}
+    assert found is not None and found.values == {"step": found.snapshot_id.step}
     # as a rank of another layout sees it: with both slots of the node, and with its own alone
     single = dist.new_group([rank], backend="gloo", use_local_synchronization=True)
-    apart, _ = newest_snapshot(
+    apart, _ = latest_snapshot(
         memory, local_ranks=2, group=single, rank=0, world_size=1, timeout_s=60.0
     )
-    lacking, _ = newest_snapshot(
+    lacking, _ = latest_snapshot(
         memory, local_ranks=1, group=single, rank=0, world_size=1, timeout_s=60.0
     )
     assert apart is not None
     filled = {"model.w": torch.full((7, 5), torch.nan), "buffer.n": torch.tensor(0)}
     apart.fill(filled, of_others=(), allow_extra=False)
     told = {
-        "newest": found.moment.step,
+        "newest": found.snapshot_id.step,
         "of_one": torch.equal(filled["model.w"], whole_w + 4) and filled["buffer.n"].item() == 4,
         "alone": lacking,
     }
@@ -302,22 +304,24 @@ def snapshot_until_killed(rank: int, world_size: int, folder: Path, kills: str) 
             start(rank, world_size, folder)  # a group does not survive a fork
             group = own_group()
         slots = [read_slot(piece) for label in slot_labels(0) if (piece := memory(label))]
-        found, refused = newest_snapshot(
+        found, refused = latest_snapshot(
             memory, local_ranks=1, group=group, rank=0, world_size=1, timeout_s=60.0
         )
         assert found is not None
         filled = {"model.w": torch.zeros(2**21)}
         found.fill(filled, of_others=(), allow_extra=False)
-        is_of_one_step = torch.equal(filled["model.w"], torch.full((2**21,), found.moment.step))
+        is_of_one_step = torch.equal(
+            filled["model.w"], torch.full((2**21,), found.snapshot_id.step)
+        )
         line = {
             "is_of_one_step": is_of_one_step,
             "refused": len(refused),
-            "lost": begun - found.moment.step,
+            "lost": begun - found.snapshot_id.step,
             "cut_off": None in slots,
         }
         with (folder / "kills.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
-        restored = found.moment
+        restored = found.snapshot_id
 
 
 def play_scene(rank: int, world_size: int, scene: str, folder: Path, *more: str) -> None:

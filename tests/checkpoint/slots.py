@@ -7,24 +7,24 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from shardyard.checkpoint.snapshots.slot import Moment, Room, Slot
+from shardyard.checkpoint.snapshots.slot import Slot, SlotLayout, SnapshotId
 
 
-def room_for(state: dict[str, Tensor], *, rank: int = 0, world_size: int = 1) -> Room:
+def room_for(state: dict[str, Tensor], *, rank: int = 0, world_size: int = 1) -> SlotLayout:
     """As if each tensor were one rank's part of a larger one, cut along its first dimension."""
-    room = Room(state)
+    room = SlotLayout(state)
     if world_size > 1:
         for name, piece in room.pieces.items():
             rows, *rest = piece.shape
             room.pieces[name] = replace(
                 piece, offsets=(rank * rows, *[0] * len(rest)), whole=(world_size * rows, *rest)
             )
-        room.layout = json.dumps({name: each.to_json() for name, each in room.pieces.items()})
+        room.pieces_json = json.dumps({name: each.to_json() for name, each in room.pieces.items()})
     return room
 
 
 def seal(
-    memory: mmap.mmap, state: dict[str, Tensor], moment: Moment, *, rank: int = 0,
+    memory: mmap.mmap, state: dict[str, Tensor], moment: SnapshotId, *, rank: int = 0,
     world_size: int = 1,
 ) -> None:  # fmt: skip
     """Take a snapshot of a rank's state."""
@@ -37,7 +37,7 @@ def seal(
 
 
 def slot_of(
-    state: dict[str, Tensor], moment: Moment, *, rank: int = 0, world_size: int = 1
+    state: dict[str, Tensor], moment: SnapshotId, *, rank: int = 0, world_size: int = 1
 ) -> mmap.mmap:
     """Memory of this process that holds a snapshot."""
     memory = mmap.mmap(-1, room_for(state).slot_bytes)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from shardyard.checkpoint.buffers import buffers_of, digests, refuse_differing
+from shardyard.checkpoint.buffers import buffers_of, check_buffers_equal, digests
 from shardyard.errors import CheckpointError
 from shardyard.families.presets import PRESETS
 from shardyard.models.build import build_on_meta
@@ -42,6 +42,6 @@ def test_the_same_bytes_in_another_form_are_another_buffer() -> None:
 
 
 def test_stages_that_hold_other_buffers_agree_and_the_ranks_of_a_difference_are_named() -> None:
-    refuse_differing([{"buffer.a": "1"}, {"buffer.b": "2"}, {"buffer.a": "1"}, {}])
+    check_buffers_equal([{"buffer.a": "1"}, {"buffer.b": "2"}, {"buffer.a": "1"}, {}])
     with pytest.raises(CheckpointError, match=r"buffer b of rank 1 is not that of rank 3"):
-        refuse_differing([{"buffer.a": "1"}, {"buffer.b": "2"}, {}, {"buffer.b": "3"}])
+        check_buffers_equal([{"buffer.a": "1"}, {"buffer.b": "2"}, {}, {"buffer.b": "3"}])

@@ -19,8 +19,8 @@ from shardyard.checkpoint.export import export, main, plan_export
 from shardyard.checkpoint.retention import mark_best
 from shardyard.checkpoint.save import Saver
 from shardyard.checkpoint.select import choose_checkpoint
-from shardyard.config.resolved import DataFacts, Resolved
-from shardyard.config.rules.custom_module import known_shape
+from shardyard.config.resolved import DatasetMetadata, Resolved
+from shardyard.config.rules.custom_module import require_shape
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import CheckpointError, RequestError, StorageError
 from shardyard.families.presets import PRESETS
@@ -43,7 +43,7 @@ def resolve(data_dir: Path, *, tied: bool = False) -> Resolved:
         recipe=Recipe(),
         reasons={},
         shape=ModelShape(**{**fields, "tie_word_embeddings": tied}),
-        data=DataFacts(
+        data=DatasetMetadata(
             dir=str(data_dir), fingerprint="0", vocab_size=96, train_tokens=1, eval_tokens=1,
             train_documents=1, eval_documents=1, unigram_entropy=1.0,
         ),
@@ -122,7 +122,7 @@ def test_tied_embeddings_stay_tied(
 ) -> None:
     resolved = resolve(data_dir, tied=True)
     torch.manual_seed(1)
-    model = LlamaForCausalLM(hf_config(known_shape(resolved.shape))).eval()
+    model = LlamaForCausalLM(hf_config(require_shape(resolved.shape))).eval()
     saver = Saver(tmp_path / "checkpoints", group=alone, rank=0, world_size=1, keep_last=1)
     saver.save(1, {f"model.{name}": each.detach() for name, each in model.named_parameters()}, {})
     saver.wait()
@@ -321,5 +321,7 @@ def test_what_an_export_says_of_itself_is_not_taken_into_the_next_export(
     )
     trained_on = replace(resolved, recipe=resolved.recipe.model_copy(update={"model": model}))
     second = export(run_dir.checkpoint(2), trained_on, tmp_path / "second")
-    assert "tokenizer.json" in second.beside.copied and COMPLETE not in second.beside.copied
-    assert (first.made_of["step"], second.made_of["step"]) == (1, 2)
+    assert (
+        "tokenizer.json" in second.extra_files.copied and COMPLETE not in second.extra_files.copied
+    )
+    assert (first.provenance["step"], second.provenance["step"]) == (1, 2)

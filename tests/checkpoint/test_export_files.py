@@ -11,14 +11,14 @@ from tokenizers import Tokenizer, models
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from shardyard.checkpoint.export_files import (
-    BesideWeights,
+    ExportFiles,
     changed_config,
-    find_beside_weights,
-    write_beside_weights,
+    find_export_files,
+    write_export_files,
 )
 from shardyard.config.model.source import read_shape
-from shardyard.config.resolved import DataFacts, Resolved
-from shardyard.config.rules.custom_module import known_shape
+from shardyard.config.resolved import DatasetMetadata, Resolved
+from shardyard.config.rules.custom_module import require_shape
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import RequestError
 
@@ -96,7 +96,7 @@ def resolved_of(source: Path, data_dir: Path, **model: Any) -> Resolved:
         recipe=recipe,
         reasons={},
         shape=read_shape(recipe.model, source, 96),
-        data=DataFacts(
+        data=DatasetMetadata(
             dir=str(data_dir), fingerprint="0", vocab_size=96, train_tokens=1, eval_tokens=1,
             train_documents=1, eval_documents=1, unigram_entropy=1.0,
         ),
@@ -105,10 +105,10 @@ def resolved_of(source: Path, data_dir: Path, **model: Any) -> Resolved:
     )  # fmt: skip
 
 
-def exported(resolved: Resolved, to: Path) -> BesideWeights:
+def exported(resolved: Resolved, to: Path) -> ExportFiles:
     to.mkdir()
-    found = find_beside_weights(resolved)
-    write_beside_weights(found, to, shape=known_shape(resolved.shape), dtype=torch.float32)
+    found = find_export_files(resolved)
+    write_export_files(found, to, shape=require_shape(resolved.shape), dtype=torch.float32)
     return found
 
 
@@ -207,4 +207,4 @@ def test_a_damaged_config_of_the_source_is_a_wrong_request(source: Path, tmp_pat
     for text in ("{", "[]"):
         (source / "config.json").write_text(text)
         with pytest.raises(RequestError, match=r"config\.json .*Fetch or save it again"):
-            find_beside_weights(resolved)
+            find_export_files(resolved)

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForImageClassification
 from shardyard.checkpoint.buffers import buffers_of
 from shardyard.checkpoint.export_formats import write_network
 from shardyard.checkpoint.save import Saver
-from shardyard.config.resolved import DataFacts, Resolved
+from shardyard.config.resolved import DatasetMetadata, Resolved
 from shardyard.config.schema.recipe import Recipe
 from shardyard.families.images.network import ImageNetwork
 from shardyard.families.images.registry import KINDS
@@ -63,7 +63,7 @@ def resolved_of(network: ImageNetwork, folder: Path) -> Resolved:
             },
         }
     )  # fmt: skip
-    data = DataFacts(
+    data = DatasetMetadata(
         dir=str(folder), fingerprint="0", vocab_size=0, train_tokens=1, eval_tokens=1,
         train_documents=1, eval_documents=1, unigram_entropy=0.0,
     )  # fmt: skip

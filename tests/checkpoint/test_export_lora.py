@@ -15,7 +15,7 @@ from shardyard.checkpoint.export import export, main, plan_export
 from shardyard.checkpoint.export_formats import ADAPTER_CONFIG, WEIGHTS, adapter_shapes, planned
 from shardyard.checkpoint.load import read_shapes
 from shardyard.config.resolved import Resolved
-from shardyard.config.rules.custom_module import known_shape
+from shardyard.config.rules.custom_module import require_shape
 from shardyard.control.export import export_options
 from shardyard.errors import CheckpointError, RequestError
 from shardyard.families.presets import PRESETS
@@ -62,7 +62,7 @@ def base(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus) -> Path:
     folder = tmp_path_factory.mktemp("base") / "hf"
     shape = read_resolved(make_run(folder.parent / "shape", corpus, {}).resolved(0)).shape
     torch.manual_seed(1)
-    LlamaForCausalLM(hf_config(known_shape(shape))).save_pretrained(folder)
+    LlamaForCausalLM(hf_config(require_shape(shape))).save_pretrained(folder)
     return folder
 
 

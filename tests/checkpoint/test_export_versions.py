@@ -22,7 +22,7 @@ from transformers import (
 
 from shardyard.checkpoint.buffers import buffers_of
 from shardyard.checkpoint.export import export
-from shardyard.checkpoint.export_files import BesideWeights
+from shardyard.checkpoint.export_files import ExportFiles
 from shardyard.checkpoint.export_formats import write_generic, write_network
 from shardyard.checkpoint.retention import step_name
 from shardyard.checkpoint.save import Saver
@@ -193,7 +193,7 @@ def _generic(folder: Path, group: dist.ProcessGroup) -> Path:
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     _keep(folder, model, input_ids=TOKENS_BL)
     content = json.loads(config.to_json_string(use_diff=False))
-    beside = BesideWeights(copied={}, config=content, has_own_tokenizer=False, warnings=())
+    beside = ExportFiles(copied={}, config=content, has_own_tokenizer=False, warnings=())
     write_generic(
         _saved(folder / "checkpoints", model, group), beside, exported, dtype=torch.float32
     )

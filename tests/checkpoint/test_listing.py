@@ -12,7 +12,7 @@ from shardyard.checkpoint.select import main
 from shardyard.checkpoint.verify import FORMAT, Manifest, write_flushed, write_manifest
 from shardyard.errors import DataError, RequestError, ShardyardError
 from shardyard.rundir.layout import RunDir
-from shardyard.transfer.download import Listing, read_listing
+from shardyard.transfer.download import RemoteListing, read_listing
 
 BESIDE = {
     "events.jsonl": "{}\n", "metrics.jsonl": "{}\n", "report.html": "page", "sample.txt": "text",
@@ -46,7 +46,7 @@ def run_dir(tmp_path: Path) -> RunDir:
     return run
 
 
-def listed(run: RunDir, capsys: pytest.CaptureFixture[str], step: str = "latest") -> Listing:
+def listed(run: RunDir, capsys: pytest.CaptureFixture[str], step: str = "latest") -> RemoteListing:
     code = main([str(run.path), "--step", step])
     lines = capsys.readouterr().out.splitlines()
     assert code == json.loads(lines[-1]).get("exit_code", 0)

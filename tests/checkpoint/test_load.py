@@ -18,13 +18,13 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 
 from shardyard.checkpoint.load import (
-    Chosen,
+    SelectedCheckpoint,
     TensorsOnlyPlanner,
-    choose,
     find_sound,
     load_tensors,
     read_shapes,
     read_values,
+    select_sound_checkpoint,
 )
 from shardyard.checkpoint.retention import mark_latest
 from shardyard.checkpoint.save import Saver
@@ -43,8 +43,8 @@ def save(folder: Path, group: dist.ProcessGroup, *steps: int) -> None:
     saver.close()
 
 
-def choose_alone(folder: Path, group: dist.ProcessGroup) -> Chosen | None:
-    return choose(folder, group=group, rank=0, world_size=1, timeout_s=5)
+def choose_alone(folder: Path, group: dist.ProcessGroup) -> SelectedCheckpoint | None:
+    return select_sound_checkpoint(folder, group=group, rank=0, world_size=1, timeout_s=5)
 
 
 def flip_a_byte(path: Path) -> None:

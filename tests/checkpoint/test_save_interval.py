@@ -44,7 +44,7 @@ def test_one_that_a_loss_cut_off_is_known_from_the_newest(
     every: Any, newest: int, was_due: bool
 ) -> None:
     interval = Interval(every, first_every=10)
-    assert interval.was_due(28, newest=newest) == was_due
+    assert interval.was_due(28, latest=newest) == was_due
 
 
 def test_the_best_is_daly_s_and_no_closer_than_one_comes_to_count() -> None:

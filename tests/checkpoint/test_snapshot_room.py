@@ -6,20 +6,20 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardyard.checkpoint.staging import Memory
+from shardyard.checkpoint.staging import MemoryProvider
 from shardyard.memory_limit import machine_memory_bytes
 from shardyard.train import snapshot_room
 from shardyard.train.hooks import no_memory
-from shardyard.train.snapshot_room import available_bytes, lacking_room
+from shardyard.train.snapshot_room import available_bytes, snapshot_memory_error
 from tests.checkpoint.kept_memory import FolderMemory
 
 TENSORS = {"weight": torch.zeros(2**18)}
 """1 MiB; the slot has 1 MiB of room for what is no tensor."""
 
 
-def _lacking(memory: Memory, group: dist.ProcessGroup, *, neighbour: bool = True) -> str:
-    return lacking_room(
-        TENSORS, memory, local_rank=0, ranks_of_node=4, neighbour=neighbour, group=group
+def _lacking(memory: MemoryProvider, group: dist.ProcessGroup, *, neighbour: bool = True) -> str:
+    return snapshot_memory_error(
+        TENSORS, memory, local_rank=0, ranks_of_node=4, keeps_peer_snapshots=neighbour, group=group
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from shardyard.config.paths import Sight
+from shardyard.config.paths import NodePaths
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import ShardyardError
 from shardyard.launchers.base import (
@@ -17,7 +17,7 @@ from shardyard.launchers.base import (
     Removal,
     Rendered,
     Submission,
-    mounted,
+    mounted_paths,
 )
 from shardyard.launchers.ledger import EntryForm, Ledger
 from shardyard.launchers.log_markers import NONCE_DETAIL, Kind, mark
@@ -54,10 +54,10 @@ class FakeLauncher:
     anothers: set[str] = field(default_factory=set)
     """Objects whose names somebody else has by now."""
 
-    def sees(self, recipe: Recipe) -> Sight:
+    def node_paths(self, recipe: Recipe) -> NodePaths:
         if not self.capabilities.shares_folder:
-            return mounted(recipe.launch, launcher=self.name)
-        return Sight(launcher=self.name, sees_this_machine=True)
+            return mounted_paths(recipe.launch, launcher=self.name)
+        return NodePaths(launcher=self.name, shares_filesystem=True)
 
     def render(self, request: LaunchRequest) -> Rendered:
         self.submitted.append(request)
@@ -122,7 +122,7 @@ class FakeLauncher:
                 continue
             ledger.remove(entry)
             if entry.kind in self.anothers:
-                removal.foreign.append(f"{entry.kind} {entry.name}")
+                removal.not_owned.append(f"{entry.kind} {entry.name}")
                 continue
             self.created.discard(entry.kind)
             removal.removed.append(f"{entry.kind} {entry.name}")

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from shardyard.bench.nccl_table import Measured
+from shardyard.bench.nccl_table import CollectiveTiming
 from shardyard.bench.transports import variants_in
 from shardyard.cli import main
 from shardyard.control.bench import Answers, SideBySide
@@ -224,7 +224,10 @@ def test_one_network_that_fails_costs_no_other_its_answer(tmp_path: Path, capsys
 
 
 def test_jobs_of_different_sizes_are_not_held_against_each_other() -> None:
-    job, rows = cast(Any, None), [Measured(**{k: v for k, v in ROW.items() if k != "bench"})]
+    job, rows = (
+        cast(Any, None),
+        [CollectiveTiming(**{k: v for k, v in ROW.items() if k != "bench"})],
+    )
     first, second = variants_in("efa,sockets")
     pair = {first: (job, Answers(ranks=2, rows=rows)), second: (job, Answers(ranks=4, rows=rows))}
     with pytest.raises(RequestError, match=r"different numbers of ranks .* all nodes of each"):

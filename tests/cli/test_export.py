@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shardyard.errors import RequestError
-from shardyard.io.digests import COMPLETE, read_complete, write_complete
+from shardyard.io.digests import COMPLETE, read_digests, write_digests
 from shardyard.launchers.base import JobState
 from shardyard.node.side_job import SideWork
 from shardyard.rundir.layout import RunDir
@@ -28,7 +28,7 @@ def write_export(work: SideWork) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.safetensors").write_bytes(WEIGHTS)
     (folder / "config.json").write_text("{}")
-    complete = write_complete(folder, {"step": 4, "dtype": dtype})
+    complete = write_digests(folder, {"step": 4, "dtype": dtype})
     return {
         "step": 4, "checkpoint": "there", "to": str(folder), "parameters": 128, "bytes": 512,
         "dtype": dtype, "form": "weights", "files": ["model.safetensors"], "tokenizer": False,
@@ -80,7 +80,7 @@ def test_a_finished_far_run_is_exported_there_and_brought_here(
     assert "verified: the checkpoint's 2 files" in out
     assert "no checkpoint yet" not in err
     assert (site.folder / "hf" / "model.safetensors").read_bytes() == WEIGHTS
-    assert read_complete(site.folder / "hf").made_of["step"] == 4
+    assert read_digests(site.folder / "hf").provenance["step"] == 4
     assert list((site.there.path / "exports").iterdir()) == [], "what was brought is not kept there"
     assert not site.far.lives
 

@@ -9,7 +9,7 @@ from shardyard.io.digests import COMPLETE
 from shardyard.node.side_job import SideWork
 from shardyard.node.side_jobs import serve
 from shardyard.rundir.layout import RunDir
-from shardyard.transfer.download import Listing, read_listing
+from shardyard.transfer.download import RemoteListing, read_listing
 from tests.cli.test_fetch import Site, list_in_process
 from tests.launchers.batch_server import BatchServer
 
@@ -24,7 +24,7 @@ Captured = pytest.CaptureFixture[str]
 VIA = ("--via", "s3://models/runs/first")
 
 
-def listed(run: RunDir, step: str) -> Listing:
+def listed(run: RunDir, step: str) -> RemoteListing:
     return read_listing(list_in_process([str(run.path), "--step", step]).decode().splitlines())
 
 

@@ -13,10 +13,10 @@ from shardyard.cli.plan_advice import show_advice, show_ranks, spans
 from shardyard.cli.progress import phases_progress
 from shardyard.config.layout import Layout
 from shardyard.control.plan import predict
-from shardyard.io.terminal import talk_shown
+from shardyard.io.terminal import logs_to_stderr
 from shardyard.planner import dry_run as dry
-from shardyard.planner.plan_diff import Measured
-from shardyard.planner.ranks import Ranks
+from shardyard.planner.plan_diff import RunMeasurement
+from shardyard.planner.ranks import RankPlacement
 
 ASKED = (
     "plan", "model.preset=llama2-7b", "cluster.nodes=2", "cluster.instance=p5.48xlarge",
@@ -25,7 +25,7 @@ ASKED = (
 )  # fmt: skip
 
 
-def shown(capsys: pytest.CaptureFixture[str], ranks: Ranks) -> list[str]:
+def shown(capsys: pytest.CaptureFixture[str], ranks: RankPlacement) -> list[str]:
     show_ranks(ranks)
     return capsys.readouterr().out.splitlines()
 
@@ -47,7 +47,7 @@ def test_numbers_are_told_in_few_words(numbers: list[int], words: str) -> None:
 
 def test_few_ranks_have_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
     layout = Layout(dp_replicate=1, dp_shard=2, tp=2, pp=2, zero=3)
-    lines = shown(capsys, Ranks(layout=layout, devices_per_node=4))
+    lines = shown(capsys, RankPlacement(layout=layout, devices_per_node=4))
     assert [line.split() for line in lines[1:5]] == [
         ["axis", "ranks", "groups", "ranks", "of", "group", "0", "a", "group", "is"],
         ["pp", "2", "4", "0,", "4", "on", "2", "nodes"],
@@ -69,7 +69,7 @@ def test_few_ranks_have_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_1024_ranks_have_a_line_a_node(capsys: pytest.CaptureFixture[str]) -> None:
     layout = Layout(dp_replicate=1, dp_shard=128, tp=8, zero=3)
-    lines = shown(capsys, Ranks(layout=layout, devices_per_node=8))
+    lines = shown(capsys, RankPlacement(layout=layout, devices_per_node=8))
     assert len(lines) <= 140
     assert max(map(len, lines)) <= 100
     second = next(line for line in lines if line.startswith("1 "))
@@ -80,14 +80,14 @@ def test_of_very_many_nodes_the_first_and_the_last_are_shown(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     layout = Layout(dp_replicate=1, dp_shard=16384, tp=8, zero=3)
-    lines = shown(capsys, Ranks(layout=layout, devices_per_node=8))
+    lines = shown(capsys, RankPlacement(layout=layout, devices_per_node=8))
     assert len(lines) < 20
     assert lines[-2].startswith("...")
     assert lines[-1].startswith("16383  131064-131071")
 
 
 def test_one_rank_has_no_axis(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = shown(capsys, Ranks(layout=Layout(dp_replicate=1, dp_shard=1, zero=3),
+    lines = shown(capsys, RankPlacement(layout=Layout(dp_replicate=1, dp_shard=1, zero=3),
                                 devices_per_node=8))  # fmt: skip
     assert [line.split() for line in lines] == [[], ["rank", "node", "device"], ["0", "0", "0"]]
 
@@ -134,7 +134,9 @@ def test_what_a_run_measured_stands_beside_what_was_planned(
 ) -> None:
     advice = predict([], *ASKED[1:-1], layouts=0, details=True).advice
     assert advice is not None
-    run = Measured(run_id="r1", steps=19, step_s=2.5, tokens_per_s=1e5, memory_bytes=30 * 2**30)
+    run = RunMeasurement(
+        run_id="r1", steps=19, step_s=2.5, tokens_per_s=1e5, memory_bytes=30 * 2**30
+    )
     (full,) = [change for change in advice.levers if change.name == "recompute full"]
     unsaid = replace(run, run_id="r2", memory_bytes=None)
     levers = tuple(
@@ -153,7 +155,7 @@ def test_what_a_run_measured_stands_beside_what_was_planned(
 
 
 def test_a_pipe_gets_a_line_a_phase(capsys: pytest.CaptureFixture[str]) -> None:
-    with talk_shown(), phases_progress() as told:
+    with logs_to_stderr(), phases_progress() as told:
         told("starting torch", 0, 0)
         told("forward, micro-batch 1 of 2", 1, 9)
     assert capsys.readouterr().err.splitlines() == [
@@ -186,7 +188,7 @@ def test_json_is_silent_while_the_model_is_dry_run(
 ) -> None:
     real = dry._output
 
-    def answered(_program: object, request: str, told: dry.Told) -> str:
+    def answered(_program: object, request: str, told: dry.OnPhase) -> str:
         return real((sys.executable, "-c", PROGRAM), request, told)
 
     monkeypatch.setattr(dry, "_output", answered)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from shardyard.cli import main
-from shardyard.cluster.live_prices import Asked
+from shardyard.cluster.live_prices import LivePrice
 from shardyard.hardware.catalogue import Rate
 
 WORDS = (
@@ -18,9 +18,9 @@ WORDS = (
 @pytest.fixture(autouse=True)
 def today(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [
-        Asked(kind="on-demand", rate=Rate(usd_per_hour=60.0, source="on demand today")),
-        Asked(kind="spot", rate=Rate(usd_per_hour=20.0, source="spot in us-east-1d today")),
-        Asked(kind="block", rate=Rate(usd_per_hour=None, source="AWS offers none today")),
+        LivePrice(kind="on-demand", rate=Rate(usd_per_hour=60.0, source="on demand today")),
+        LivePrice(kind="spot", rate=Rate(usd_per_hour=20.0, source="spot in us-east-1d today")),
+        LivePrice(kind="block", rate=Rate(usd_per_hour=None, source="AWS offers none today")),
     ]
     monkeypatch.setattr("shardyard.control.plan.ask_prices", lambda _: found)
 

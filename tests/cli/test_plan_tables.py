@@ -10,7 +10,7 @@ import pytest
 from shardyard.cli import main
 from shardyard.cli.plan_tables import show_dry_run
 from shardyard.config.schema.recipe import Parallel
-from shardyard.planner.dry_run import DryRun, Moment
+from shardyard.planner.dry_run import DryRun, PhasePeak
 from shardyard.planner.format import settings_of
 from shardyard.planner.layouts import Candidate, search
 from shardyard.planner.plan import Plan, plan_recipe
@@ -84,8 +84,8 @@ def test_a_dry_run_stands_beside_the_arithmetic(capsys: pytest.CaptureFixture[st
     terms = {term.name: term.bytes for term in plan.memory} | {"temporary": 2**30}
     dry = DryRun(
         moments=(
-            Moment(phase="forward", micro_batch=1, operator="aten::mm", bytes=1, terms={}),
-            Moment(
+            PhasePeak(phase="forward", micro_batch=1, operator="aten::mm", bytes=1, terms={}),
+            PhasePeak(
                 phase="backward", micro_batch=2, operator="aten::_log_softmax",
                 bytes=round(plan.memory_bytes / 1.02), terms=terms,
             ),

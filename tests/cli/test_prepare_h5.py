@@ -10,7 +10,7 @@ import torch
 from shardyard.cli import main
 from shardyard.config.load import load_recipe
 from shardyard.config.model.source import read_shape
-from shardyard.config.resolved import DataFacts, Resolved
+from shardyard.config.resolved import DatasetMetadata, Resolved
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.task_lookup import task_row
 from shardyard.config.tasks import imported
@@ -51,7 +51,7 @@ def test_what_training_sees_is_written_and_read_as_the_same(
     assert main(["prepare", *settings, "run.epochs=2", "--also", "h5", "--json"]) == 0
     answer = json.loads(capfd.readouterr().out)
     folder = Path(answer.pop("h5"))
-    facts = DataFacts(**answer)
+    facts = DatasetMetadata(**answer)
     assert {path.name for path in folder.iterdir()} == {"train_00000.hdf5", "eval_00000.hdf5"}
 
     of_h5 = [
@@ -62,7 +62,7 @@ def test_what_training_sees_is_written_and_read_as_the_same(
         "data.eval_fraction=0",
     ]
     assert main(["prepare", *settings, *of_h5, "--json"]) == 0
-    again = DataFacts(**json.loads(capfd.readouterr().out))
+    again = DatasetMetadata(**json.loads(capfd.readouterr().out))
     asked, read = (opened(load_recipe(overrides=words), each) for words, each in (
         (settings, facts), ([*settings, *of_h5], again),
     ))  # fmt: skip
@@ -84,7 +84,7 @@ def test_both_train_with_the_same_loss(tmp_path: Path, capfd: pytest.CaptureFixt
     assert main(["prepare", *settings, "--also", "h5", "--json"]) == 0
     answer = json.loads(capfd.readouterr().out)
     folder = answer.pop("h5")
-    samples = DataFacts(**answer).num_samples("train", 32)
+    samples = DatasetMetadata(**answer).num_samples("train", 32)
     step = [
         "run.steps=1",
         f"run.dir={tmp_path}/runs",
@@ -164,7 +164,7 @@ def test_a_split_of_one_document_is_refused_as_it_is_prepared(
             prepare(recipe, model_dir=None, progress=lambda *_: None)
 
 
-def opened(recipe: Recipe, facts: DataFacts) -> Stream:
+def opened(recipe: Recipe, facts: DatasetMetadata) -> Stream:
     shape = read_shape(recipe.model, None, facts.vocab_size)
     resolved = Resolved(recipe=recipe, reasons={}, shape=shape, data=facts, steps=1)
     stream = imported(task_row(recipe.task.name).code).open_data(resolved).train

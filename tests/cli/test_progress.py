@@ -21,7 +21,7 @@ def test_a_terminal_gets_a_bar_with_step_loss_and_evaluation(tmp_path: Path) -> 
     write_short_run(run)
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=160)
-    follow(run, 1, None, shown=lambda resolved: AttemptBar(console, resolved.steps))
+    follow(run, 1, None, view_factory=lambda resolved: AttemptBar(console, resolved.steps))
     shown = out.getvalue()
     assert "3/3" in shown and "loss 4.5" in shown and "eval loss 4.25 (step 3)" in shown
     assert "checkpoint of step 3 is durable" in shown

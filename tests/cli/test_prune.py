@@ -161,8 +161,8 @@ def test_what_a_queued_run_will_read_stays(tmp_path: Path, recipe: str, stay: li
     ledger = Ledger(run.ledger)
     ledger.confirm(ledger.intend("job", "sy-queued", launcher="slurm"), "7")
     run.recipe.write_text(recipe.format(above))
-    kept = find_sets(recipe_of(tmp_path)).kept
+    kept = find_sets(recipe_of(tmp_path)).retained
     assert [each.folder.name[:-17] for each in kept] == stay
-    assert {each.why for each in kept} <= {
+    assert {each.reason for each in kept} <= {
         f"run {run.path} was launched and has not begun; it may read it"
     }

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from shardyard.config.load import load_recipe
-from shardyard.config.resolved import BackTo
+from shardyard.config.resolved import RollbackTarget
 from shardyard.errors import CapacityError, RequestError
 from shardyard.launchers.base import (
     JobState,
     LaunchRequest,
     Rendered,
     Submission,
-    take_back_to,
+    pop_back_to,
 )
 from shardyard.launchers.ledger import Ledger
 from shardyard.rundir.lease import Lease
@@ -171,11 +171,11 @@ def test_a_launched_run_goes_back_to_a_step_by_a_variable_that_node_0_reads(
 ) -> None:
     assert resume(fake, tmp_path, "--yes", "--step", "4", "--skip-steps", "2") == 0
     given = dict(fake.submitted[-1].environment)
-    back_to = take_back_to(given)
-    assert back_to == BackTo(step=4, skip_steps=2, is_asked=True, submission=2)
-    assert take_back_to(given) is None
+    back_to = pop_back_to(given)
+    assert back_to == RollbackTarget(step=4, skip_steps=2, is_requested=True, submission=2)
+    assert pop_back_to(given) is None
     assert resume(fake, tmp_path, "--yes") == 0
-    assert take_back_to(dict(fake.submitted[-1].environment)) is None
+    assert pop_back_to(dict(fake.submitted[-1].environment)) is None
 
 
 def test_a_step_whose_checkpoint_is_seen_to_be_missing_is_rejected_before_it_is_submitted(
@@ -192,4 +192,4 @@ def test_a_step_whose_checkpoint_is_seen_to_be_missing_is_rejected_before_it_is_
 )
 def test_a_variable_that_names_no_step_is_rejected(text: str) -> None:
     with pytest.raises(RequestError, match="names no step to go back to"):
-        take_back_to({"SHARDYARD_BACK_TO": text})
+        pop_back_to({"SHARDYARD_BACK_TO": text})

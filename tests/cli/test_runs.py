@@ -12,7 +12,7 @@ import pytest
 from shardyard.cli import main
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import CapacityError
-from shardyard.launchers.base import FoundJob, JobState, JobStatus, Submission
+from shardyard.launchers.base import JobState, JobStatus, SchedulerJob, Submission
 from shardyard.launchers.ledger import Ledger
 from tests.cli.fake_launcher import FakeLauncher
 from tests.cli.launched_runs import shardyard
@@ -135,10 +135,10 @@ def test_a_thousand_launched_runs_are_listed_in_two_seconds(
 class Finds(FakeLauncher):
     """Has two jobs of ours, one of which the run ``b-new`` knows."""
 
-    def find(self, recipe: Recipe) -> list[FoundJob]:
+    def find(self, recipe: Recipe) -> list[SchedulerJob]:
         where = f"namespace {recipe.launch.kubernetes.namespace}"
         return [
-            FoundJob(id=number, name="sy", run_id=f"r{number}", state=JobState.RUNNING,
+            SchedulerJob(id=number, name="sy", run_id=f"r{number}", state=JobState.RUNNING,
                      where=where, end=f"end {number}")
             for number in ("8", "9")
         ]  # fmt: skip

@@ -67,11 +67,11 @@ def test_a_terminal_that_is_closed_ends_nothing(tmp_path: Path) -> None:
     told = tmp_path / "told"
     source = (
         "import click, os, sys, time\n"
-        "from shardyard.io.terminal import run, say, tell\n"
+        "from shardyard.io.terminal import run, echo_err, echo\n"
         "def work():\n"
-        "    say('begun')\n"
+        "    echo_err('begun')\n"
         "    while os.isatty(1): time.sleep(0.05)\n"
-        "    say('x'); tell('y'); print('z')\n"
+        "    echo_err('x'); echo('y'); print('z')\n"
         f"    open({str(told)!r}, 'w').write('whole')\n"
         "sys.exit(run(click.Command('a', callback=work), []))\n"
     )
@@ -87,10 +87,10 @@ def test_a_terminal_that_is_closed_ends_nothing(tmp_path: Path) -> None:
 
 _HELD = """
 import click, os, signal, sys, time
-from shardyard.io.terminal import run, say
+from shardyard.io.terminal import run, echo_err
 def work():
     try:
-        say("begun")
+        echo_err("begun")
         {work}
     finally:
         open({told!r}, "w").write("cleaned up")

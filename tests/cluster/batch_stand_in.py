@@ -239,6 +239,6 @@ class StandInWorld(World):
 
 
 def in_account(world: World, account: Account) -> StandInWorld:
-    found = StandInWorld(folder=world.folder, given=world.given, owner=world.owner)
+    found = StandInWorld(folder=world.folder, spec=world.spec, owner=world.owner)
     object.__setattr__(found, "account", account)
     return found

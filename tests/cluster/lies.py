@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.cluster.clients import World, new_world
-from shardyard.cluster.spec import read_description
+from shardyard.cluster.spec import read_cluster_spec
 from tests.cluster import batch_stand_in, stand_in
 from tests.cluster.clients import REGION, TOLD, client_of, image, real
 
@@ -34,7 +34,7 @@ class Case:
     def vpc(self) -> str:
         """The network that it is in."""
         made = [e.details["vpc"] for e in self.world.ledger.all() if "vpc" in e.details]
-        return self.world.given.vpc.id or made[0]
+        return self.world.spec.vpc.id or made[0]
 
     @property
     def subnet(self) -> str:
@@ -94,7 +94,7 @@ def case_of(on: str, folder: Path) -> Case:
         place = f"vpc={{id: {subnet['VpcId']}, subnets: {{us-east-1a: {subnet['SubnetId']}}}}}"
         words = ["kind=batch", *PLACE, place, "nodes={instance: g5.xlarge, max: 2}"]
         queue = batch_stand_in.Account()
-        world = new_world(read_description(words), folder)
+        world = new_world(read_cluster_spec(words), folder)
         return Case(world=batch_stand_in.in_account(world, queue), batch=queue)
     more = {
         "eks": (),
@@ -102,7 +102,7 @@ def case_of(on: str, folder: Path) -> Case:
         "eks in a network that is there": (network_that_is_there(),),
     }
     account = stand_in.Account()
-    world = new_world(read_description([*EKS, *more[on]]), folder)
+    world = new_world(read_cluster_spec([*EKS, *more[on]]), folder)
     return Case(world=stand_in.in_account(world, account), eks=account)
 
 
@@ -288,7 +288,7 @@ def _(case: Case) -> None:
 def _(case: Case) -> None:
     client_of("elbv2").create_load_balancer(
         Name="k8s-app",
-        Subnets=list(case.world.given.vpc.subnets.values()),
+        Subnets=list(case.world.spec.vpc.subnets.values()),
         Tags=[{"Key": "elbv2.k8s.aws/cluster", "Value": "trainers"}],
     )
 

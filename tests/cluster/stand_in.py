@@ -223,7 +223,7 @@ class StandInWorld(World):
 def write_kubeconfig(world: World, account: Account, server: str = "") -> None:
     """As eksctl does, of the cluster or of another server."""
     if not server:
-        cluster = account.client("eks").describe_cluster(name=world.given.name)["cluster"]
+        cluster = account.client("eks").describe_cluster(name=world.spec.name)["cluster"]
         server = cluster["endpoint"]
     content = {
         "current-context": "me",
@@ -234,7 +234,7 @@ def write_kubeconfig(world: World, account: Account, server: str = "") -> None:
 
 
 def in_account(world: World, account: Account) -> World:
-    found = StandInWorld(folder=world.folder, given=world.given, owner=world.owner)
+    found = StandInWorld(folder=world.folder, spec=world.spec, owner=world.owner)
     object.__setattr__(found, "account", account)
     return found
 

@@ -12,7 +12,7 @@ import pytest
 
 from shardyard.cluster.clients import World, new_world
 from shardyard.cluster.existing import Survey, survey
-from shardyard.cluster.spec import Description
+from shardyard.cluster.spec import ClusterSpec
 from tests.cluster.clients import TOLD, client_of, real
 from tests.cluster.stand_in import ROLE, Account, Killed, StandInWorld, in_account
 
@@ -113,14 +113,14 @@ class Standing(Account):
         }
 
 
-def surveyed(asked: Description, folder: Path, account: Account) -> Survey:
+def surveyed(asked: ClusterSpec, folder: Path, account: Account) -> Survey:
     """What is found, looked at from a folder that is thrown away."""
     place = folder / "look"
     place.mkdir(parents=True, exist_ok=True)
-    return survey(in_account(World(folder=place, given=asked, owner=""), account))
+    return survey(in_account(World(folder=place, spec=asked, owner=""), account))
 
 
-def adopted(asked: Description, folder: Path, account: Account) -> World:
+def adopted(asked: ClusterSpec, folder: Path, account: Account) -> World:
     """The world of an adoption that is about to be made."""
     found = surveyed(asked, folder, account)
     return in_account(new_world(found.cluster, folder / "clusters"), account)

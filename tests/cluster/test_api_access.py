@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from shardyard.cli.cluster import command
 from shardyard.cluster.eksctl import render_cluster
-from shardyard.cluster.spec import Description, read_description
+from shardyard.cluster.spec import ClusterSpec, read_cluster_spec
 from shardyard.cluster.terraform import render_terraform
 from shardyard.errors import RecipeError
 
@@ -25,8 +25,8 @@ NETWORK = (
 )
 
 
-def given(*words: str) -> Description:
-    return read_description([*ANYONE, *words])
+def given(*words: str) -> ClusterSpec:
+    return read_cluster_spec([*ANYONE, *words])
 
 
 @pytest.mark.parametrize("network", [[], [NETWORK]])

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.cluster.prices import standing_costs
-from shardyard.cluster.spec import MOST_USER_DATA_BYTES, read_description
+from shardyard.cluster.prices import hourly_costs
+from shardyard.cluster.spec import MOST_USER_DATA_BYTES, read_cluster_spec
 from shardyard.errors import RecipeError
 
 PLACE = (
@@ -38,7 +38,7 @@ WRONG = {
 @pytest.mark.parametrize("setting", WRONG)
 def test_a_wrong_setting_is_told_with_what_to_do(setting: str) -> None:
     with pytest.raises(RecipeError) as caught:
-        read_description([*PLACE, setting])
+        read_cluster_spec([*PLACE, setting])
     assert WRONG[setting] in str(caught.value)
 
 
@@ -48,30 +48,30 @@ def test_a_setting_of_batch_is_refused_of_an_eks_cluster(setting: str) -> None:
     with pytest.raises(
         RecipeError, match=rf"{name}.*: belongs to kind=batch, and this is kind=eks"
     ):
-        read_description([*PLACE, "kind=eks", "other_zone=us-east-1b", setting])
+        read_cluster_spec([*PLACE, "kind=eks", "other_zone=us-east-1b", setting])
 
 
 def test_user_data_above_what_ec2_takes_is_refused() -> None:
     script = json.dumps("#!" + "a" * MOST_USER_DATA_BYTES)
     with pytest.raises(RecipeError, match=r"beside ours EC2 takes 14,336.*such as from S3"):
-        read_description([*PLACE, f"nodes.user_data={script}"])
+        read_cluster_spec([*PLACE, f"nodes.user_data={script}"])
 
 
 def test_the_recipe_says_what_its_jobs_need(tmp_path: Path) -> None:
     recipe = tmp_path / "train.yaml"
     recipe.write_text("cluster: {nodes: 4, instance: p5.48xlarge}\nsecrets: {HF: 'ssm:hub'}\n")
-    given = read_description([*PLACE[:-1], f"recipe={recipe}"])
+    given = read_cluster_spec([*PLACE[:-1], f"recipe={recipe}"])
     assert (given.nodes.instance, given.nodes.max, given.nodes.stop_s) == ("p5.48xlarge", 4, 150)
     assert given.jobs.secrets == ("hub",)
 
 
 def test_a_queue_costs_nothing_while_no_job_waits() -> None:
-    assert standing_costs(read_description(PLACE), nodes=0) == []
+    assert hourly_costs(read_cluster_spec(PLACE), nodes=0) == []
 
 
 def test_a_network_that_is_made_for_it_costs_its_nat_gateway() -> None:
-    given = read_description([word for word in PLACE if not word.startswith("vpc=")])
-    (cost,) = standing_costs(given, nodes=0)
-    (cost,) = standing_costs(given, nodes=0)
+    given = read_cluster_spec([word for word in PLACE if not word.startswith("vpc=")])
+    (cost,) = hourly_costs(given, nodes=0)
+    (cost,) = hourly_costs(given, nodes=0)
     assert (cost.what, cost.part) == ("NAT gateway", "network")
     assert cost.usd_per_hour == pytest.approx(0.05)

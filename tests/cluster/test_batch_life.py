@@ -13,7 +13,7 @@ from shardyard.cluster.create import make, node_report, scale
 from shardyard.cluster.delete import Removed, remove
 from shardyard.cluster.launch_recipe import write_settings
 from shardyard.cluster.resources import parts_of
-from shardyard.cluster.spec import read_description
+from shardyard.cluster.spec import read_cluster_spec
 from shardyard.config.load import load_recipe
 from shardyard.config.rules.check import check
 from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
@@ -64,11 +64,11 @@ def described(*more: str) -> list[str]:
 
 @pytest.fixture
 def world(tmp_path: Path, account: Account) -> StandInWorld:
-    return in_account(new_world(read_description(described()), tmp_path), account)
+    return in_account(new_world(read_cluster_spec(described()), tmp_path), account)
 
 
 def another(folder: Path, account: Account, *more: str) -> StandInWorld:
-    return in_account(new_world(read_description(described(*more)), folder), account)
+    return in_account(new_world(read_cluster_spec(described(*more)), folder), account)
 
 
 def yes(_question: str) -> None:
@@ -109,7 +109,7 @@ def test_without_a_network_one_is_made_first_and_removed_last(
     tmp_path: Path, account: Account
 ) -> None:
     settings = [word for word in described() if not word.startswith("vpc=")]
-    world = in_account(new_world(read_description(settings), tmp_path), account)
+    world = in_account(new_world(read_cluster_spec(settings), tmp_path), account)
     before = {vpc["VpcId"] for vpc in client_of("ec2").describe_vpcs()["Vpcs"]}
     make(world, **FAST)
     assert stacks() == sorted([*MADE, "shardyard-trainers-network"])
@@ -166,7 +166,7 @@ def test_an_environment_that_is_invalid_is_named_with_batchs_reason(
         match=r"environment shardyard-trainers is INVALID: CLIENT_ERROR - not authorized",
     ):
         make(world, **FAST)
-    (environment,) = (part for part in parts_of(world.given) if part.kind == "batch environment")
+    (environment,) = (part for part in parts_of(world.spec) if part.kind == "batch environment")
     assert environment.state(world).word == "failed"
 
 
@@ -345,9 +345,9 @@ def test_a_subnet_with_too_few_addresses_is_refused(tmp_path: Path, account: Acc
     vpc = ec2.create_vpc(CidrBlock="10.1.0.0/16")["Vpc"]["VpcId"]
     small = ec2.create_subnet(VpcId=vpc, CidrBlock="10.1.0.0/24", AvailabilityZone="us-east-1a")
     place = {"id": vpc, "subnets": {"us-east-1a": small["Subnet"]["SubnetId"]}}
-    given = large.given.model_copy(update={"vpc": large.given.vpc.model_copy(update=place)})
+    given = large.spec.model_copy(update={"vpc": large.spec.vpc.model_copy(update=place)})
     with pytest.raises(CapacityError, match=r"251 free addresses, and 64 x p5.48xlarge need 2112"):
-        make(in_account(World(folder=tmp_path, given=given, owner=large.owner), account), **FAST)
+        make(in_account(World(folder=tmp_path, spec=given, owner=large.owner), account), **FAST)
     assert stacks() == []
 
 
@@ -372,7 +372,7 @@ def test_a_default_group_in_which_nodes_would_not_meet_is_refused(
     world: StandInWorld, account: Account
 ) -> None:
     ec2 = account.client("ec2")
-    only = [{"Name": "vpc-id", "Values": [world.given.vpc.id]},
+    only = [{"Name": "vpc-id", "Values": [world.spec.vpc.id]},
             {"Name": "group-name", "Values": ["default"]}]  # fmt: skip
     (group,) = ec2.describe_security_groups(Filters=only)["SecurityGroups"]
     ec2.revoke_security_group_ingress(

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from shardyard.cluster.batch.stack import render_environment, user_data
-from shardyard.cluster.fsx import Made, render_stack
-from shardyard.cluster.network import Place, render_network
+from shardyard.cluster.fsx import FileSystemOutputs, render_stack
+from shardyard.cluster.network import NetworkLocation, render_network
 from shardyard.cluster.resources import parts_of
-from shardyard.cluster.spec import MOST_USER_DATA_BYTES, Description, read_description
+from shardyard.cluster.spec import MOST_USER_DATA_BYTES, ClusterSpec, read_cluster_spec
 from shardyard.hardware.catalogue import instance, instance_names
 from tests.cluster.test_rendered import lint
 
@@ -36,20 +36,22 @@ CASES: dict[str, tuple[str, ...]] = {
     "batch-g5": ("nodes={instance: g5.xlarge, max: 8, count: 1}", "storage.kind=efs"),
 }
 GOLDEN = Path(__file__).parent / "golden"
-PLACE_MADE = Place(vpc="vpc-0123456789abcdef0", subnet="subnet-0123456789abcdef0")
-MADE = Made(file_system="fs-0123456789abcdef0", mount_name="abcd", group="sg-0123456789abcdef0")
+PLACE_MADE = NetworkLocation(vpc="vpc-0123456789abcdef0", subnet="subnet-0123456789abcdef0")
+MADE = FileSystemOutputs(
+    file_system="fs-0123456789abcdef0", mount_name="abcd", group="sg-0123456789abcdef0"
+)
 TRAINABLE = [
     name for name in instance_names() if instance(name).accelerator.device in ("cuda", "hpu")
 ]
 
 
-def given_of(case: str) -> Description:
+def given_of(case: str) -> ClusterSpec:
     place = PLACE[:-1] if case == "batch-own-network" else PLACE
-    return read_description([*place, *CASES[case]])
+    return read_cluster_spec([*place, *CASES[case]])
 
 
-def rendered(*settings: str, made: Made | None = None) -> dict[str, Any]:
-    given = read_description([*PLACE, *settings])
+def rendered(*settings: str, made: FileSystemOutputs | None = None) -> dict[str, Any]:
+    given = read_cluster_spec([*PLACE, *settings])
     resources: dict[str, Any] = render_environment(given, "0" * 16, made, PLACE_MADE)["Resources"]
     return {name: one.get("Properties", {}) for name, one in resources.items()}
 
@@ -237,20 +239,22 @@ def test_user_data_is_ours_the_mount_and_the_users_own_behind_them() -> None:
     assert "systemctl mask ecs; poweroff" in mount[1], "without it no job writes on its own disk"
     assert own[1].strip() == OWN
     assert {kind for kind, _ in (stop, mount, own)} == {"text/x-shellscript"}
-    efs = Made(file_system="fs-0123456789abcdef0", mount_name="", group="sg-0123456789abcdef0")
+    efs = FileSystemOutputs(
+        file_system="fs-0123456789abcdef0", mount_name="", group="sg-0123456789abcdef0"
+    )
     assert len(parts(user_data(given_of("batch-g5"), efs, own=None))) == 1, "ECS mounts EFS itself"
 
 
 def test_a_cloud_config_is_a_part_of_its_kind() -> None:
     own = json.dumps("#cloud-config\na: 1")
-    given = read_description([*PLACE, "nodes.instance=g5.xlarge", f"nodes.user_data={own}"])
+    given = read_cluster_spec([*PLACE, "nodes.instance=g5.xlarge", f"nodes.user_data={own}"])
     *_, (kind, text) = parts(user_data(given, None, own=given.nodes.user_data))
     assert (kind, text.strip()) == ("text/cloud-config", "#cloud-config\na: 1")
 
 
 def test_the_largest_user_data_with_ours_is_what_ec2_takes() -> None:
     own = "#!" + "a" * (MOST_USER_DATA_BYTES - 2)
-    given = read_description([*PLACE, f"nodes={{instance: g5.xlarge, user_data: '{own}'}}"])
+    given = read_cluster_spec([*PLACE, f"nodes={{instance: g5.xlarge, user_data: '{own}'}}"])
     assert len(user_data(given, MADE, own=own).encode()) <= 16 * 1024
 
 

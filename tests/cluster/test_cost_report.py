@@ -11,11 +11,11 @@ import pytest
 
 from shardyard.cli import main
 from shardyard.cluster.clients import World, new_world
-from shardyard.cluster.cost_report import Bill, Stage, bill_of, nodes_asked, predicted_bill
+from shardyard.cluster.cost_report import Bill, Stage, bill_of, predicted_bill, requested_nodes
 from shardyard.cluster.create import LAUNCHER, make, scale
 from shardyard.cluster.delete import remove
 from shardyard.cluster.orphans import Swept
-from shardyard.cluster.spec import Description, read_description
+from shardyard.cluster.spec import ClusterSpec, read_cluster_spec
 from shardyard.errors import CapacityError, StorageError
 from shardyard.hardware.catalogue import Rate
 from shardyard.launchers.ledger import Ledger
@@ -74,8 +74,8 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def clocked(folder: Path, *more: str) -> ClockedWorld:
-    plain = new_world(read_description([*DESCRIBED, *more]), folder)
-    world = ClockedWorld(folder=plain.folder, given=plain.given, owner=plain.owner)
+    plain = new_world(read_cluster_spec([*DESCRIBED, *more]), folder)
+    world = ClockedWorld(folder=plain.folder, spec=plain.spec, owner=plain.owner)
     offers = {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "4"}
     object.__setattr__(world, "account", Account(offers=offers))
     object.__setattr__(world, "clock", Clock())
@@ -87,7 +87,7 @@ def yes(_question: str) -> None:
 
 
 def bill_now(world: ClockedWorld) -> Bill:
-    return bill_of(world.given, world.ledger, now=world.clock())
+    return bill_of(world.spec, world.ledger, now=world.clock())
 
 
 LIVES = {
@@ -116,8 +116,8 @@ def test_the_bill_predicted_for_a_life_is_within_2_percent_of_the_ledgers(
     """A stage begins when its number of nodes is asked for; making and removing takes its time."""
     count, stages = LIVES[name]
     world = clocked(tmp_path, count)
-    predicted = predicted_bill(world.given, stages)
-    asked = world.given.nodes.count
+    predicted = predicted_bill(world.spec, stages)
+    asked = world.spec.nodes.count
     began = world.clock()
     make(world, **FAST)
     until = began
@@ -138,7 +138,7 @@ def test_the_bill_predicted_for_a_life_is_within_2_percent_of_the_ledgers(
 
 
 def test_each_part_is_paid_from_its_beginning_to_its_end() -> None:
-    given = read_description([*DESCRIBED, "nodes.count=2"])
+    given = read_cluster_spec([*DESCRIBED, "nodes.count=2"])
     bill = predicted_bill(given, [Stage(hours=10, nodes=2), Stage(hours=5, nodes=0)])
     by_what = {item.what: item for item in bill.items}
     nodes = by_what["p4d.24xlarge, on-demand"]
@@ -167,14 +167,14 @@ def test_nodes_that_do_not_come_are_on_the_bill_from_when_they_were_asked_for(
     world.account.lies.add(("eksctl", "scale"))
     with pytest.raises(CapacityError):
         scale(world, 3, agree=yes, **FAST)
-    assert nodes_asked(world.given, world.ledger) == 3
+    assert requested_nodes(world.spec, world.ledger) == 3
     world.account.lies.clear()
     scale(world, 0, agree=yes, **FAST)
-    assert nodes_asked(world.given, world.ledger) == 0
+    assert requested_nodes(world.spec, world.ledger) == 0
 
 
 def test_a_part_that_was_begun_twice_is_paid_from_the_first_time(tmp_path: Path) -> None:
-    given, clock = read_description(DESCRIBED), Clock()
+    given, clock = read_cluster_spec(DESCRIBED), Clock()
     ledger = Ledger(tmp_path / "ledger.jsonl", clock=clock)
     for _ in range(2):
         entry = ledger.intend("control plane", "eksctl-trainers-cluster", launcher=LAUNCHER)
@@ -191,7 +191,7 @@ def test_a_part_that_was_begun_twice_is_paid_from_the_first_time(tmp_path: Path)
 
 
 def test_a_price_that_nobody_knows_is_said_beside_the_sum() -> None:
-    block = read_description(
+    block = read_cluster_spec(
         [*DESCRIBED, "nodes.capacity=block:cr-0123456789abcdef0", "nodes.count=1"]
     )
     bill = predicted_bill(block, [Stage(hours=10, nodes=1)])
@@ -201,7 +201,7 @@ def test_a_price_that_nobody_knows_is_said_beside_the_sum() -> None:
 
 
 def test_a_ledger_that_was_changed_tells_no_bill(tmp_path: Path) -> None:
-    given, ledger = read_description(DESCRIBED), Ledger(tmp_path / "ledger.jsonl")
+    given, ledger = read_cluster_spec(DESCRIBED), Ledger(tmp_path / "ledger.jsonl")
     ledger.note("accelerator node count", "many", launcher=LAUNCHER)
     with pytest.raises(StorageError, match="many accelerator nodes were asked for, which is no"):
         bill_of(given, ledger, now=0)
@@ -213,7 +213,7 @@ def test_a_ledger_that_was_changed_tells_no_bill(tmp_path: Path) -> None:
 
 
 def begun_hours_ago(folder: Path, hours: float) -> World:
-    world = new_world(read_description([*DESCRIBED, "nodes.count=1"]), folder)
+    world = new_world(read_cluster_spec([*DESCRIBED, "nodes.count=1"]), folder)
     early = Ledger(world.ledger.path, clock=lambda: time.time() - hours * HOUR_S)
     early.intend("control plane", "eksctl-trainers-cluster", launcher=LAUNCHER)
     group = "eksctl-trainers-nodegroup-accelerators"
@@ -238,7 +238,7 @@ def test_show_says_what_was_paid_and_what_the_next_hours_cost(
 def test_the_closing_table_of_delete_tells_the_bill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    nothing = Swept(left=(), unanswered=())  # moto lacks a call
+    nothing = Swept(orphans=(), failed_queries=())  # moto lacks a call
     monkeypatch.setattr("shardyard.cluster.delete.sweep", lambda _, **__: nothing)
     begun_hours_ago(tmp_path, 10)
     assert main(["cluster", "delete", "trainers", "--dir", str(tmp_path), "--yes"]) == 0
@@ -250,11 +250,11 @@ def test_the_closing_table_of_delete_tells_the_bill(
 def test_a_queue_of_batch_says_where_the_cost_of_its_jobs_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    nothing = Swept(left=(), unanswered=())
+    nothing = Swept(orphans=(), failed_queries=())
     monkeypatch.setattr("shardyard.cluster.delete.sweep", lambda _, **__: nothing)
     network = "vpc={id: vpc-0123456789abcdef0, subnets: {us-east-1a: subnet-0123456789abcdef0}}"
     described = ["kind=batch", *PLACE[:3], network, "nodes.instance=p4d.24xlarge"]
-    new_world(read_description(described), tmp_path)
+    new_world(read_cluster_spec(described), tmp_path)
     assert main(["cluster", "delete", "trainers", "--dir", str(tmp_path), "--yes"]) == 0
     assert "instances that came with jobs in the report of each run" in " ".join(
         capsys.readouterr().out.split()
@@ -269,7 +269,7 @@ def test_before_it_is_made_the_bill_is_predicted_with_its_dates(
     content = json.loads(capsys.readouterr().out)
     (nodes,) = [cost for cost in content["costs"] if cost["part"] == "accelerators nodes"]
     assert "us-east-1, karpenter.sh price table generated 2026-07-20" in nodes["source"]
-    given: Description = read_description([*DESCRIBED, "nodes.count=2"])
+    given: ClusterSpec = read_cluster_spec([*DESCRIBED, "nodes.count=2"])
     predicted = predicted_bill(given, [Stage(hours=30, nodes=2)])
     assert content["predicted"] == predicted.to_json()
     assert main([*words, "--dir", str(tmp_path)]) == 2, "there is nobody to ask"

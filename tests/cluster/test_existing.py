@@ -13,11 +13,11 @@ from shardyard.cli import main
 from shardyard.cluster.clients import World, new_world, world_named
 from shardyard.cluster.create import make, node_report, scale
 from shardyard.cluster.delete import Removed, remove
-from shardyard.cluster.existing import begun_before
+from shardyard.cluster.existing import existing_adoption
 from shardyard.cluster.existing_spec import AdoptedCluster
-from shardyard.cluster.prices import standing_costs
+from shardyard.cluster.prices import hourly_costs
 from shardyard.cluster.resources import parts_of
-from shardyard.cluster.spec import Description, read_description
+from shardyard.cluster.spec import ClusterSpec, read_cluster_spec
 from shardyard.errors import AccessError, CapacityError, RecipeError, RequestError
 from tests.cluster.clients import TOLD, client_of, playing_aws
 from tests.cluster.stand_in import Killed, in_account
@@ -57,8 +57,8 @@ def account() -> Standing:
     return made
 
 
-def described(*settings: str) -> Description:
-    return read_description(settings, is_adopted=True)
+def described(*settings: str) -> ClusterSpec:
+    return read_cluster_spec(settings, is_adopted=True)
 
 
 def yes(_question: str) -> None:
@@ -79,7 +79,7 @@ def test_all_that_is_lacking_is_added_and_that_alone_is_removed(
 ) -> None:
     before = account.picture()
     world = adopted(described(*LUSTRE), tmp_path, account)
-    assert isinstance(world.given, AdoptedCluster) and world.given.adds == ALL
+    assert isinstance(world.spec, AdoptedCluster) and world.spec.adds == ALL
     assert account.picture() == before, "to look changes nothing"
     make(world, **FAST)
     assert [entry.kind for entry in world.ledger.live() if entry.is_confirmed] == list(ALL)
@@ -110,8 +110,8 @@ def test_an_adoption_killed_behind_any_step_goes_on_to_the_same_end(
     with suppress(Killed):
         make(first, **FAST)
     account.dies_after = None
-    begun = begun_before(asked, tmp_path / "clusters")
-    assert begun is not None and begun.given == first.given and begun.owner == first.owner
+    begun = existing_adoption(asked, tmp_path / "clusters")
+    assert begun is not None and begun.spec == first.spec and begun.owner == first.owner
     again = in_account(begun, account)
     make(again, **FAST)
     created = [argv for argv in account.ran if argv[:2] == ["eksctl", "create"]]
@@ -202,15 +202,15 @@ def test_scaling_has_another_number_of_the_added_nodes(tmp_path: Path, account: 
     make(world, **FAST)
     scale(world, 3, agree=yes, **FAST)
     assert account.nodes == 3
-    assert {cost.part for cost in standing_costs(world.given, nodes=3)} == {"accelerators nodes"}
+    assert {cost.part for cost in hourly_costs(world.spec, nodes=3)} == {"accelerators nodes"}
 
 
 def test_the_group_is_rendered_for_a_cluster_that_eksctl_has_no_stack_of(
     tmp_path: Path, account: Standing
 ) -> None:
     world = adopted(described(*ASKED), tmp_path, account)
-    (part,) = [part for part in parts_of(world.given) if part.kind == "accelerators nodes"]
-    text = part.text(world.given, "OWNER")
+    (part,) = [part for part in parts_of(world.spec) if part.kind == "accelerators nodes"]
+    text = part.text(world.spec, "OWNER")
     assert "--install-nvidia-plugin=false" in text
     for word in (
         account.vpc,
@@ -415,10 +415,10 @@ def test_what_a_vendor_installs_is_named_and_not_added(tmp_path: Path, account: 
 
 
 def test_a_cluster_that_was_made_from_here_is_not_adopted(tmp_path: Path) -> None:
-    mine = read_description([*ASKED, "other_zone=us-east-1b"])
+    mine = read_cluster_spec([*ASKED, "other_zone=us-east-1b"])
     new_world(mine, tmp_path)
     with pytest.raises(RequestError, match=r"was made from here.*shardyard cluster create"):
-        begun_before(described(*ASKED), tmp_path)
+        existing_adoption(described(*ASKED), tmp_path)
 
 
 def test_a_cluster_made_by_this_program_elsewhere_is_not_adopted(
@@ -435,9 +435,9 @@ def test_an_adoption_by_another_description_is_refused(tmp_path: Path, account: 
     world = adopted(described(*ASKED), tmp_path, account)
     make(world, **FAST)
     with pytest.raises(RequestError, match=r"adopted by another description.*the cluster stays"):
-        begun_before(described(*LUSTRE), tmp_path / "clusters")
+        existing_adoption(described(*LUSTRE), tmp_path / "clusters")
     assert gone(world).is_clean
-    assert begun_before(described(*LUSTRE), tmp_path / "clusters") is None
+    assert existing_adoption(described(*LUSTRE), tmp_path / "clusters") is None
 
 
 def test_the_command_shows_what_is_there_what_it_would_add_and_its_price(

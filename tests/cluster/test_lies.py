@@ -12,9 +12,9 @@ from shardyard.cli import main
 from shardyard.cluster import delete as removal
 from shardyard.cluster.clients import World
 from shardyard.cluster.create import make
-from shardyard.cluster.delete import Seen, remove
+from shardyard.cluster.delete import FinalState, remove
 from shardyard.cluster.orphans import Swept
-from shardyard.cluster.resources import Part
+from shardyard.cluster.resources import ClusterPart
 from tests.cluster.clients import TOLD, client_of, playing_aws
 from tests.cluster.lies import LIES, Case, Lie, case_of, lustre, tell
 from tests.cluster.test_batch_life import open_default_group
@@ -152,18 +152,18 @@ def test_each_lie_makes_delete_exit_1_and_is_named(
 def trust_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
     """A removal that takes each program's word, looks at nothing and asks nobody what is left."""
 
-    def take_down(parts: list[Part], world: World, **_: float) -> list[str]:
+    def take_down(parts: list[ClusterPart], world: World, **_: float) -> list[str]:
         for part in parts:
             if not part.goes_with_cluster:
                 part.remove(world)
         return []
 
-    def look(part: Part, world: World) -> Seen:
-        return Seen(part=part.name(world.given), word="absent", asked="nobody", unix_s=0.0)
+    def look(part: ClusterPart, world: World) -> FinalState:
+        return FinalState(part=part.name(world.spec), word="absent", asked="nobody", unix_s=0.0)
 
-    monkeypatch.setattr(removal, "_take_down", take_down)
-    monkeypatch.setattr(removal, "_look", look)
-    monkeypatch.setattr(removal, "sweep", lambda _, **__: Swept(left=(), unanswered=()))
+    monkeypatch.setattr(removal, "_remove_parts", take_down)
+    monkeypatch.setattr(removal, "_final_state", look)
+    monkeypatch.setattr(removal, "sweep", lambda _, **__: Swept(orphans=(), failed_queries=()))
 
 
 @pytest.mark.system

@@ -9,9 +9,9 @@ import pytest
 
 from shardyard.cluster.clients import World, new_world, world_named
 from shardyard.cluster.create import make, scale
-from shardyard.cluster.delete import Removed, refuse_wrong_name, remove
+from shardyard.cluster.delete import Removed, check_confirmed_name, remove
 from shardyard.cluster.resources import parts_of
-from shardyard.cluster.spec import read_description
+from shardyard.cluster.spec import read_cluster_spec
 from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
 from tests.cluster.clients import client_of, playing_aws
 from tests.cluster.stand_in import Account, Killed, in_account
@@ -37,7 +37,7 @@ def account() -> Account:
 
 @pytest.fixture
 def world(tmp_path: Path, account: Account) -> World:
-    return in_account(new_world(read_description(DESCRIBED), tmp_path), account)
+    return in_account(new_world(read_cluster_spec(DESCRIBED), tmp_path), account)
 
 
 def yes(_question: str) -> None:
@@ -121,8 +121,10 @@ def test_a_life_that_is_killed_behind_any_step_ends_beside_others_as_if_it_was_n
     there = Account(region="us-west-2", offers=dict(OFFERS))
     second = Account(offers=dict(OFFERS))
     others = [
-        in_account(new_world(read_description([*DESCRIBED, *west]), tmp_path), there),
-        in_account(new_world(read_description([*DESCRIBED, "name=berts"]), tmp_path / "b"), second),
+        in_account(new_world(read_cluster_spec([*DESCRIBED, *west]), tmp_path), there),
+        in_account(
+            new_world(read_cluster_spec([*DESCRIBED, "name=berts"]), tmp_path / "b"), second
+        ),
     ]
     for other in others:
         make(other, **FAST)
@@ -139,7 +141,7 @@ def test_a_life_that_is_killed_behind_any_step_ends_beside_others_as_if_it_was_n
     assert gone(in_account(world_named("trainers.us-east-1", tmp_path), account)).is_clean
     assert stacks() == [name.replace("trainers", "berts") for name in MADE]
     for other in others:
-        parts = parts_of(other.given)
+        parts = parts_of(other.spec)
         assert {part.state(other).word for part in parts} == {"there"}
         assert gone(other).is_clean
     assert stacks() == []
@@ -201,7 +203,7 @@ def test_a_cluster_of_the_name_that_somebody_else_made_is_never_touched(
     tmp_path: Path, account: Account, world: World
 ) -> None:
     make(world, **FAST)
-    other = in_account(new_world(read_description(DESCRIBED), tmp_path / "other"), account)
+    other = in_account(new_world(read_cluster_spec(DESCRIBED), tmp_path / "other"), account)
     with pytest.raises(AccessError, match=r"was not made from .*Nothing of it is touched"):
         make(other, **FAST)
     with pytest.raises(AccessError, match="Nothing of it is touched"):
@@ -214,13 +216,13 @@ def test_clusters_of_one_name_in_two_regions_do_not_meet(tmp_path: Path, world: 
     make(world, **FAST)
     west = (*DESCRIBED, "region=us-west-2", "zone=us-west-2a", "other_zone=us-west-2b")
     there = Account(region="us-west-2", offers=dict(OFFERS))
-    other = in_account(new_world(read_description(west), tmp_path), there)
+    other = in_account(new_world(read_cluster_spec(west), tmp_path), there)
     make(other, **FAST)
     with pytest.raises(RequestError, match=r"trainers\.us-east-1, trainers\.us-west-2"):
         world_named("trainers", tmp_path)
     assert gone(other).is_clean
     assert stacks() == MADE
-    assert world_named("trainers.us-east-1", tmp_path).given == world.given
+    assert world_named("trainers.us-east-1", tmp_path).spec == world.spec
 
 
 def test_nothing_is_removed_while_pods_use_the_accelerators(world: World, account: Account) -> None:
@@ -238,9 +240,9 @@ def test_nothing_is_removed_while_pods_use_the_accelerators(world: World, accoun
 def test_data_is_removed_by_its_name_alone(world: World) -> None:
     make(world, **FAST)
     with pytest.raises(RequestError, match=r"holds data.*--delete-data shardyard-trainers-storage"):
-        remove(world, agree=yes, agree_to_lose=lambda n: refuse_wrong_name(n, "yes"), **FAST)
+        remove(world, agree=yes, agree_to_lose=lambda n: check_confirmed_name(n, "yes"), **FAST)
     assert stacks() == MADE
-    remove(world, agree=yes, agree_to_lose=lambda n: refuse_wrong_name(n, n), **FAST)
+    remove(world, agree=yes, agree_to_lose=lambda n: check_confirmed_name(n, n), **FAST)
     assert stacks() == []
 
 
@@ -261,14 +263,14 @@ def test_scaling_waits_for_nodes_and_refuses_more_than_the_group_takes(
 
 
 def test_another_description_under_the_same_name_is_refused(tmp_path: Path, world: World) -> None:
-    other = read_description([*DESCRIBED, "system.nodes=3"])
+    other = read_cluster_spec([*DESCRIBED, "system.nodes=3"])
     make(world, **FAST)
     with pytest.raises(RequestError, match=r"was described otherwise.*scale"):
         new_world(other, tmp_path)
-    assert world_named("trainers", tmp_path).given.system.nodes == 2
+    assert world_named("trainers", tmp_path).spec.system.nodes == 2
     assert gone(world).is_clean
     assert new_world(other, tmp_path).owner == world.owner, "nothing of it is there any more"
-    assert world_named("trainers", tmp_path).given.system.nodes == 3
+    assert world_named("trainers", tmp_path).spec.system.nodes == 3
 
 
 def test_a_description_that_was_changed_by_hand_is_refused(tmp_path: Path, world: World) -> None:
@@ -279,7 +281,7 @@ def test_a_description_that_was_changed_by_hand_is_refused(tmp_path: Path, world
 
 
 def test_programs_are_told_where_they_failed(tmp_path: Path) -> None:
-    plain = new_world(read_description(DESCRIBED), tmp_path / "plain")
+    plain = new_world(read_cluster_spec(DESCRIBED), tmp_path / "plain")
     with pytest.raises(RequestError, match="no-such-program is not installed here"):
         plain.run(["no-such-program"])
 
@@ -296,7 +298,7 @@ def test_programs_are_told_where_they_failed(tmp_path: Path) -> None:
 def test_a_failed_program_says_what_to_do(
     tmp_path: Path, said: str, error: type[ShardyardError]
 ) -> None:
-    plain = new_world(read_description(DESCRIBED), tmp_path)
+    plain = new_world(read_cluster_spec(DESCRIBED), tmp_path)
     with pytest.raises(error, match=said) as caught:
         plain.run(["sh", "-c", f"echo {said!r} >&2; exit 1"])
     assert type(caught.value) is error

@@ -12,11 +12,11 @@ import boto3.session
 import pytest
 from botocore.stub import Stubber
 
-from shardyard.cluster.live_prices import Asked, Question, ask_prices, question, rate_for
+from shardyard.cluster.live_prices import LivePrice, PriceQuery, ask_prices, price_query, rate_for
 from shardyard.errors import AccessError, RequestError
 
 AT = datetime(2026, 11, 23, 20, 0, tzinfo=UTC)
-P5 = Question(instance="p5.48xlarge", region="us-east-1", nodes=2, at=AT)
+P5 = PriceQuery(instance="p5.48xlarge", region="us-east-1", nodes=2, at=AT)
 CALLS = {
     "on-demand": ("pricing", "get_products"),
     "spot": ("ec2", "describe_spot_price_history"),
@@ -79,7 +79,7 @@ def answering(answers: dict[str, Any], **sent: dict[str, Any]) -> Iterator[None]
         yield
 
 
-def prices(found: list[Asked]) -> dict[str, float | None]:
+def prices(found: list[LivePrice]) -> dict[str, float | None]:
     return {each.kind: each.rate.usd_per_hour for each in found}
 
 
@@ -100,7 +100,7 @@ def test_each_way_of_renting_has_its_price_of_today_with_place_and_time() -> Non
 
 
 def test_spot_is_asked_of_the_zone_where_the_nodes_are() -> None:
-    in_zone = Question(instance="p5.48xlarge", region="us-east-1", zone="us-east-1a", at=AT)
+    in_zone = PriceQuery(instance="p5.48xlarge", region="us-east-1", zone="us-east-1a", at=AT)
     wanted = {
         "InstanceTypes": ["p5.48xlarge"], "ProductDescriptions": ["Linux/UNIX"], "StartTime": AT,
         "AvailabilityZone": "us-east-1a",
@@ -143,5 +143,5 @@ def test_a_region_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
     with pytest.raises(RequestError, match=r"--prices aws asks .* export AWS_REGION=us-east-1"):
-        question("p5.48xlarge", region=None)
-    assert question("p5.48xlarge", region="eu-west-1", nodes=0).nodes == 1
+        price_query("p5.48xlarge", region=None)
+    assert price_query("p5.48xlarge", region="eu-west-1", nodes=0).nodes == 1

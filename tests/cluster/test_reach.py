@@ -12,7 +12,7 @@ from shardyard.cli import main
 from shardyard.cluster.clients import World, in_cluster, kubectl_json, new_world, world_named
 from shardyard.cluster.create import make
 from shardyard.cluster.delete import Removed, preview_removal, remove
-from shardyard.cluster.spec import read_description
+from shardyard.cluster.spec import read_cluster_spec
 from shardyard.errors import AccessError, RequestError, ShardyardError
 from shardyard.launchers.ledger import Ledger
 from tests.cluster.clients import client_of, playing_aws
@@ -40,7 +40,7 @@ def account() -> Account:
 
 @pytest.fixture
 def world(tmp_path: Path, account: Account) -> World:
-    made = in_account(new_world(read_description(DESCRIBED), tmp_path), account)
+    made = in_account(new_world(read_cluster_spec(DESCRIBED), tmp_path), account)
     make(made, **FAST)
     account.ran.clear()
     return made
@@ -104,7 +104,7 @@ def test_helm_is_told_of_no_other_cluster_by_the_environment(
 ) -> None:
     monkeypatch.setenv("HELM_KUBEAPISERVER", "https://other")
     monkeypatch.setenv("HELM_KUBECONTEXT", "other")
-    plain = new_world(read_description(DESCRIBED), tmp_path)
+    plain = new_world(read_cluster_spec(DESCRIBED), tmp_path)
     said = plain.run(["env"])
     assert "HELM_KUBE" not in said and f"KUBECONFIG={plain.kubeconfig}" in said
 
@@ -124,7 +124,7 @@ def test_credentials_of_another_account_do_not_make_a_cluster_gone(world: World)
 def test_nothing_is_run_inside_a_cluster_that_is_not_there(
     tmp_path: Path, account: Account
 ) -> None:
-    unmade = in_account(new_world(read_description(DESCRIBED), tmp_path), account)
+    unmade = in_account(new_world(read_cluster_spec(DESCRIBED), tmp_path), account)
     assert kubectl_json(unmade, "nodes") is None
     with pytest.raises(ShardyardError, match=r"no cluster trainers in us-east-1 that answers"):
         in_cluster(unmade, ("kubectl", "apply", "-f", "x"))
@@ -231,7 +231,7 @@ def test_clusters_whose_names_begin_alike_are_told_apart(
 ) -> None:
     """trainers and trainers-b, made by two people in one account and region."""
     beside = Account(offers=dict(OFFERS))
-    longer = read_description([*DESCRIBED, "name=trainers-b"])
+    longer = read_cluster_spec([*DESCRIBED, "name=trainers-b"])
     other = in_account(new_world(longer, tmp_path), beside)
     make(other, **FAST)
     named = [{"Key": "alpha.eksctl.io/cluster-name", "Value": "trainers-b"}]
@@ -250,7 +250,7 @@ def test_clusters_whose_names_begin_alike_are_told_apart(
         "eksctl-trainers-b-cluster", "eksctl-trainers-b-nodegroup-accelerators",
         "eksctl-trainers-b-nodegroup-system", "shardyard-trainers-b-storage",
     ]  # fmt: skip
-    assert world_named("trainers", tmp_path).given.name == "trainers"
+    assert world_named("trainers", tmp_path).spec.name == "trainers"
     assert world_named("trainers-b", tmp_path).owner == other.owner
     assert other.ledger.live() and not world.ledger.live()
     assert account.nodes == 0 and beside.nodes == 2

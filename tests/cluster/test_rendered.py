@@ -13,14 +13,14 @@ from shardyard.cli import main
 from shardyard.cluster.eksctl import render_cluster, render_nodes
 from shardyard.cluster.existing_spec import AdoptedCluster
 from shardyard.cluster.fsx import (
-    Made,
-    made_of,
+    FileSystemOutputs,
+    file_system_outputs,
     render_claim,
     render_root_job,
     render_stack,
 )
 from shardyard.cluster.resources import parts_of
-from shardyard.cluster.spec import Description, Vpc, read_description
+from shardyard.cluster.spec import ClusterSpec, Vpc, read_cluster_spec
 from shardyard.launchers.kubernetes.pod import pod_security
 from tests.launchers.kubernetes.schemas import check_builtin
 
@@ -47,8 +47,8 @@ CASES: dict[str, tuple[str, ...]] = {
 GOLDEN = Path(__file__).parent / "golden"
 
 
-def given_of(case: str) -> Description:
-    return read_description([*PLACE, *CASES[case]])
+def given_of(case: str) -> ClusterSpec:
+    return read_cluster_spec([*PLACE, *CASES[case]])
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_eksctl_takes_the_group_that_is_added_to_a_cluster(
 
 def added_to_a_cluster(case: str) -> AdoptedCluster:
     asked = given_of(case).model_copy(update={"other_zone": None})
-    values = {name: getattr(asked, name) for name in Description.model_fields}
+    values = {name: getattr(asked, name) for name in ClusterSpec.model_fields}
     network = Vpc(id="vpc-0123456789abcdef0", subnets={"us-east-1a": "subnet-0123456789abcdef0"})
     return AdoptedCluster(
         **{**values, "vpc": network},
@@ -128,7 +128,7 @@ def lint(template: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize("case", ["p4de-reservation", "p5-32-efa"])
 def test_kubernetes_takes_the_claim(case: str) -> None:
-    made = Made(file_system="fs-0123456789abcdef0", mount_name="abcd")
+    made = FileSystemOutputs(file_system="fs-0123456789abcdef0", mount_name="abcd")
     volume, claim = render_claim(given_of(case), made, "0" * 16)
     check_builtin(volume)
     check_builtin(claim)
@@ -192,7 +192,7 @@ def test_pods_can_write_what_the_cluster_makes_on_efs() -> None:
     user = str(pod_security()["runAsUser"])
     assert point["PosixUser"] == {"Uid": user, "Gid": user}
     assert point["RootDirectory"]["CreationInfo"]["OwnerUid"] == user
-    made = made_of({"FileSystem": "fs-0", "AccessPoint": "fsap-0"})
+    made = file_system_outputs({"FileSystem": "fs-0", "AccessPoint": "fsap-0"})
     volume, _ = render_claim(given, made, "0" * 16)
     # aws-efs-csi-driver, examples/kubernetes/access_points: [FileSystemId]::[AccessPointId]
     assert volume["spec"]["csi"]["volumeHandle"] == "fs-0::fsap-0"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.cluster.prices import standing_costs
-from shardyard.cluster.spec import legal_size_gib, read_description, settings
+from shardyard.cluster.prices import hourly_costs
+from shardyard.cluster.spec import legal_size_gib, read_cluster_spec, settings
 from shardyard.config.cluster_choice import chosen_cluster
 from shardyard.config.load import load_recipe
 from shardyard.errors import RecipeError, RequestError
@@ -16,15 +16,15 @@ PLACE = ("name=trainers", "region=us-east-1", "zone=us-east-1a", "other_zone=us-
 def test_the_recipe_says_what_the_nodes_are(tmp_path: Path) -> None:
     recipe = tmp_path / "train.yaml"
     recipe.write_text("cluster: {nodes: 4, instance: p5.48xlarge}\n")
-    given = read_description([*PLACE, f"recipe={recipe}"])
+    given = read_cluster_spec([*PLACE, f"recipe={recipe}"])
     assert (given.nodes.instance, given.nodes.max) == ("p5.48xlarge", 4)
 
 
 def test_the_recipe_says_how_the_nodes_are_rented(tmp_path: Path) -> None:
     recipe = tmp_path / "train.yaml"
     recipe.write_text("cluster: {instance: p5.48xlarge, capacity: spot}\n")
-    assert read_description([*PLACE, f"recipe={recipe}"]).capacity.kind == "spot"
-    given = read_description([*PLACE, f"recipe={recipe}", "nodes.capacity=on-demand"])
+    assert read_cluster_spec([*PLACE, f"recipe={recipe}"]).capacity.kind == "spot"
+    given = read_cluster_spec([*PLACE, f"recipe={recipe}", "nodes.capacity=on-demand"])
     assert given.capacity.kind == "on-demand"
 
 
@@ -34,7 +34,7 @@ def test_files_and_settings_are_merged_left_to_right(tmp_path: Path) -> None:
         "name: trainers\nregion: us-east-1\nzone: us-east-1a\nother_zone: us-east-1b\n"
         "nodes: {instance: g5.xlarge, max: 8}\n"
     )
-    given = read_description([str(file), "nodes.count=2"])
+    given = read_cluster_spec([str(file), "nodes.count=2"])
     assert (given.nodes.instance, given.nodes.count, given.nodes.max) == ("g5.xlarge", 2, 8)
 
 
@@ -70,27 +70,27 @@ WRONG = {
 @pytest.mark.parametrize("setting", WRONG)
 def test_a_wrong_setting_is_told_with_what_to_do(setting: str) -> None:
     with pytest.raises(RecipeError) as caught:
-        read_description([*PLACE, "nodes.instance=g5.xlarge", setting])
+        read_cluster_spec([*PLACE, "nodes.instance=g5.xlarge", setting])
     assert WRONG[setting] in str(caught.value)
 
 
 def test_all_problems_are_told_at_once() -> None:
     with pytest.raises(RecipeError, match="3 problems"):
-        read_description(["name=trainers"])
+        read_cluster_spec(["name=trainers"])
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(
         RequestError, match=r"none.yaml cannot be read: No such file.*name=trainers"
     ):
-        read_description([str(tmp_path / "none.yaml")])
+        read_cluster_spec([str(tmp_path / "none.yaml")])
 
 
 def test_a_file_without_settings_is_told(tmp_path: Path) -> None:
     file = tmp_path / "list.yaml"
     file.write_text("- trainers\n")
     with pytest.raises(RequestError, match="holds no settings"):
-        read_description([str(file)])
+        read_cluster_spec([str(file)])
 
 
 @pytest.mark.parametrize(
@@ -101,11 +101,11 @@ def test_sizes_of_lustre_are_rounded_as_its_driver_does(asked: int, legal: int) 
 
 
 def test_the_price_of_standing_idle_is_its_parts() -> None:
-    given = read_description(
+    given = read_cluster_spec(
         [*PLACE, "nodes.instance=p4d.24xlarge", "nodes.count=2", "storage={kind: fsx,"
          " size_gib: 1200, mb_per_s_per_tib: 125}"]
     )  # fmt: skip
-    costs = {cost.what: cost.usd_per_hour for cost in standing_costs(given, nodes=2)}
+    costs = {cost.what: cost.usd_per_hour for cost in hourly_costs(given, nodes=2)}
     assert costs["EKS control plane"] == 0.10
     assert costs["2 x c5.2xlarge"] == pytest.approx(0.68)
     assert costs["2 x p4d.24xlarge, on-demand"] == pytest.approx(43.915284)
@@ -114,15 +114,15 @@ def test_the_price_of_standing_idle_is_its_parts() -> None:
 
 def test_a_price_that_nobody_knows_is_not_guessed() -> None:
     block = "nodes={instance: p5.48xlarge, capacity: block:cr-0123456789abcdef0}"
-    given = read_description([*PLACE, block])
-    (nodes,) = [cost for cost in standing_costs(given, nodes=1) if "p5" in cost.what]
+    given = read_cluster_spec([*PLACE, block])
+    (nodes,) = [cost for cost in hourly_costs(given, nodes=1) if "p5" in cost.what]
     assert nodes.usd_per_hour is None and "AWS told it when the block was bought" in nodes.source
 
 
 @pytest.mark.parametrize("capacity", ["on-demand", "spot", "reservation:cr-0123456789abcdef0"])
 def test_clusters_and_plans_have_one_price(capacity: str) -> None:
-    given = read_description([*PLACE, "nodes.instance=p4d.24xlarge", f"nodes.capacity={capacity}"])
-    (nodes,) = [cost for cost in standing_costs(given, nodes=3) if "p4d" in cost.what]
+    given = read_cluster_spec([*PLACE, "nodes.instance=p4d.24xlarge", f"nodes.capacity={capacity}"])
+    (nodes,) = [cost for cost in hourly_costs(given, nodes=3) if "p4d" in cost.what]
     asked = ["cluster.nodes=3", "cluster.instance=p4d.24xlarge", f"cluster.capacity={capacity}"]
     planned = chosen_cluster(load_recipe([], asked).cluster)
     assert planned is not None

@@ -16,7 +16,7 @@ import pytest
 from shardyard.cli import main
 from shardyard.cluster.eksctl import render_cluster, render_nodes
 from shardyard.cluster.fsx import render_stack
-from shardyard.cluster.spec import Description, read_description
+from shardyard.cluster.spec import ClusterSpec, read_cluster_spec
 from shardyard.cluster.terraform import OWNER, PROVIDER, render_terraform
 from tests.cluster.test_rendered import CASES, PLACE, RESERVATION, VPC
 
@@ -33,8 +33,8 @@ ALL = {**CASES, **MORE}
 Values = dict[str, Any]
 
 
-def given_of(case: str) -> Description:
-    return read_description([*PLACE, VPC, *ALL[case]])
+def given_of(case: str) -> ClusterSpec:
+    return read_cluster_spec([*PLACE, VPC, *ALL[case]])
 
 
 def terraform_of(case: str) -> Values:
@@ -43,7 +43,7 @@ def terraform_of(case: str) -> Values:
     return found
 
 
-def of_eksctl(given: Description) -> Values:
+def of_eksctl(given: ClusterSpec) -> Values:
     """What eksctl and CloudFormation are told."""
     cluster, nodes = render_cluster(given, OWNER), render_nodes(given, OWNER)
     (system,) = cluster["managedNodeGroups"]
@@ -80,7 +80,7 @@ def _group_of_eksctl(group: Values) -> Values:
     }  # fmt: skip
 
 
-def _storage_of_stack(given: Description) -> Values | None:
+def _storage_of_stack(given: ClusterSpec) -> Values | None:
     if given.storage.kind == "none":
         return None
     resources = render_stack(given, OWNER)["Resources"]
@@ -351,7 +351,7 @@ def test_roles_have_no_more_rights_than_they_need() -> None:
 
 
 def test_nodes_with_efa_lie_together_unless_they_are_reserved() -> None:
-    rented = read_description([*PLACE, VPC, "nodes.instance=p5.48xlarge"])
+    rented = read_cluster_spec([*PLACE, VPC, "nodes.instance=p5.48xlarge"])
     template = render_terraform(rented)["resource"]["aws_launch_template"]["accelerators"]
     assert template["placement"] == {"group_name": "${aws_placement_group.accelerators.name}"}
     for case in ("p4de-reservation", "p5-32-efa", "g5"):

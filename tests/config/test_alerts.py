@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.config.alerts import alert_problems
+from shardyard.config.alerts import check_alerts
 from shardyard.config.schema.recipe import Recipe
 
 ADDRESS = "https://hooks.example/T0/secret"
@@ -14,7 +14,7 @@ def problems(*alerts: dict[str, Any], **sections: Any) -> list[str]:
     recipe = Recipe.model_validate(
         {"secrets": {"OWN": "env"}, "observe": {"alerts": list(alerts)}, **sections}
     )
-    return [str(problem) for problem in alert_problems(recipe)]
+    return [str(problem) for problem in check_alerts(recipe)]
 
 
 def test_what_can_be_sent_is_accepted() -> None:

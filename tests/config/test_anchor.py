@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from shardyard.config.load import load_recipe
-from shardyard.config.paths import anchor_paths
+from shardyard.config.paths import make_paths_absolute
 
 HERE = "/here"
 
 
 def anchored(monkeypatch: pytest.MonkeyPatch, folder: Path, *overrides: str) -> dict[str, object]:
     monkeypatch.chdir(folder)
-    recipe = anchor_paths(load_recipe([], ["model.preset=llama-tiny", *overrides]))
+    recipe = make_paths_absolute(load_recipe([], ["model.preset=llama-tiny", *overrides]))
     return recipe.model_dump(exclude_unset=True)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shardyard.config.formulas import Batch, batch_if_known, steps_on
+from shardyard.config.formulas import Batch, batch_or_none, steps_on
 from shardyard.config.schema.recipe import Optim
 from shardyard.errors import RecipeError
 from tests.config.test_resolve import preview, resolved
@@ -37,15 +37,15 @@ def test_a_batch_that_is_held_is_the_same_on_any_number_of_devices() -> None:
     assert {Batch.of(held, devices=devices) for devices in (1, 2, 5)} == {
         Batch(samples=6, first=6, lr_factor=1.0)
     }
-    assert batch_if_known(held, devices=None) == 6
-    assert batch_if_known(Optim(), devices=2) is None
+    assert batch_or_none(held, devices=None) == 6
+    assert batch_or_none(Optim(), devices=2) is None
 
 
 def test_a_length_in_steps_is_as_many_samples_on_other_devices() -> None:
     optim = Optim(global_batch=4, batch_per_device=2)
     assert [steps_on(optim, 10, devices=devices) for devices in (1, 2, 3, 4)] == [20, 10, 7, 5]
-    assert batch_if_known(optim, devices=3) == 6
-    assert batch_if_known(optim, devices=None) is None
+    assert batch_or_none(optim, devices=3) == 6
+    assert batch_or_none(optim, devices=None) is None
 
 
 def test_the_batch_of_the_beginning_stands_in_the_resolved_recipe_and_stays() -> None:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.config.auto import Facts
+from shardyard.config.auto import ResolveContext
 from shardyard.config.cluster_choice import chosen_cluster
 from shardyard.config.load import load_recipe
-from shardyard.config.resolve import resolve_known
+from shardyard.config.resolve import resolve_partial
 from shardyard.config.rules.check import check
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import RecipeError, RequestError
@@ -35,7 +35,7 @@ def test_a_file_says_device_and_number(ours: Path) -> None:
     cluster = chosen_cluster(asked.cluster)
     assert cluster is not None
     assert (cluster.devices, cluster.between.bytes_per_s) == (16, 37.5e9)
-    known = resolve_known(asked, Facts()).recipe.cluster
+    known = resolve_partial(asked, ResolveContext()).recipe.cluster
     assert (known.device, known.devices) == ("hpu", 8)
 
 

@@ -11,8 +11,8 @@ from shardyard.config.fingerprint import (
     compare,
     may_change,
 )
-from shardyard.config.resolved import DataFacts, Resolved, fingerprint
-from shardyard.config.rules.custom_module import known_shape
+from shardyard.config.resolved import DatasetMetadata, Resolved, fingerprint
+from shardyard.config.rules.custom_module import require_shape
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.schema.reference import settings
 from shardyard.families.presets import PRESETS
@@ -35,7 +35,7 @@ def resolved(**sections: Any) -> Resolved:
         recipe=Recipe.model_validate(sections),
         reasons={},
         shape=PRESETS["llama-tiny"].shape,
-        data=DataFacts(
+        data=DatasetMetadata(
             dir="d", fingerprint="f", vocab_size=9, train_tokens=9, eval_tokens=9,
             train_documents=1, eval_documents=1, unigram_entropy=1.0,
         ),
@@ -88,7 +88,7 @@ def test_what_only_one_side_knows_is_told_and_not_refused() -> None:
 
 def test_a_size_of_the_model_that_changed_is_named() -> None:
     now = resolved()
-    wider = replace(now, shape=replace(known_shape(now.shape), hidden_size=128))
+    wider = replace(now, shape=replace(require_shape(now.shape), hidden_size=128))
     assert compare(fingerprint(now), fingerprint(wider)).changed == (
         "model.shape.hidden_size: 64 -> 128",
     )

@@ -3,7 +3,12 @@
 import pytest
 
 from shardyard.config.load import load_recipe
-from shardyard.config.machines import TERMINATED_BEFORE_S, Capacity, block_left_s, capacity_of
+from shardyard.config.machines import (
+    TERMINATED_BEFORE_S,
+    PurchaseOption,
+    block_remaining_s,
+    capacity_of,
+)
 from shardyard.config.rules.check import check
 from shardyard.config.schema.recipe import Cluster
 from shardyard.errors import RecipeError, RequestError
@@ -30,15 +35,15 @@ def refusal(*overrides: str) -> str:
     ("overrides", "capacity"),
     [
         ((), None),
-        (("cluster.capacity=on-demand",), Capacity(kind="on-demand")),
-        (("cluster.capacity=spot",), Capacity(kind="spot")),
+        (("cluster.capacity=on-demand",), PurchaseOption(kind="on-demand")),
+        (("cluster.capacity=spot",), PurchaseOption(kind="spot")),
         (
             ("cluster.capacity=reservation:cr-0123456789abcdef0",),
-            Capacity(kind="reservation", id="cr-0123456789abcdef0"),
+            PurchaseOption(kind="reservation", id="cr-0123456789abcdef0"),
         ),
         (
             (BLOCK, ENDS),
-            Capacity(
+            PurchaseOption(
                 kind="block",
                 id="cr-0123456789abcdef0",
                 usable_until=END_S - TERMINATED_BEFORE_S,
@@ -47,7 +52,7 @@ def refusal(*overrides: str) -> str:
     ],
 )
 def test_a_capacity_reservation_or_block_can_be_said_in_the_recipe(
-    overrides: tuple[str, ...], capacity: Capacity | None
+    overrides: tuple[str, ...], capacity: PurchaseOption | None
 ) -> None:
     assert capacity_of(cluster(*overrides)) == capacity
 
@@ -76,8 +81,8 @@ def test_another_word_for_capacity_is_refused(wrong: str) -> None:
 
 def test_a_block_is_usable_until_ec2_begins_to_end_its_instances() -> None:
     asked = cluster(BLOCK, ENDS)
-    assert block_left_s(asked, least_s=180, now=END_S - 7200) == 7200 - 1800
-    assert block_left_s(cluster(), least_s=180, now=END_S) is None
+    assert block_remaining_s(asked, least_s=180, now=END_S - 7200) == 7200 - 1800
+    assert block_remaining_s(cluster(), least_s=180, now=END_S) is None
 
 
 @pytest.mark.parametrize(
@@ -85,4 +90,4 @@ def test_a_block_is_usable_until_ec2_begins_to_end_its_instances() -> None:
 )
 def test_a_block_that_leaves_no_time_to_save_is_refused(left_s: float, state: str) -> None:
     with pytest.raises(RequestError, match=f"{state}.*Name another block, or extend"):
-        block_left_s(cluster(BLOCK, ENDS), least_s=180, now=END_S - left_s)
+        block_remaining_s(cluster(BLOCK, ENDS), least_s=180, now=END_S - left_s)

@@ -9,7 +9,7 @@ import pytest
 
 from shardyard.config.data_choices import SLOTS, slots_of
 from shardyard.config.load import load_recipe
-from shardyard.config.resolved import DataFacts, PartFacts, Resolved
+from shardyard.config.resolved import DatasetMetadata, Resolved, SourceMetadata
 from shardyard.config.rules.check import load_checked_recipe
 from shardyard.control.attempt import mixture_lines, mixture_warnings
 from shardyard.errors import RecipeError
@@ -85,7 +85,7 @@ def resolved(*, steps: int) -> Any:
     """Of two sources of 400 and 40 samples, with 8 samples a step."""
     facts = [facts_of(6401), facts_of(641)]
     parts = [
-        PartFacts(name=name, slots=slots, data=each)
+        SourceMetadata(name=name, slots=slots, data=each)
         for (name, slots), each in zip((("web", 900), ("code", 100)), facts, strict=True)
     ]
     data = replace(facts_of(7042), parts=tuple(parts))
@@ -95,8 +95,8 @@ def resolved(*, steps: int) -> Any:
     return Resolved(recipe=recipe, reasons={}, shape=None, data=data, steps=steps)
 
 
-def facts_of(tokens: int) -> DataFacts:
-    return DataFacts(
+def facts_of(tokens: int) -> DatasetMetadata:
+    return DatasetMetadata(
         dir="/x", fingerprint="f", vocab_size=300, train_tokens=tokens, eval_tokens=50,
         train_documents=9, eval_documents=1, unigram_entropy=4.0,
     )  # fmt: skip
@@ -110,7 +110,7 @@ def test_what_each_source_is_read_is_told_and_facts_survive_json() -> None:
     ]
     assert mixture_warnings(of_run) == []
     assert of_run.data.num_samples("train", 16) == 440
-    assert DataFacts(**json.loads(json.dumps(asdict(of_run.data)))) == of_run.data
+    assert DatasetMetadata(**json.loads(json.dumps(asdict(of_run.data)))) == of_run.data
 
 
 def test_a_source_that_is_read_over_and_over_is_warned_of() -> None:

@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 
 import shardyard
-from shardyard.config.auto import AFTER_LAYOUT, Draft, Facts
+from shardyard.config.auto import AFTER_LAYOUT, Draft, ResolveContext
 from shardyard.config.load import load_recipe
 from shardyard.config.optimizers import NAMES, OPTIMIZERS, Average, OptimizerName
 from shardyard.config.rules.check import check
@@ -37,10 +37,10 @@ def test_a_new_row_is_followed_by_everything_that_depends_on_an_optimizer(
 ) -> None:
     row = replace(
         OPTIMIZERS["adamw"],
-        averages=tuple(Average(name=name, factor="betas") for name in ("a", "b", "c")),
+        state_tensors=tuple(Average(name=name, factor="betas") for name in ("a", "b", "c")),
         settings=("momentum",),
         knows_lr=False,
-        usual_lr="7",
+        typical_lr="7",
         weight_decay=0.3,
         decay_reason="because",
         moved_bytes=100,
@@ -54,7 +54,7 @@ def test_a_new_row_is_followed_by_everything_that_depends_on_an_optimizer(
     assert problems[0].startswith("optim.lr=auto is known for adamw only. Give one; 7 is a usual")
     assert "optim.eps=1e-08 is a setting of adamw and lamb; optim.name is new" in problems[1]
     assert problems[1].endswith("which reads momentum. Leave it out.")
-    draft = Draft(recipe=named(asked, "new"), facts=Facts(shape=SHAPE))
+    draft = Draft(recipe=named(asked, "new"), context=ResolveContext(shape=SHAPE))
     assert AFTER_LAYOUT["optim.weight_decay"](draft) == (0.3, "because")
     with pytest.raises(AssertionError, match="new"):  # never the rate of another
         AFTER_LAYOUT["optim.lr"](draft)
@@ -70,9 +70,11 @@ def test_a_new_row_is_followed_by_everything_that_depends_on_an_optimizer(
         lambda recipe: check(recipe),
         lambda recipe: optimizer_bytes(recipe),
         lambda recipe: workload_of(recipe, SHAPE, layout()),
-        lambda recipe: AFTER_LAYOUT["optim.lr"](Draft(recipe=recipe, facts=Facts(shape=SHAPE))),
+        lambda recipe: AFTER_LAYOUT["optim.lr"](
+            Draft(recipe=recipe, context=ResolveContext(shape=SHAPE))
+        ),
         lambda recipe: AFTER_LAYOUT["optim.weight_decay"](
-            Draft(recipe=recipe, facts=Facts(shape=SHAPE))
+            Draft(recipe=recipe, context=ResolveContext(shape=SHAPE))
         ),
     ],
 )

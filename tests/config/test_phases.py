@@ -9,7 +9,7 @@ import pytest
 from shardyard.config.load import dump_recipe, load_recipe
 from shardyard.config.phases import of_phases
 from shardyard.config.resolve import resolve
-from shardyard.config.resolved import PartFacts, Resolved
+from shardyard.config.resolved import Resolved, SourceMetadata
 from shardyard.config.rules.check import load_checked_recipe
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import RecipeError
@@ -132,7 +132,7 @@ def test_a_resume_keeps_the_phases_that_the_run_began_with() -> None:
 
 def test_samples_that_were_made_when_prepared_have_one_length() -> None:
     made = replace(DATA, train_samples=900, eval_samples=9)
-    mixed = replace(DATA, parts=(PartFacts(name="made", slots=1, data=made),))
+    mixed = replace(DATA, parts=(SourceMetadata(name="made", slots=1, data=made),))
     for data in (made, mixed):
         with pytest.raises(RecipeError, match=r"phases: have samples of 64, 256 tokens, and those"):
             resolve(recipe(), shape=TINY, machine=CPU, data=data)

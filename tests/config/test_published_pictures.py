@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.config.published_pictures import train_pictures
+from shardyard.config.published_pictures import train_image_count
 from shardyard.config.rules.check import load_checked_recipe
 
 IMAGES = ("model.preset=resnet18", "task.name=image_classification", "optim.lr=0.1")
@@ -24,14 +24,14 @@ def test_only_a_source_named_like_imagenet_has_a_known_number(
     source: str, pictures: int | None
 ) -> None:
     recipe = load_checked_recipe([], [*IMAGES, f"data.source={source}"])
-    assert train_pictures(recipe) == pictures
+    assert train_image_count(recipe) == pictures
 
 
 def test_a_tree_here_is_counted_by_its_own_list(tmp_path: Path) -> None:
     tree = tmp_path / "ILSVRC"
     tree.mkdir()
     recipe = load_checked_recipe([], [*IMAGES, f"data.source={tree}"])
-    assert train_pictures(recipe) is None
+    assert train_image_count(recipe) is None
     (tree / "ImageSets" / "CLS-LOC").mkdir(parents=True)
     (tree / "ImageSets" / "CLS-LOC" / "train_cls.txt").write_text("n1/a 1\nn1/b 2\n")
-    assert train_pictures(recipe) == 2
+    assert train_image_count(recipe) == 2

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shardyard.cli import main
-from shardyard.config.paths import why_not_reached
+from shardyard.config.paths import unreadable_reason
 from shardyard.config.rules.data import PATHS
 from shardyard.control import attempt
 from shardyard.control import attempt as prepare
@@ -104,10 +104,10 @@ def test_a_folder_that_may_not_be_entered_is_told(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "stat", forbidden)  # root may enter any
-    said = why_not_reached(str(tmp_path / "shut" / "inside"))
+    said = unreadable_reason(str(tmp_path / "shut" / "inside"))
     assert said is not None and "this user may not enter a folder above it" in said
 
 
 def test_what_is_not_there_yet_is_no_problem(tmp_path: Path) -> None:
-    assert why_not_reached(str(tmp_path / "not" / "yet")) is None
-    assert why_not_reached(str(tmp_path)) is None
+    assert unreadable_reason(str(tmp_path / "not" / "yet")) is None
+    assert unreadable_reason(str(tmp_path)) is None

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from shardyard.config.auto import Facts
+from shardyard.config.auto import ResolveContext
 from shardyard.config.load import load_recipe
-from shardyard.config.resolve import Preview, check_resume, resolve, resolve_known
-from shardyard.config.resolved import DataFacts, Resolved
-from shardyard.config.rules.model import vocabulary_problems
+from shardyard.config.resolve import PartialResolution, check_resume, resolve, resolve_partial
+from shardyard.config.resolved import DatasetMetadata, Resolved
+from shardyard.config.rules.model import check_vocabulary
 from shardyard.control.run_length import length_lines
 from shardyard.errors import RecipeError
 from shardyard.families.presets import PRESETS
@@ -17,7 +17,7 @@ from shardyard.hardware.machine import Machine
 
 CPU = Machine(device="cpu", name="a CPU", count=1, memory_bytes=2**33, cores=6, hostname="laptop")
 GPUS = Machine(device="cuda", name="a GPU", count=8, memory_bytes=2**36, cores=96, hostname="node")
-DATA = DataFacts(
+DATA = DatasetMetadata(
     dir="prepared/x",
     fingerprint="f",
     vocab_size=4096,
@@ -33,7 +33,7 @@ TINY = replace(PRESETS["llama-tiny"].shape, vocab_size=4096)
 def resolved(
     *overrides: str,
     machine: Machine = CPU,
-    data: DataFacts = DATA,
+    data: DatasetMetadata = DATA,
     shape: ModelShape = TINY,
     previous: Resolved | None = None,
 ) -> Resolved:
@@ -41,9 +41,9 @@ def resolved(
     return resolve(recipe, shape=shape, machine=machine, data=data, previous=previous)
 
 
-def preview(preset: str, *overrides: str) -> Preview:
+def preview(preset: str, *overrides: str) -> PartialResolution:
     recipe = load_recipe([], [f"model.preset={preset}", *overrides])
-    return resolve_known(recipe, Facts(shape=PRESETS[preset].shape))
+    return resolve_partial(recipe, ResolveContext(shape=PRESETS[preset].shape))
 
 
 def test_processes_are_parked_where_a_compiler_has_to_get_ready() -> None:
@@ -223,7 +223,7 @@ def test_a_small_model_gets_the_rate_of_the_scaling_law() -> None:
 )
 def test_weight_decay_is_by_optimizer(optim: list[str], decay: float, reason: str) -> None:
     recipe = load_recipe([], ["model.preset=llama-tiny", *optim])
-    found = resolve_known(recipe, Facts(shape=PRESETS["llama-tiny"].shape))
+    found = resolve_partial(recipe, ResolveContext(shape=PRESETS["llama-tiny"].shape))
     assert found.recipe.optim.weight_decay == decay
     assert found.reasons["optim.weight_decay"] == reason
 
@@ -251,8 +251,8 @@ def test_the_loss_is_cut_into_chunks_where_logits_are_large(
 
 def test_loaded_weights_get_the_rate_and_batch_of_fine_tuning() -> None:
     recipe = load_recipe([], ["model.path=somewhere"])
-    facts = Facts(shape=PRESETS["llama2-7b"].shape, model_has_tokenizer=True)
-    known = resolve_known(recipe, facts).recipe
+    facts = ResolveContext(shape=PRESETS["llama2-7b"].shape, model_has_tokenizer=True)
+    known = resolve_partial(recipe, facts).recipe
     assert (known.optim.lr, known.optim.global_batch) == (2e-5, 64)
     assert (known.model.weights, known.data.tokenizer) == ("load", "somewhere")
 
@@ -350,7 +350,7 @@ def test_what_is_not_known_yet_says_when_it_will_be() -> None:
     assert result.recipe.data.workers == "auto"
     assert result.reasons["data.workers"] == "known once training starts on a machine"
     assert result.reasons["parallel.dp_shard"] == "known once the number of devices is"
-    assert (result.steps, result.why_steps) == (None, "known once the data is prepared")
+    assert (result.steps, result.steps_reason) == (None, "known once the data is prepared")
 
 
 MISFITS = [
@@ -377,7 +377,7 @@ MISFITS = [
 
 @pytest.mark.parametrize(("overrides", "data", "words"), MISFITS)
 def test_what_does_not_fit_together_is_refused(
-    overrides: list[str], data: DataFacts, words: str
+    overrides: list[str], data: DatasetMetadata, words: str
 ) -> None:
     with pytest.raises(RecipeError) as refused:
         resolved(*overrides, data=data)
@@ -460,5 +460,5 @@ def test_a_run_of_before_goes_on_without_a_token_that_begins_documents() -> None
 def test_a_tokenizer_that_is_too_large_gets_the_remedy_that_fits(
     tokenizer: str, words: str
 ) -> None:
-    (found,) = vocabulary_problems(tokenizer=tokenizer, vocab_size=514, rows=512)
+    (found,) = check_vocabulary(tokenizer=tokenizer, vocab_size=514, rows=512)
     assert words in str(found)

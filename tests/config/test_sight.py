@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.config.paths import Sight, absent_problems, unseen_problems
+from shardyard.config.paths import NodePaths, check_existing_paths, check_mounted_paths
 from shardyard.config.rules.check import load_checked_recipe
 from shardyard.config.schema.recipe import Recipe
 from shardyard.control.submission import launcher_named
 from shardyard.launchers.base import LAUNCHERS, Launcher
 
 VOLUMES = "launch.volumes=[{path: /runs, claim: runs}, {path: /data/, claim: data}]"
-FAR = Sight(launcher="far", sees_this_machine=False, folders=("/runs", "/data/"))
+FAR = NodePaths(launcher="far", shares_filesystem=False, folders=("/runs", "/data/"))
 
 
 def recipe(*overrides: str) -> Recipe:
@@ -19,7 +19,7 @@ def recipe(*overrides: str) -> Recipe:
 
 
 def unseen(*overrides: str) -> list[str]:
-    return [str(problem) for problem in unseen_problems(recipe(*overrides), FAR)]
+    return [str(problem) for problem in check_mounted_paths(recipe(*overrides), FAR)]
 
 
 SEEN = (
@@ -74,27 +74,27 @@ def test_all_are_told_at_once() -> None:
 
 
 def test_what_is_not_there_is_told_where_nodes_see_this_machine(tmp_path: Path) -> None:
-    here = Sight(launcher="near", sees_this_machine=True, folders=("/scratch",))
+    here = NodePaths(launcher="near", shares_filesystem=True, folders=("/scratch",))
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.txt").write_text("a")
     for there in (f"{tmp_path}/text", f"{tmp_path}/*/a.txt", "/scratch/of/nodes", "python-stdlib"):
-        assert absent_problems(recipe(f"data.source={there}"), here) == []
+        assert check_existing_paths(recipe(f"data.source={there}"), here) == []
     for absent in (f"{tmp_path}/other", f"{tmp_path}/*/b.txt"):
-        (said,) = absent_problems(recipe(f"data.source={absent}", "data.dir=/not/yet"), here)
+        (said,) = check_existing_paths(recipe(f"data.source={absent}", "data.dir=/not/yet"), here)
         assert str(said).startswith(f"data.source={absent}: nothing is there on this machine")
 
 
-def seen_by(name: str, *overrides: str) -> Sight:
+def seen_by(name: str, *overrides: str) -> NodePaths:
     launcher: Launcher = launcher_named(name)
-    return launcher.sees(recipe(*overrides))
+    return launcher.node_paths(recipe(*overrides))
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)
 def test_every_launcher_says_what_its_nodes_see(name: str) -> None:
     sight = seen_by(name, VOLUMES, "launch.image_paths=[/opt/data]")
     assert sight.launcher == name
-    assert sight.sees_this_machine == (name in ("local", "slurm"))
-    volumes = () if sight.sees_this_machine else ("/runs", "/data/")
+    assert sight.shares_filesystem == (name in ("local", "slurm"))
+    volumes = () if sight.shares_filesystem else ("/runs", "/data/")
     assert sight.folders == (*volumes, "/opt/data")
 
 
@@ -102,10 +102,10 @@ def test_a_container_on_slurm_sees_its_mounts_and_the_folder_of_the_run() -> Non
     mounts = "launch.slurm.container_mounts=[/lustre/text:/data, /scratch, '/a:/b:ro']"
     where = ("launch.slurm.container_image=image", mounts, "run.id=one", "launch.run_dir=/runs")
     sight = seen_by("slurm", *where)
-    assert not sight.sees_this_machine
+    assert not sight.shares_filesystem
     assert sight.folders == ("/data", "/scratch", "/b", "/runs/one")
-    (said,) = unseen_problems(recipe(*where, "data.source=/lustre/text"), sight)
+    (said,) = check_mounted_paths(recipe(*where, "data.source=/lustre/text"), sight)
     assert "mount what holds it with launch.slurm.container_mounts" in str(said)
-    (said,) = unseen_problems(recipe(*where, "secrets.HF_TOKEN=file:/home/me/token"), sight)
+    (said,) = check_mounted_paths(recipe(*where, "secrets.HF_TOKEN=file:/home/me/token"), sight)
     assert str(said).startswith("secrets.HF_TOKEN=/home/me/token is in no folder")
-    assert unseen_problems(recipe(*where, "secrets.HF_TOKEN=file:/data/token"), sight) == []
+    assert check_mounted_paths(recipe(*where, "secrets.HF_TOKEN=file:/data/token"), sight) == []

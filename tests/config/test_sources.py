@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from shardyard.config.paths import (
-    Sight,
-    absent_problems,
-    anchor_paths,
-    reach_problems,
-    unseen_problems,
+    NodePaths,
+    check_existing_paths,
+    check_mounted_paths,
+    check_readable_paths,
+    make_paths_absolute,
 )
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.sources import HERE, SCHEMES, is_remote
+from shardyard.config.sources import LOCAL, SCHEMES, is_remote
 from shardyard.doctor.paths import _data
 
 FAR = ("s3://bucket/a b/**/*.parquet", "https://host/x.jsonl", "gs://bucket/" + "x" * 300)
@@ -26,24 +26,24 @@ def test_nodes_need_no_volume_for_what_is_elsewhere(
     (tmp_path / "s3:").touch()  # as a path, the address would lead through this file
     monkeypatch.chdir(tmp_path)
     recipe = Recipe.model_validate({"data": {"source": FAR}})
-    sight = Sight(launcher="aws-batch", sees_this_machine=sees_this_machine)
-    assert reach_problems(recipe, sight) == reach_problems(recipe) == []
-    assert unseen_problems(recipe, sight) == absent_problems(recipe, sight) == []
+    sight = NodePaths(launcher="aws-batch", shares_filesystem=sees_this_machine)
+    assert check_readable_paths(recipe, sight) == check_readable_paths(recipe) == []
+    assert check_mounted_paths(recipe, sight) == check_existing_paths(recipe, sight) == []
     assert list(_data(recipe)) == []
-    assert anchor_paths(recipe).data.source == FAR
+    assert make_paths_absolute(recipe).data.source == FAR
 
 
 def test_beside_it_a_path_is_held_to_what_nodes_see() -> None:
     recipe = Recipe.model_validate({"data": {"source": (*FAR, "/not/there")}})
-    far = Sight(launcher="aws-batch", sees_this_machine=False)
-    near = Sight(launcher="slurm", sees_this_machine=True)
-    for found in (unseen_problems(recipe, far), absent_problems(recipe, near)):
+    far = NodePaths(launcher="aws-batch", shares_filesystem=False)
+    near = NodePaths(launcher="slurm", shares_filesystem=True)
+    for found in (check_mounted_paths(recipe, far), check_existing_paths(recipe, near)):
         assert [problem.path for problem in found] == ["data.source"]
         assert "/not/there" in found[0].text
 
 
 def test_each_row_names_code_that_is_there() -> None:
-    for row in (HERE, *SCHEMES.values()):
+    for row in (LOCAL, *SCHEMES.values()):
         module, _, name = row.code.partition(":")
         assert hasattr(import_module(module), name)
     assert is_remote("s3://b/x")

@@ -69,7 +69,7 @@ def test_the_levers_are_those_that_users_of_torchtune_know() -> None:
         f"micro-batch {found().plan.micro_batch * 2}", "LoRA, rank 16",
     ]  # fmt: skip
     packing = row(advice().levers, "packing")
-    assert packing.plan is None and "data.pack=stream" in packing.refused
+    assert packing.plan is None and "data.pack=stream" in packing.rejection_reason
 
 
 def test_a_lever_that_is_on_is_offered_off() -> None:
@@ -108,15 +108,15 @@ def test_the_techniques_are_those_of_splitting_and_what_goes_with_them() -> None
 def test_what_the_check_refuses_is_shown_with_its_own_words() -> None:
     experts = row(advice().techniques, "expert parallel")
     assert experts.plan is None
-    assert experts.refused == "parallel.ep=2 but the model has no experts to split. Use 1."
+    assert experts.rejection_reason == "parallel.ep=2 but the model has no experts to split. Use 1."
     piped = advice_of("parallel.pp=2", "parallel.schedule=zero-bubble")
     compiled = row(piped.levers, "compile")
-    assert "model.compile=true with parallel.schedule=zero-bubble" in compiled.refused
+    assert "model.compile=true with parallel.schedule=zero-bubble" in compiled.rejection_reason
 
 
 def test_a_format_without_a_rate_is_refused_with_the_planners_reason() -> None:
     fp8 = row(advice_of("cluster.instance=p4d.24xlarge").techniques, "fp8")
-    assert fp8.plan is None and "fp8" in fp8.refused
+    assert fp8.plan is None and "fp8" in fp8.rejection_reason
 
 
 @pytest.mark.heavy
@@ -138,10 +138,10 @@ def test_of_several_degrees_the_one_that_makes_it_fit_is_told() -> None:
 def test_degrees_that_are_given_make_room_for_another_axis() -> None:
     given = advice_of("parallel.dp_shard=16", "parallel.zero=2", "optim.micro_batch=1")
     tensor = row(given.techniques, "tensor parallel")
-    assert tensor.plan is not None, tensor.refused
+    assert tensor.plan is not None, tensor.rejection_reason
     assert tensor.plan.layout.tp * tensor.plan.layout.dp_shard == 16
     hybrid = row(given.techniques, "hybrid")
-    assert hybrid.plan is not None, hybrid.refused
+    assert hybrid.plan is not None, hybrid.rejection_reason
     assert hybrid.settings == (
         "parallel.strategy=HYBRID_SHARD", "parallel.zero=auto", "parallel.dp_shard=auto",
     )  # fmt: skip
@@ -189,9 +189,9 @@ def test_images_have_levers_of_their_own() -> None:
     names = [change.name for change in found.levers]
     assert "packing" not in names and "chunked loss" not in names
     full = row(found.levers, "recompute full")
-    assert full.plan is not None, full.refused
+    assert full.plan is not None, full.rejection_reason
     tensor = row(found.techniques, "tensor parallel")
-    assert tensor.plan is None and tensor.refused
+    assert tensor.plan is None and tensor.rejection_reason
 
 
 def test_details_do_not_change_the_plan_and_are_left_out_of_json_unless_wanted() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.control.agent_process import run_agent_command
-from shardyard.control.follow import Log
+from shardyard.control.follow import LogView
 from shardyard.rundir.layout import RunDir
 from tests.elastic.agents import (
     Agents,
@@ -39,7 +39,10 @@ def run(tmp_path: Path) -> RunDir:
 def run_script(run: RunDir, script: str) -> tuple[dict[str, object], str]:
     lines: list[str] = []
     answer = run_agent_command(
-        [sys.executable, "-c", script], run, 1, shown=lambda _: Log(lines.append, 3, every=1)
+        [sys.executable, "-c", script],
+        run,
+        1,
+        view_factory=lambda _: LogView(lines.append, 3, every=1),
     )
     return answer, "\n".join(lines)
 
@@ -104,7 +107,7 @@ def test_a_node_asks_its_agent_once_and_heeds_no_signal_after_it(run: RunDir) ->
         [sys.executable, "-c", script],
         run,
         1,
-        shown=None,
+        view_factory=None,
         node_rank=1,
         endpoint="127.0.0.1:1",
         is_node=True,
@@ -151,7 +154,7 @@ def test_a_killed_agent_leaves_no_semaphore_in_shared_memory(
     with mounted(tmp_path / "shm", "size=16m") as shared, ThreadPoolExecutor() as pool:
         killed = pool.submit(_kill_when_it_trains, agents, shared)
         answer = run_agent_command(
-            [*with_shared_memory(shared), sys.executable, _PROGRAM], run, 1, shown=None
+            [*with_shared_memory(shared), sys.executable, _PROGRAM], run, 1, view_factory=None
         )
         assert killed.result()  # semaphores that were there before
         assert answer["killed_by"] == signal.SIGKILL

@@ -9,7 +9,7 @@ import pytest
 
 from shardyard.config.alerts import Alert
 from shardyard.control import alerts
-from shardyard.control.alerts import alerting, post, refuse_wrong_addresses
+from shardyard.control.alerts import alerting, post, validate_addresses
 from shardyard.errors import RequestError
 from shardyard.rundir.jsonl import EventWriter
 from shardyard.rundir.layout import RunDir
@@ -144,9 +144,9 @@ def test_an_address_that_can_take_nothing_is_rejected_before_the_run(
 ) -> None:
     wrong, right = (Alert(when=("failed",), webhook=name) for name in ("OWN", "OTHER"))
     environ = {"OWN": address, "OTHER": "http://127.0.0.1:9/x"}
-    refuse_wrong_addresses([right], environ)
+    validate_addresses([right], environ)
     with pytest.raises(RequestError) as error:
-        refuse_wrong_addresses([wrong, right, wrong], environ)
+        validate_addresses([wrong, right, wrong], environ)
     assert str(error.value).startswith(f"secrets.OWN: {why}")
     assert "secret" not in str(error.value).replace("secrets.OWN", "")
 

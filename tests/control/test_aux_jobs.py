@@ -18,7 +18,7 @@ from shardyard.control.aux_jobs import (
     side_request,
     start_side_job,
 )
-from shardyard.control.job import newest_asked
+from shardyard.control.job import latest_job_recipe
 from shardyard.errors import AccessError, CapacityError, ShardyardError
 from shardyard.launchers.base import JobState, JobStatus, LaunchRequest, LogLine, SideJob
 from shardyard.launchers.ledger import Ledger
@@ -47,7 +47,7 @@ class Site:
         self.ledger = Ledger(self.run_dir.ledger)
 
     def request(self) -> LaunchRequest:
-        recipe = load_recipe([newest_asked(self.run_dir)])
+        recipe = load_recipe([latest_job_recipe(self.run_dir)])
         return side_request(self.run_dir, self.fake, SIDE, recipe=recipe)
 
     def ask(self, terms: SideTerms = YES, **content: Any) -> dict[str, Any] | None:
@@ -205,7 +205,7 @@ def test_one_that_failed_or_is_gone_is_submitted_again(
 def test_an_answer_that_was_handed_on_is_asked_anew_unless_an_old_one_will_do(site: Site) -> None:
     assert site.ask() == RESULT
     site.fake.statuses = [status(JobState.SUCCEEDED)]
-    old = replace(side_terms(is_yes=False), takes_old=True)
+    old = replace(side_terms(is_yes=False), accepts_old_answer=True)
     assert site.ask(old) == RESULT
     assert site.submissions() == 1
     site.fake.lines = []

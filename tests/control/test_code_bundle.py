@@ -177,7 +177,7 @@ def test_a_resume_sends_no_private_files_that_an_earlier_version_packed(
     recipe = load_recipe([run.recipe])
     again = packed_code(recipe, dump_recipe(recipe), run, is_resume=True)
     assert again is not None and again.names == ("mine/__init__.py",)
-    assert set(again.left_out) == {"mine/.env", "mine/deploy_key"}
+    assert set(again.excluded_files) == {"mine/.env", "mine/deploy_key"}
     assert b"PASSWORD" not in gzip.decompress(again.archive)
     assert again.digest == hashlib.sha256(gzip.decompress(again.archive)).hexdigest()
     assert f"{path}, which an earlier version packed, holds private files" in caplog.text

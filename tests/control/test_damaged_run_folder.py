@@ -61,7 +61,7 @@ def fake(tmp_path: Path, capsys: Captured) -> FakeLauncher:
     writer.steps(1, 8)
     writer.write().recipe.write_text(asked)
     for path in (run.lease, run.latest, run.best, run.session("s"), run.profile_request,
-                 run.asked(0), run.answer("probe-1"), run.telemetry_of(0)):  # fmt: skip
+                 run.attempt_recipe(0), run.answer("probe-1"), run.telemetry_of(0)):  # fmt: skip
         path.parent.mkdir(exist_ok=True, parents=True)
         path.write_text('{"step": 8}\n')
     capsys.readouterr()

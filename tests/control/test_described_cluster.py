@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.cluster.spec import Description
+from shardyard.cluster.spec import ClusterSpec
 from shardyard.control.described_cluster import against_description, against_side_jobs
 from shardyard.launchers.base import SideJob
 from tests.launchers.kubernetes.requests import request_for
@@ -18,7 +18,7 @@ EKSCTL = "launch.kubernetes.context=me@trainers.us-east-1.eksctl.io"
 
 def recorded(folder: Path, **nodes: Any) -> Path:
     """A folder of clusters with one that was described so."""
-    given = Description.model_validate(
+    given = ClusterSpec.model_validate(
         {"name": "trainers", "region": "us-east-1", "zone": "us-east-1a",
          "other_zone": "us-east-1b", "nodes": {"instance": "p4d.24xlarge", "max": 2, **nodes}}
     )  # fmt: skip

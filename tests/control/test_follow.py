@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from shardyard.control.follow import (
-    Log,
-    Story,
+    AttemptReporter,
+    LogView,
     Tail,
     describe_event,
     describe_scores,
     describe_step,
     follow,
+    log_view,
     number_text,
-    said,
 )
 from shardyard.rundir.jsonl import EventWriter, LineWriter
 from shardyard.rundir.layout import RunDir
@@ -46,7 +46,7 @@ class RecordingView:
         self.order: list[str] = []
         """Steps and lines as they came."""
 
-    def phase(self, words: str, *, is_told: bool) -> None:  # noqa: ARG002
+    def phase(self, words: str, *, is_logged: bool) -> None:  # noqa: ARG002
         self.phases.append(words)
 
     def step(self, line: dict[str, Any], *, step_s: float | None) -> None:
@@ -102,7 +102,7 @@ def lines_of(
 ) -> list[str]:
     """What is said of a run, as a program without a command line gets it."""
     caplog.set_level("INFO", "shardyard")
-    follow(run, 1, None, shown=said, notes=notes)
+    follow(run, 1, None, view_factory=log_view, notes=notes)
     return [record.getMessage() for record in caplog.records]
 
 
@@ -146,7 +146,7 @@ def test_a_restart_is_told_between_the_steps_before_and_after_it() -> None:
     view = RecordingView()
     lost = {"kind": "worker_lost", "rank": 1, "node": "n0", "cause": "killed by SIGKILL"}
     loaded = {"kind": "checkpoint_loaded", "step": 1}
-    Story(1, view).tell(
+    AttemptReporter(1, view).report(
         [{**lost, "attempt": 1, "generation": 0}, {**loaded, "attempt": 1, "generation": 1}],
         [step_line(1), step_line(2), step_line(2, generation=1)],
     )
@@ -156,12 +156,12 @@ def test_a_restart_is_told_between_the_steps_before_and_after_it() -> None:
 
 def test_other_attempts_are_left_out() -> None:
     view = RecordingView()
-    story = Story(2, view)
-    story.tell_event({"kind": "draining", "attempt": 1, "generation": 0, "signal": "SIGINT"})
-    story.tell_metrics(step_line(7))
-    story.tell_metrics({"step": 7, "epoch": 1.0, "eval": {"loss": 4.0}})
-    story.tell_metrics(step_line(8, attempt=2, step_time_s=0.25))
-    story.tell_metrics({"step": 8, "epoch": 1.0, "eval": {"loss": 3.0}})
+    story = AttemptReporter(2, view)
+    story.report_event({"kind": "draining", "attempt": 1, "generation": 0, "signal": "SIGINT"})
+    story.report_metrics(step_line(7))
+    story.report_metrics({"step": 7, "epoch": 1.0, "eval": {"loss": 4.0}})
+    story.report_metrics(step_line(8, attempt=2, step_time_s=0.25))
+    story.report_metrics({"step": 8, "epoch": 1.0, "eval": {"loss": 3.0}})
     assert view.lines == [] and view.phases == ["starting workers"]
     assert view.steps == [(8, 0.25)]
     assert view.evaluations == [(8, 3.0)]
@@ -394,13 +394,13 @@ def test_the_remaining_time_is_steps_left_times_time_per_step() -> None:
 
 def test_a_first_step_that_compiles_says_so_before_and_after() -> None:
     lines: list[str] = []
-    story = Story(0, Log(lines.append, 100, every=1))
-    story.tell_event({"kind": "model_ready", "attempt": 0, "t": 1.0, "compiles": True})
+    story = AttemptReporter(0, LogView(lines.append, 100, every=1))
+    story.report_event({"kind": "model_ready", "attempt": 0, "t": 1.0, "compiles": True})
     assert lines[-1].endswith(
         "first step, compiling the blocks (minutes, or seconds where torch has them)"
     )
     step = {"kind": "first_step", "attempt": 0, "t": 2.0, "step": 1, "seconds": 95.0}
-    story.tell_event({**step, "compile_s": 80.0})
+    story.report_event({**step, "compile_s": 80.0})
     assert lines[-1] == (
         "the first step took 1 min 35 s, 1 min 20 s of it compilation; torch keeps it for restarts"
     )
@@ -410,9 +410,9 @@ def test_a_first_step_that_compiles_says_so_before_and_after() -> None:
 
 def test_a_run_that_became_larger_ends_sooner() -> None:
     lines: list[str] = []
-    log = Log(lines.append, 100, every=1)
-    story = Story(0, log)
-    story.tell_event({"kind": "model_ready", "attempt": 0, "t": 1.0, "last_step": 60})
+    log = LogView(lines.append, 100, every=1)
+    story = AttemptReporter(0, log)
+    story.report_event({"kind": "model_ready", "attempt": 0, "t": 1.0, "last_step": 60})
     log.step({"step": 60, "loss": 1.0, "tokens_per_s": None}, step_s=1.0)
     assert lines[-1].startswith("step 60/60") and "left" not in lines[-1]
 

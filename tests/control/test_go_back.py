@@ -7,11 +7,11 @@ from typing import cast
 
 import pytest
 
-from shardyard.config.resolved import BackTo, Resolved
+from shardyard.config.resolved import Resolved, RollbackTarget
 from shardyard.control.go_back import go_back
 from shardyard.errors import RequestError
-from shardyard.launchers.node_rank import Place
-from shardyard.node.main import _Lead
+from shardyard.launchers.node_rank import NodeAssignment
+from shardyard.node.main import _LeadNode
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease
 
@@ -24,7 +24,7 @@ def test_the_process_that_holds_the_lease_goes_back(
         run.checkpoint(step).mkdir(parents=True)
     monkeypatch.setattr(RunDir, "checkpoint_steps", lambda _: [2, 4, 6])
     lease = Lease(run.lease)
-    assert go_back(run, BackTo(step=2)) == [4, 6]
+    assert go_back(run, RollbackTarget(step=2)) == [4, 6]
     lease.close()
     assert run.latest.read_text() == "step-00000002\n"
     names = sorted(entry.name for entry in run.checkpoints.iterdir())
@@ -38,15 +38,15 @@ def test_a_launched_job_goes_back_once_though_it_is_started_again(
 ) -> None:
     run = RunDir(tmp_path / "run")
     monkeypatch.setattr(RunDir, "checkpoint_steps", lambda _: [2, 4])
-    asked = BackTo(step=2, submission=3, is_asked=True)
-    place = Place(node_rank=0, nodes=1, host="", port=1, session="s")
-    lead = _Lead(tmp_path / "r.yaml", run, place, None, asked)
+    asked = RollbackTarget(step=2, submission=3, is_requested=True)
+    place = NodeAssignment(node_rank=0, nodes=1, host="", port=1, session="s")
+    lead = _LeadNode(tmp_path / "r.yaml", run, place, None, asked)
     before, done = (
-        cast(Resolved, SimpleNamespace(back_to=BackTo(step=2, submission=number)))
+        cast(Resolved, SimpleNamespace(back_to=RollbackTarget(step=2, submission=number)))
         for number in (2, 3)
     )
     assert lead._step_back(before) == asked
     assert lead._step_back(done) is None
-    missing = _Lead(tmp_path / "r.yaml", run, place, None, replace(asked, step=3))
+    missing = _LeadNode(tmp_path / "r.yaml", run, place, None, replace(asked, step=3))
     with pytest.raises(RequestError, match=r"--step 3: .*steps 2, 4"):
         missing._step_back(before)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.config.rules.check import load_checked_recipe
-from shardyard.control.hub_access import access_problems
+from shardyard.control.hub_access import access_errors
 from shardyard.control.submission import launcher_named
 from tests.cli.fake_launcher import FakeLauncher, fake_that_can
 from tests.cli.launched_runs import launch
@@ -30,7 +30,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 def problems(name: str, *overrides: str) -> list[str]:
     recipe = load_checked_recipe([], ["model.preset=llama-tiny", *FAR, *overrides])
-    return access_problems(recipe, launcher_named(name))
+    return access_errors(recipe, launcher_named(name))
 
 
 ON = {

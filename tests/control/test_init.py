@@ -8,7 +8,14 @@ import pytest
 
 from shardyard.cli import main
 from shardyard.config.rules.check import load_checked_recipe
-from shardyard.control.init import QUESTIONS, Draft, with_data, with_length, with_model, with_place
+from shardyard.control.init import (
+    QUESTIONS,
+    RecipeDraft,
+    with_data,
+    with_length,
+    with_location,
+    with_model,
+)
 from shardyard.control.init_text import TO_FILL_IN, commands_of, text_of, write
 from shardyard.errors import CapacityError, RequestError, StorageError
 from shardyard.families.presets import PRESETS
@@ -26,20 +33,20 @@ LAPTOP = Machine(
 PLACES = ("here", "slurm 2 x p5.48xlarge", "kubernetes p4d.24xlarge", "aws-batch 4 x p5e.48xlarge")
 
 
-def blank(file: Path = Path("recipe.yaml")) -> Draft:
-    return Draft(file=file, look=lambda: LAPTOP)
+def blank(file: Path = Path("recipe.yaml")) -> RecipeDraft:
+    return RecipeDraft(file=file, probe_machine=lambda: LAPTOP)
 
 
-def answered(*answers: str, file: Path = Path("recipe.yaml")) -> Draft:
+def answered(*answers: str, file: Path = Path("recipe.yaml")) -> RecipeDraft:
     draft = blank(file)
     for question, answer in zip(QUESTIONS, answers, strict=False):
         draft = question.take(draft, answer)
     return draft
 
 
-def refused(draft: Draft, place: str) -> str:
+def refused(draft: RecipeDraft, place: str) -> str:
     with pytest.raises(RequestError) as caught:
-        with_place(draft, place)
+        with_location(draft, place)
     return str(caught.value)
 
 
@@ -48,7 +55,7 @@ def test_a_model_of_no_family_becomes_a_recipe_that_trains_with_auto(tmp_path: P
     (tmp_path / "config.json").write_text(json.dumps({**config, "n_layer": 2, "hidden_size": 8}))
     (tmp_path / "model.safetensors").touch()
     draft = with_model(blank(), str(tmp_path))
-    text = text_of(with_length(with_place(draft, "here"), "5 steps"), today="2026-11-28")
+    text = text_of(with_length(with_location(draft, "here"), "5 steps"), today="2026-11-28")
     assert commands_of(draft) == ["shardyard train recipe.yaml"]
     assert "Nothing is predicted" in text and "type bloom" in text and "tries again" not in text
     assert commands_of(draft)[0] in text
@@ -75,13 +82,13 @@ def test_every_preset_makes_a_recipe_that_loads_and_plans_wherever_it_fits(
 ) -> None:
     draft = with_data(with_model(blank(tmp_path / "recipe.yaml"), model), "python-stdlib")
     try:
-        placed = with_place(draft, place)
+        placed = with_location(draft, place)
     except RequestError as error:  # then another answer is told, and it is a good one
         said = re.search(r"It fits on more of them: (.*)\.$", str(error))
         if said is None:
             assert place == "here" or "machines with more memory" in str(error)
             return
-        placed = with_place(draft, said[1])
+        placed = with_location(draft, said[1])
     draft = with_length(placed, "1000 steps")
     write(draft, today="2026-11-23", is_forced=False)
     assert load_checked_recipe([draft.file]) == draft.recipe
@@ -96,7 +103,7 @@ def test_every_preset_makes_a_recipe_that_loads_and_plans_wherever_it_fits(
 
 
 def test_the_usual_answers_make_a_recipe_for_this_machine() -> None:
-    draft = answered(*(question.usual for question in QUESTIONS))
+    draft = answered(*(question.default for question in QUESTIONS))
     assert draft.overrides == (
         "model.preset=llama-tiny", "data.source=python-stdlib", "run.steps=300",
     )  # fmt: skip
@@ -193,12 +200,12 @@ def test_data_that_cannot_be_read_is_refused_and_what_is_not_there_is_told() -> 
     draft = with_model(blank(), "llama-tiny")
     with pytest.raises(RequestError, match=r"data\.source=.*ftp.* is a URL that is not read"):
         with_data(draft, "ftp://host/text")
-    here = with_place(with_data(draft, "./no-text"), "here")
-    assert here.problems() == [
+    here = with_location(with_data(draft, "./no-text"), "here")
+    assert here.errors() == [
         "data.source=./no-text: nothing is there on this machine. Put text there, or mend the path."
     ]
-    pods = with_place(with_data(draft, "./no-text"), "kubernetes p5.48xlarge")
-    assert "data.source=./no-text is relative" in pods.problems()[0]
+    pods = with_location(with_data(draft, "./no-text"), "kubernetes p5.48xlarge")
+    assert "data.source=./no-text is relative" in pods.errors()[0]
     assert "# Look at:\n#   - data.source=./no-text is relative" in text_of(pods, today="today")
 
 
@@ -230,12 +237,12 @@ def test_a_model_that_does_not_fit_is_refused_with_the_nodes_on_which_it_does() 
     place = re.search(r"It fits on more of them: (slurm \d+ x p5.48xlarge)\.$", told)
     assert place is not None
     assert "llama3.1-405b does not fit on 1 CPU process: " in refused(draft, "here")
-    planned = with_place(draft, place[1]).planned
+    planned = with_location(draft, place[1]).planned
     assert planned is not None and planned.plan.fits == "fits"
 
 
 def test_a_model_that_fits_by_offload_alone_is_drafted_with_it() -> None:
-    draft = with_place(with_model(blank(), "llama3-70b"), "slurm p5.48xlarge")
+    draft = with_location(with_model(blank(), "llama3-70b"), "slurm p5.48xlarge")
     assert draft.planned is not None and draft.planned.plan.fits == "fits"
     assert draft.recipe.memory.offload != "none"
 
@@ -244,7 +251,7 @@ def test_a_model_that_fits_by_offload_alone_is_drafted_with_it() -> None:
 
 
 @pytest.fixture(scope="module")
-def on_a_node() -> Draft:
+def on_a_node() -> RecipeDraft:
     return answered("llama2-7b", "python-stdlib", "slurm p5.48xlarge")
 
 
@@ -259,13 +266,13 @@ def on_a_node() -> Draft:
         ("1 epoch", "run.epochs=1"),
     ],
 )
-def test_a_count_is_taken_as_it_is(on_a_node: Draft, answer: str, setting: str) -> None:
+def test_a_count_is_taken_as_it_is(on_a_node: RecipeDraft, answer: str, setting: str) -> None:
     assert with_length(on_a_node, answer).overrides[-1] == setting
 
 
 @pytest.mark.parametrize("answer", ["12h", "1 d 2 h", "$500"])
 def test_a_time_or_a_price_becomes_as_many_steps_as_it_allows(
-    on_a_node: Draft, answer: str
+    on_a_node: RecipeDraft, answer: str
 ) -> None:
     draft = with_length(on_a_node, answer)
     steps = draft.recipe.run.steps
@@ -298,7 +305,7 @@ def test_a_time_or_a_price_becomes_as_many_steps_as_it_allows(
         ("$0.01", "one step takes"),
     ],
 )
-def test_a_wrong_length_is_refused(on_a_node: Draft, answer: str, message: str) -> None:
+def test_a_wrong_length_is_refused(on_a_node: RecipeDraft, answer: str, message: str) -> None:
     with pytest.raises(RequestError) as caught:
         with_length(on_a_node, answer)
     assert message in str(caught.value)
@@ -314,14 +321,14 @@ def test_a_time_on_a_cpu_cannot_be_said_in_steps(answer: str) -> None:
 # --- file ---------------------------------------------------------------------------------------
 
 
-def test_the_file_says_what_was_chosen_why_and_what_else_there_is(on_a_node: Draft) -> None:
+def test_the_file_says_what_was_chosen_why_and_what_else_there_is(on_a_node: RecipeDraft) -> None:
     draft = with_length(on_a_node, "500 steps")
     text = text_of(draft, today="2026-11-23")
-    assert draft.planned is not None and draft.planned.found is not None
+    assert draft.planned is not None and draft.planned.search_result is not None
     assert "predicts, 2026-11-23" in text and "GiB are" in text and "tokens/s" in text
     flowing = text.replace("\n# ", " ")
     assert re.search(r"the fastest of [\d,]+ that fit\. \d+% of the step computes", flowing)
-    assert text.count("#   next: ") == len(draft.planned.found.best) - 1 == 3
+    assert text.count("#   next: ") == len(draft.planned.search_result.best) - 1 == 3
     assert "#   optim.lr=0.0003: Llama 2 at 7 B and 13 B" in text
     assert "#   shardyard launch recipe.yaml --on slurm\n" in text
     assert max(map(len, text.splitlines())) <= 100

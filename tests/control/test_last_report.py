@@ -10,7 +10,7 @@ import pytest
 from shardyard.cli.run_attempt import _show
 from shardyard.config.schema.recipe import Elastic, Recipe
 from shardyard.control import train
-from shardyard.control.train import Trained, write_last_report
+from shardyard.control.train import TrainResult, write_last_report
 from shardyard.rundir.jsonl import EventWriter
 from shardyard.rundir.layout import RunDir
 from tests.report.synthetic import write_whole_run
@@ -30,7 +30,7 @@ def test_a_report_that_cannot_be_written_is_a_warning_and_the_numbers_are_there(
     run: RunDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run.report_html.mkdir()
-    summary = write_last_report(run, 1, RECIPE, left_s=None)
+    summary = write_last_report(run, 1, RECIPE, remaining_s=None)
     assert summary is not None and summary.steps_done == 120
     said = capsys.readouterr().err
     assert said.startswith(f"warning: there is no report: {run.report_html} cannot be written")
@@ -40,9 +40,9 @@ def test_a_report_that_cannot_be_written_is_a_warning_and_the_numbers_are_there(
 def test_no_path_is_printed_of_a_report_that_is_not_there(
     run: RunDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    summary = write_last_report(run, 1, RECIPE, left_s=None)
+    summary = write_last_report(run, 1, RECIPE, remaining_s=None)
     assert summary is not None
-    trained = Trained(run_dir=run, answer={}, summary=summary)
+    trained = TrainResult(run_dir=run, answer={}, summary=summary)
     _show(trained, summary)
     assert f"report_html: {run.report_html}" in capsys.readouterr().out
     run.report_html.unlink()
@@ -55,7 +55,10 @@ def test_a_report_without_pictures_is_a_warning_and_is_there(
     run: RunDir, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert write_last_report(run, 1, RECIPE, left_s=None) is not None and run.report_html.is_file()
+    assert (
+        write_last_report(run, 1, RECIPE, remaining_s=None) is not None
+        and run.report_html.is_file()
+    )
     said = capsys.readouterr().err
     assert said.startswith("warning: matplotlib is not installed")
     assert "pip install 'shardyard[plots]'" in said
@@ -70,7 +73,7 @@ def test_a_drain_writes_its_report_if_time_remains_whatever_a_clock_says(
     events = EventWriter(run.events, attempt=1, generation=0)
     events.write("draining", t=time.time() + clock_ahead_s)
     events.close()
-    assert write_last_report(run, 1, RECIPE, left_s=59.0) is not None
+    assert write_last_report(run, 1, RECIPE, remaining_s=59.0) is not None
     assert run.report_html.is_file()
 
 
@@ -93,7 +96,7 @@ def test_a_limit_that_falls_into_a_finalizer_holds_all_the_same() -> None:
 def test_a_drain_whose_time_is_over_leaves_without_a_report(
     run: RunDir, left_s: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_last_report(run, 1, RECIPE, left_s=left_s)  # the second: while it is written
+    write_last_report(run, 1, RECIPE, remaining_s=left_s)  # the second: while it is written
     assert not run.report_html.exists()
     said = capsys.readouterr().err
     assert "the 60 s of elastic.drain_timeout_s are over; `shardyard report " in said
@@ -102,6 +105,6 @@ def test_a_drain_whose_time_is_over_leaves_without_a_report(
 def test_a_folder_that_is_gone_gets_no_report_and_no_second_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert write_last_report(RunDir(tmp_path / "gone"), 0, RECIPE, left_s=None) is None
+    assert write_last_report(RunDir(tmp_path / "gone"), 0, RECIPE, remaining_s=None) is None
     assert not (tmp_path / "gone").exists()
     assert capsys.readouterr().err == ""

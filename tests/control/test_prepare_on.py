@@ -9,7 +9,7 @@ import pytest
 
 from shardyard.cli import main
 from shardyard.config.load import load_recipe
-from shardyard.config.resolved import DataFacts
+from shardyard.config.resolved import DatasetMetadata
 from shardyard.config.schema.recipe import Recipe
 from shardyard.control.prepare_remote import data_line, find_prepared
 from shardyard.launchers.ledger import Ledger
@@ -21,7 +21,7 @@ from tests.cli.fake_launcher import CAPABILITIES, AnsweringLauncher
 from tests.hub import running_hub, saved_llama
 
 Captured = pytest.CaptureFixture[str]
-FACTS = DataFacts(
+FACTS = DatasetMetadata(
     dir="/vol/runs/prepared/x-1", fingerprint="f", vocab_size=300, train_tokens=12345,
     eval_tokens=10, train_documents=3, eval_documents=1, unigram_entropy=2.0,
 )  # fmt: skip

@@ -11,9 +11,9 @@ import pytest
 
 import shardyard
 from shardyard.cli import main
-from shardyard.config.resolved import BackTo
+from shardyard.config.resolved import RollbackTarget
 from shardyard.errors import RecipeError, RequestError, ShardyardError
-from shardyard.launchers.base import JobState, LogLine, take_back_to
+from shardyard.launchers.base import JobState, LogLine, pop_back_to
 from shardyard.planner import instance_search
 from tests.cli.fake_launcher import FakeLauncher
 from tests.cli.launched_runs import status
@@ -169,8 +169,8 @@ def test_a_job_goes_back_to_a_step_and_passes_over_data(fake: FakeLauncher, tmp_
         with pytest.raises(RequestError, match=words):
             job.resume(**wrong)  # type: ignore[arg-type]
     job.resume("optim.lr=1e-4", step=4, skip_steps=2)
-    back_to = take_back_to(dict(fake.submitted[-1].environment))
-    assert back_to == BackTo(step=4, skip_steps=2, is_asked=True, submission=2)
+    back_to = pop_back_to(dict(fake.submitted[-1].environment))
+    assert back_to == RollbackTarget(step=4, skip_steps=2, is_requested=True, submission=2)
     assert fake.submitted[-1].recipe.optim.lr == 1e-4
 
 

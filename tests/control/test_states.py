@@ -13,7 +13,7 @@ import pytest
 from shardyard.control.runs import ask_all
 from shardyard.errors import AccessError, CapacityError, ShardyardError
 from shardyard.launchers.base import Answer, AsksMany, JobState, JobStatus, Launcher, Submission
-from shardyard.launchers.ledger import Entry
+from shardyard.launchers.ledger import LedgerEntry
 from shardyard.rundir.layout import RunDir
 
 RUNS = JobStatus(state=JobState.RUNNING, reason="on 1 node")
@@ -41,7 +41,7 @@ class Many(One):
     first: Callable[[], object] = lambda: None
     """What comes before the answer."""
 
-    def answered_by(self, job: Submission) -> str:
+    def scheduler_of(self, job: Submission) -> str:
         return job.details["zone"]
 
     def statuses(self, jobs: Sequence[Submission]) -> list[Answer]:
@@ -52,15 +52,15 @@ class Many(One):
 
 
 def ask(
-    asked: Sequence[tuple[RunDir, Entry]], *, within_s: float = 30, **launchers: One
+    asked: Sequence[tuple[RunDir, LedgerEntry]], *, within_s: float = 30, **launchers: One
 ) -> dict[str, str]:
     return ask_all(asked, cast(Mapping[str, Launcher], launchers), within_s=within_s)
 
 
-def jobs(*zones: str, each: int, launcher: str = "fake") -> list[tuple[RunDir, Entry]]:
+def jobs(*zones: str, each: int, launcher: str = "fake") -> list[tuple[RunDir, LedgerEntry]]:
     return [
         (RunDir(Path(f"/runs/{launcher}-{zone}-{number}")),
-         Entry(kind="job", name="sy", launcher=launcher, id="8", details={"zone": zone}))
+         LedgerEntry(kind="job", name="sy", launcher=launcher, id="8", details={"zone": zone}))
         for zone in zones
         for number in range(each)
     ]  # fmt: skip

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.control.teardown import remains_of, tear_down
+from shardyard.control.teardown import preview_teardown, tear_down
 from shardyard.launchers.base import JobState
 from shardyard.rundir.layout import RunDir
 from tests.cli.fake_launcher import FakeLauncher
@@ -40,6 +40,6 @@ def test_a_no_and_a_look_change_nothing(tmp_path: Path, fake: FakeLauncher) -> N
 
     with pytest.raises(KeyboardInterrupt):
         tear_down(run_dir, agree=refuse, launchers=launchers)
-    found = remains_of(run_dir, launchers=launchers)
+    found = preview_teardown(run_dir, launchers=launchers)
     assert sorted(found.left + found.over) == OBJECTS
     assert fake.created == there != set()

@@ -57,7 +57,7 @@ def test_of_two_that_begin_one_run_at_once_the_second_changes_nothing(tmp_path: 
         recipe = Recipe.model_validate({"run": {"seed": seed}})
         run_dir = RunDir(tmp_path / "a")
         return Attempt(
-            run_dir=run_dir, number=0, asked=recipe, resolved=resolved_run(), machine=LAPTOP
+            run_dir=run_dir, number=0, requested=recipe, resolved=resolved_run(), machine=LAPTOP
         )
 
     begun = begin(attempt(1))

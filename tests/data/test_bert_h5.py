@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shardyard.config.load import load_recipe
-from shardyard.config.resolved import DataFacts
+from shardyard.config.resolved import DatasetMetadata
 from shardyard.data import bert_h5 as writer
 from shardyard.data import premasked
 from shardyard.data.bert_h5 import write_h5
@@ -44,19 +44,19 @@ def hide(batch: MicroBatch, lengths_B: Tensor) -> MicroBatch:
 
 
 @pytest.fixture(scope="module")
-def facts(tmp_path_factory: pytest.TempPathFactory) -> DataFacts:
+def facts(tmp_path_factory: pytest.TempPathFactory) -> DatasetMetadata:
     folder = tmp_path_factory.mktemp("h5") / "text"
     return prepared(folder, [document(number) for number in range(20)])
 
 
 @pytest.fixture(scope="module")
-def stream(facts: DataFacts) -> Stream:
+def stream(facts: DatasetMetadata) -> Stream:
     folder = Path(facts.dir)
     pairs = SentencePairs(TokenShards(folder, "train"), pair_marks(folder), seq_len=SEQ_LEN, seed=1)
     return Stream(pairs, seed=1, prepare=hide)
 
 
-def from_h5(source: Path, tokenizer: str, **settings: object) -> DataFacts:
+def from_h5(source: Path, tokenizer: str, **settings: object) -> DatasetMetadata:
     of_data = {
         "source": source,
         "dir": source.parent / "prepared",
@@ -72,13 +72,17 @@ def from_h5(source: Path, tokenizer: str, **settings: object) -> DataFacts:
 
 
 def test_what_is_written_is_read_as_the_same_samples(
-    stream: Stream, facts: DataFacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stream: Stream, facts: DatasetMetadata, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "_FILE_TOKENS", 100 * SEQ_LEN + 1)
     monkeypatch.setattr(writer, "_AT_ONCE", 7)
     told: list[int] = []
     paths = write_h5(
-        stream, tmp_path / "h5", epochs=2, split="train", told=lambda _, done, __: told.append(done)
+        stream,
+        tmp_path / "h5",
+        epochs=2,
+        split="train",
+        progress=lambda _, done, __: told.append(done),
     )
     total = 2 * stream.num_samples
     assert len(paths) == -(-total // 100) and told[-1] == total * SEQ_LEN * 4
@@ -95,7 +99,7 @@ def test_what_is_written_is_read_as_the_same_samples(
 
 
 def test_files_have_the_arrays_and_types_that_others_read(stream: Stream, tmp_path: Path) -> None:
-    (path,) = write_h5(stream, tmp_path, epochs=1, split="train", told=lambda *_: None)
+    (path,) = write_h5(stream, tmp_path, epochs=1, split="train", progress=lambda *_: None)
     batch = stream.micro_batch(range(stream.num_samples), stream.num_samples)
     with h5py.File(path) as file:
         assert {name: file[name].dtype.str[1:] for name in file} == ARRAYS
@@ -181,7 +185,9 @@ WRONG: dict[str, tuple[Callable[[Arrays], object], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_file_is_told_with_its_place(name: str, facts: DataFacts, tmp_path: Path) -> None:
+def test_a_wrong_file_is_told_with_its_place(
+    name: str, facts: DatasetMetadata, tmp_path: Path
+) -> None:
     change, why = WRONG[name]
     arrays = sound()
     change(arrays)
@@ -190,7 +196,7 @@ def test_a_wrong_file_is_told_with_its_place(name: str, facts: DataFacts, tmp_pa
         from_h5(tmp_path / "a.hdf5", facts.dir)
 
 
-def test_a_sound_file_is_prepared_and_held_out(facts: DataFacts, tmp_path: Path) -> None:
+def test_a_sound_file_is_prepared_and_held_out(facts: DatasetMetadata, tmp_path: Path) -> None:
     write(tmp_path / "a.hdf5", sound())
     found = from_h5(tmp_path / "a.hdf5", facts.dir, eval_fraction=0.3)
     assert found.train_samples and found.eval_samples
@@ -213,7 +219,7 @@ def test_a_sound_file_is_prepared_and_held_out(facts: DataFacts, tmp_path: Path)
     ],
 )
 def test_a_damaged_file_is_told(
-    damage: Callable[[bytes], bytes], facts: DataFacts, tmp_path: Path
+    damage: Callable[[bytes], bytes], facts: DatasetMetadata, tmp_path: Path
 ) -> None:
     path = tmp_path / "a.hdf5"
     write(path, sound(400))
@@ -223,7 +229,7 @@ def test_a_damaged_file_is_told(
 
 
 def test_what_would_fill_the_memory_or_lies_elsewhere_is_refused(
-    facts: DataFacts, tmp_path: Path
+    facts: DatasetMetadata, tmp_path: Path
 ) -> None:
     path = tmp_path / "a.hdf5"
     cases: list[tuple[Callable[[Any], object], str]] = [
@@ -257,7 +263,7 @@ def test_the_tokenizer_of_the_files_has_to_be_named(tmp_path: Path) -> None:
         from_h5(tmp_path / "a.hdf5", "train")
 
 
-def test_h5_files_and_others_are_not_mixed(facts: DataFacts, tmp_path: Path) -> None:
+def test_h5_files_and_others_are_not_mixed(facts: DatasetMetadata, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     write(tmp_path / "in" / "a.hdf5", sound())
     with pytest.raises(RequestError, match=r"a\.hdf5.*\.hdf5: .*data\.format=bert_h5"):

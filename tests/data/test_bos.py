@@ -10,10 +10,10 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import AutoTokenizer
 
 from shardyard.config.fingerprint import digest
-from shardyard.config.resolved import DataFacts
+from shardyard.config.resolved import DatasetMetadata
 from shardyard.config.schema.recipe import Recipe
 from shardyard.data.prepare import prepare
-from shardyard.data.shards import TokenShards, read_facts
+from shardyard.data.shards import TokenShards, read_metadata
 from shardyard.errors import RequestError
 from shardyard.tasks.causal_lm import prompt_ids
 
@@ -86,14 +86,14 @@ def save(tokenizer: Tokenizer, folder: Path, **config: Any) -> Path:
     return folder
 
 
-def prepared(folder: Path, **settings: Any) -> DataFacts:
+def prepared(folder: Path, **settings: Any) -> DatasetMetadata:
     (folder / "x.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     data = {"source": str(folder / "x.jsonl"), "dir": str(folder), "workers": 1, "vocab_size": 300}
     recipe = Recipe.model_validate({"data": {**data, "eval_fraction": 0.0, **settings}})
     return prepare(recipe, model_dir=None, progress=lambda *_: None)
 
 
-def documents_of(facts: DataFacts) -> list[list[int]]:
+def documents_of(facts: DatasetMetadata) -> list[list[int]]:
     shards = TokenShards(Path(facts.dir), "train")
     tokens = shards.read(0, shards.num_tokens)
     return [part.tolist() for part in np.split(tokens, shards.document_starts[1:])]
@@ -173,7 +173,7 @@ def test_a_data_set_of_before_has_none(tmp_path: Path) -> None:
     content = json.loads(manifest.read_text())
     del content["bos_token"]
     manifest.write_text(json.dumps(content))
-    assert read_facts(Path(facts.dir)) == facts
+    assert read_metadata(Path(facts.dir)) == facts
 
 
 def test_a_prompt_begins_as_documents_do_and_has_no_end(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from shardyard.config.data_choices import DATA_FORMATS, DataFormat
-from shardyard.config.resolved import DataFacts
+from shardyard.config.resolved import DatasetMetadata
 from shardyard.config.schema.data import Data
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.tasks import imported
-from shardyard.data.byte_ranges import Section
+from shardyard.data.byte_ranges import TextSection
 from shardyard.data.prepare import prepare
 from shardyard.data.samples import Stream, TextWindows
 from shardyard.data.shards import TokenShards, verify
@@ -31,7 +31,7 @@ class Answers(PlainText):
 
     columns: ClassVar[Mapping[str, Column]] = {"learn": Column(dtype="|u1", begin=0, end=1)}
 
-    def encode(self, section: Section) -> list[Encoded]:
+    def encode(self, section: TextSection) -> list[Encoded]:
         question, mark, answer = section.text.partition(">")
         asked, answered = self.tokenizer.encode(question + mark), self.tokenizer.encode(answer)
         return [Encoded(asked + answered, {"learn": [0] * len(asked) + [1] * len(answered)})]
@@ -40,7 +40,7 @@ class Answers(PlainText):
 class TooMany(PlainText):
     columns: ClassVar[Mapping[str, Column]] = Answers.columns
 
-    def encode(self, section: Section) -> list[Encoded]:
+    def encode(self, section: TextSection) -> list[Encoded]:
         ids = self.tokenizer.encode(section.text)
         return [Encoded(ids, {"learn": [0] * (len(ids) + 1)})]
 
@@ -48,12 +48,12 @@ class TooMany(PlainText):
 class TooLarge(PlainText):
     columns: ClassVar[Mapping[str, Column]] = Answers.columns
 
-    def encode(self, section: Section) -> list[Encoded]:
+    def encode(self, section: TextSection) -> list[Encoded]:
         ids = self.tokenizer.encode(section.text)
         return [Encoded(ids, {"learn": [256] * len(ids)})]
 
 
-def prepared(folder: Path) -> DataFacts:
+def prepared(folder: Path) -> DatasetMetadata:
     if not (folder / "x.jsonl").exists():
         (folder / "x.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in ROWS))
     data = {"source": str(folder / "x.jsonl"), "dir": str(folder / "out"), "vocab_size": 300}

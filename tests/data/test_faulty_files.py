@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.data.readers.columns import TextOf
-from shardyard.data.sources import list_files, refuse_unreadable
+from shardyard.data.sources import check_readable, list_files
 from shardyard.data.stores.base import open_file
 from shardyard.errors import RequestError, SourceError
 from tests.config.test_weight_files import POINTER
@@ -13,7 +13,7 @@ from tests.config.test_weight_files import POINTER
 
 def refusal(folder: Path) -> str:
     with pytest.raises(SourceError) as refused:
-        refuse_unreadable(list_files(str(folder)), TextOf())
+        check_readable(list_files(str(folder)), TextOf())
     return str(refused.value)
 
 
@@ -32,7 +32,7 @@ def test_a_pointer_of_git_lfs_is_no_document(tmp_path: Path, name: str) -> None:
 def test_a_document_about_git_lfs_is_a_document(tmp_path: Path) -> None:
     (tmp_path / "spec.md").write_text(POINTER + "is how a pointer looks. " * 60)
     (tmp_path / "more.md").write_text("It begins: " + POINTER)
-    refuse_unreadable(list_files(str(tmp_path)), TextOf())
+    check_readable(list_files(str(tmp_path)), TextOf())
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_what_stands_in_the_place_of_a_file_is_named(
 def test_an_empty_text_file_and_a_text_of_html_are_read(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "page.txt").write_text("<html>a document about HTML</html>")
-    refuse_unreadable(list_files(str(tmp_path)), TextOf())
+    check_readable(list_files(str(tmp_path)), TextOf())
 
 
 def test_a_broken_link_is_named_with_its_target(tmp_path: Path) -> None:

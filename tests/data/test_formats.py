@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.data.byte_ranges import Section, SourceFile, Span
+from shardyard.data.byte_ranges import SourceFile, Span, TextSection
 from shardyard.data.formats import FORMATS, format_of
 from shardyard.data.readers import json as json_file
 from shardyard.data.readers.columns import TextOf
@@ -14,7 +14,7 @@ from shardyard.errors import SourceError
 ROWS = '{"text": "one", "n": 1}\n{"n": 2, "text": "two"}\n'
 
 
-def sections_of(path: Path, text_key: str = "text") -> list[Section]:
+def sections_of(path: Path, text_key: str = "text") -> list[TextSection]:
     format = format_of(path.name, "by_suffix")
     assert format is not None
     stop = path.stat().st_size
@@ -32,8 +32,8 @@ def test_the_suffix_decides_in_any_case(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_text(ROWS)
     assert sections_of(path) == [
-        Section("one", begins=True, ends=True),
-        Section("two", begins=True, ends=True),
+        TextSection("one", begins=True, ends=True),
+        TextSection("two", begins=True, ends=True),
     ]
 
 

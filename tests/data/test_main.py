@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from shardyard.config.resolved import DataFacts
-from shardyard.data.shards import read_facts
+from shardyard.config.resolved import DatasetMetadata
+from shardyard.data.shards import read_metadata
 from shardyard.data.tokenizer import train_bpe
 
 pytestmark = pytest.mark.heavy
@@ -40,7 +40,7 @@ def test_the_answer_is_the_facts_of_the_data_set(tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
-    assert DataFacts(**answer) == read_facts(Path(answer["dir"]))
+    assert DatasetMetadata(**answer) == read_metadata(Path(answer["dir"]))
     assert answer["vocab_size"] <= 270
     assert answer["train_documents"] + answer["eval_documents"] == 50
     assert done.stderr == b"turning text into tokens: 0.0 of 0.0 MB\n"

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from shardyard.config.data_choices import SLOTS
-from shardyard.config.resolved import DataFacts, Resolved
+from shardyard.config.resolved import DatasetMetadata, Resolved
 from shardyard.config.schema.recipe import Recipe
 from shardyard.data.loader import IGNORED, Loader
-from shardyard.data.mixture import Joined, MixedStream, Part, deal
+from shardyard.data.mixture import ConcatenatedSets, MixedStream, MixturePart, assign_sources
 from shardyard.data.mixture_manifest import MIXTURE, mixture_at
 from shardyard.data.samples import Sample, Stream
 from shardyard.data.shards import TokenShards, verify
@@ -23,7 +23,7 @@ from shardyard.data.text_datasets import prepare_text
 from shardyard.data.tokenizer import TextEncoder
 from shardyard.data.work_units import LEARNT
 from shardyard.errors import DataError, RequestError
-from shardyard.tasks.base import Data
+from shardyard.tasks.base import TaskData
 from shardyard.tasks.causal_lm import CausalLM
 
 SHARES = [617, 333, 50]
@@ -49,7 +49,7 @@ LENGTHS = [4001, 57, 1000]
 
 def stream(seed: int = 0) -> MixedStream:
     sets = [Numbered(number, length) for number, length in enumerate(LENGTHS)]
-    return MixedStream([Part(*each) for each in zip(sets, SHARES, strict=True)], seed=seed)
+    return MixedStream([MixturePart(*each) for each in zip(sets, SHARES, strict=True)], seed=seed)
 
 
 def read(source: MixedStream, start: int, stop: int) -> list[list[int]]:
@@ -65,8 +65,10 @@ def test_shares_are_exact_in_every_cycle() -> None:
 
 
 def test_cycles_are_dealt_in_orders_of_their_own() -> None:
-    orders = [tuple(deal(np.arange(SLOTS) + SLOTS * c, SHARES, seed=0)[0]) for c in range(3)]
-    assert len({*orders, tuple(deal(np.arange(SLOTS), SHARES, seed=1)[0])}) == 4
+    orders = [
+        tuple(assign_sources(np.arange(SLOTS) + SLOTS * c, SHARES, seed=0)[0]) for c in range(3)
+    ]
+    assert len({*orders, tuple(assign_sources(np.arange(SLOTS), SHARES, seed=1)[0])}) == 4
 
 
 def test_each_source_is_read_whole_before_any_sample_comes_again() -> None:
@@ -116,7 +118,7 @@ def test_samples_are_numbered_through_all_sources() -> None:
 
 
 def test_sets_in_a_row_are_each_sample_once() -> None:
-    joined = Stream(Joined([Numbered(0, 3), Numbered(1, 2)]), seed=None)
+    joined = Stream(ConcatenatedSets([Numbered(0, 3), Numbered(1, 2)]), seed=None)
     rows = joined.micro_batch(range(5), 6)["tokens"].tolist()
     assert rows == [[0, 0, 0], [0, 1, 0], [0, 2, 0], [1, 0, 0], [1, 1, 0], [-1, -1, -1]]
 
@@ -143,7 +145,7 @@ def sources(tmp_path: Path) -> tuple[Path, Path]:
 
 def mixed(
     sources: tuple[Path, Path], *, weights: tuple[float, float] = (3.0, 1.0), **data: Any
-) -> DataFacts:
+) -> DatasetMetadata:
     prose, code = sources
     shares = [
         {"name": "prose", "source": str(prose), "weight": weights[0]},
@@ -154,7 +156,7 @@ def mixed(
     return prepare_text(recipe, model_dir=None, progress=lambda *_: None)
 
 
-def documents_of(facts: DataFacts, split: str) -> set[str]:
+def documents_of(facts: DatasetMetadata, split: str) -> set[str]:
     folder = Path(facts.dir)
     encoder = TextEncoder({"tokenizer.json": (folder / "tokenizer.json").read_bytes()}, name="t")
     shards = TokenShards(folder, split)
@@ -258,7 +260,7 @@ def test_a_set_that_is_gone_is_prepared_again_and_a_damaged_mixture_is_named(
 # --- dialogues, and whole documents -------------------------------------------------------------
 
 
-def mixed_with_dialogues(folder: Path, **data: Any) -> tuple[Recipe, DataFacts]:
+def mixed_with_dialogues(folder: Path, **data: Any) -> tuple[Recipe, DatasetMetadata]:
     rows = [{"prompt": f"What is {n} + {n}?", "completion": f"It is {2 * n}."} for n in range(60)]
     plain = [{"text": text} for text in texts(60, "alpha beta gamma delta", seed=1)]
     for name, lines in (("chat", rows), ("plain", plain)):
@@ -275,7 +277,7 @@ def mixed_with_dialogues(folder: Path, **data: Any) -> tuple[Recipe, DataFacts]:
     return recipe, prepare_text(recipe, model_dir=None, progress=lambda *_: None)
 
 
-def opened(recipe: Recipe, facts: DataFacts) -> Data:
+def opened(recipe: Recipe, facts: DatasetMetadata) -> TaskData:
     resolved = Resolved(recipe=recipe, reasons={}, shape=None, data=facts, steps=1)
     return CausalLM.open_data(resolved)
 

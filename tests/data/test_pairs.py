@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from shardyard.config.load import load_recipe
-from shardyard.config.resolved import DataFacts
+from shardyard.config.resolved import DatasetMetadata
 from shardyard.data import sentence_pairs as module
 from shardyard.data.loader import IGNORED
 from shardyard.data.prepare import prepare
@@ -22,7 +22,7 @@ DOCUMENTS = 60
 
 def prepared(
     folder: Path, texts: list[str], task: str = "masked_lm", **settings: object
-) -> DataFacts:
+) -> DatasetMetadata:
     """A set of which each text is a document."""
     folder.mkdir(exist_ok=True)
     for number, text in enumerate(texts):
@@ -52,12 +52,12 @@ def document(number: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def facts(tmp_path_factory: pytest.TempPathFactory) -> DataFacts:
+def facts(tmp_path_factory: pytest.TempPathFactory) -> DatasetMetadata:
     folder = tmp_path_factory.mktemp("pairs") / "text"
     return prepared(folder, [document(number) for number in range(DOCUMENTS)])
 
 
-def pairs_of(facts: DataFacts, *, seed: int = 1, seq_len: int = SEQ_LEN) -> SentencePairs:
+def pairs_of(facts: DatasetMetadata, *, seed: int = 1, seq_len: int = SEQ_LEN) -> SentencePairs:
     folder = Path(facts.dir)
     return SentencePairs(
         TokenShards(folder, "train"), pair_marks(folder), seq_len=seq_len, seed=seed
@@ -79,7 +79,7 @@ def texts_of(sample: Sample, marks: PairMarks) -> tuple[list[int], list[int]]:
     return a, b
 
 
-def test_every_sample_is_a_pair_and_its_label_is_true(facts: DataFacts) -> None:
+def test_every_sample_is_a_pair_and_its_label_is_true(facts: DatasetMetadata) -> None:
     pairs, marks = pairs_of(facts), pair_marks(Path(facts.dir))
     shards = TokenShards(Path(facts.dir), "train")
     text = shards.read(0, shards.num_tokens).tolist()
@@ -95,7 +95,7 @@ def test_every_sample_is_a_pair_and_its_label_is_true(facts: DataFacts) -> None:
     assert facts.num_samples("train", SEQ_LEN) == pairs.num_samples
 
 
-def test_b_follows_in_the_same_document_or_is_from_another(facts: DataFacts) -> None:
+def test_b_follows_in_the_same_document_or_is_from_another(facts: DatasetMetadata) -> None:
     pairs, marks = pairs_of(facts), pair_marks(Path(facts.dir))
     tokenizer = Tokenizer.from_file(f"{facts.dir}/tokenizer.json")
     told = 0
@@ -112,7 +112,7 @@ def test_b_follows_in_the_same_document_or_is_from_another(facts: DataFacts) -> 
     assert told > pairs.num_samples / 3
 
 
-def test_what_follows_begins_where_a_ends_if_nothing_was_cut(facts: DataFacts) -> None:
+def test_what_follows_begins_where_a_ends_if_nothing_was_cut(facts: DatasetMetadata) -> None:
     pairs, marks = pairs_of(facts, seq_len=64), pair_marks(Path(facts.dir))
     shards = TokenShards(Path(facts.dir), "train")
     joined = " ".join(map(str, shards.read(0, shards.num_tokens).tolist()))
@@ -126,7 +126,7 @@ def test_what_follows_begins_where_a_ends_if_nothing_was_cut(facts: DataFacts) -
     assert whole > 5
 
 
-def test_half_is_random_and_a_tenth_is_short(facts: DataFacts) -> None:
+def test_half_is_random_and_a_tenth_is_short(facts: DatasetMetadata) -> None:
     pairs = pairs_of(facts)
     samples = [pairs.sample(index, epoch) for epoch in range(4) for index in range(500)]
     labels = [int(sample.fields["next_sentence_labels"]) for sample in samples]
@@ -136,7 +136,7 @@ def test_half_is_random_and_a_tenth_is_short(facts: DataFacts) -> None:
     assert (lengths == SEQ_LEN).mean() > 0.5
 
 
-def test_a_sample_is_a_function_of_seed_epoch_and_number(facts: DataFacts) -> None:
+def test_a_sample_is_a_function_of_seed_epoch_and_number(facts: DatasetMetadata) -> None:
     def shown(sample: Sample) -> list[list[int]]:
         return [np.atleast_1d(field).tolist() for field in sample.fields.values()]
 
@@ -149,7 +149,7 @@ def test_a_sample_is_a_function_of_seed_epoch_and_number(facts: DataFacts) -> No
         assert sum(same) < 5
 
 
-def test_an_epoch_reads_nearly_the_whole_text(facts: DataFacts) -> None:
+def test_an_epoch_reads_nearly_the_whole_text(facts: DatasetMetadata) -> None:
     pairs, marks = pairs_of(facts), pair_marks(Path(facts.dir))
     read = [set(texts_of(pairs.sample(i, 0), marks)[0]) for i in range(pairs.num_samples)]
     tokenizer = Tokenizer.from_file(f"{facts.dir}/tokenizer.json")
@@ -157,7 +157,7 @@ def test_an_epoch_reads_nearly_the_whole_text(facts: DataFacts) -> None:
     assert len(words & {f"d{number}" for number in range(DOCUMENTS)}) > 0.8 * DOCUMENTS
 
 
-def test_a_stream_lays_pairs_side_by_side_whatever_the_micro_batch(facts: DataFacts) -> None:
+def test_a_stream_lays_pairs_side_by_side_whatever_the_micro_batch(facts: DatasetMetadata) -> None:
     stream = Stream(pairs_of(facts), seed=7)
     batch = stream.micro_batch(range(4), 6)
     assert batch["tokens"].shape == batch["segments"].shape == (6, SEQ_LEN)
@@ -175,7 +175,7 @@ def test_a_stream_lays_pairs_side_by_side_whatever_the_micro_batch(facts: DataFa
 )
 def test_the_longer_text_is_cut_first(lengths: tuple[int, int], expected: tuple[int, int]) -> None:
     a, b = (np.arange(length) for length in lengths)
-    cut = module._cut(a, b, 10, module._Draws(5))
+    cut = module._truncate_pair(a, b, 10, module._RandomStream(5))
     assert tuple(map(len, cut)) == expected
     for part in cut:
         assert (np.diff(part) == 1).all()
@@ -189,7 +189,9 @@ def test_cutting_is_that_of_the_plain_loop() -> None:
                 left = [size_a, size_b]
                 while sum(left) > room:
                     left[0 if left[0] > left[1] else 1] -= 1
-                cut = module._cut(np.arange(size_a), np.arange(size_b), room, module._Draws(size_a))
+                cut = module._truncate_pair(
+                    np.arange(size_a), np.arange(size_b), room, module._RandomStream(size_a)
+                )
                 assert list(map(len, cut)) == left
 
 

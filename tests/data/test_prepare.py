@@ -24,12 +24,12 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from shardyard.config.fingerprint import digest
-from shardyard.config.resolved import DataFacts
+from shardyard.config.resolved import DatasetMetadata
 from shardyard.config.schema.data import Data
 from shardyard.config.schema.recipe import Recipe
 from shardyard.data.byte_ranges import SourceFile
 from shardyard.data.prepare import prepare, request_of
-from shardyard.data.shards import TokenShards, read_facts, verify
+from shardyard.data.shards import TokenShards, read_metadata, verify
 from shardyard.errors import DataError, RequestError, StorageError
 
 NUM_LINES = 5000
@@ -59,7 +59,9 @@ def recipe_of(source: Path, folder: Path, **settings: Any) -> Recipe:
     return Recipe.model_validate({"data": {**data, **settings}})
 
 
-def run(source: Path, folder: Path, *, model_dir: Path | None = None, **settings: Any) -> DataFacts:
+def run(
+    source: Path, folder: Path, *, model_dir: Path | None = None, **settings: Any
+) -> DatasetMetadata:
     recipe = recipe_of(source, folder, **settings)
     return prepare(recipe, model_dir=model_dir, progress=lambda *_: None)
 
@@ -148,9 +150,9 @@ def test_a_set_that_was_prepared_before_bytes_were_counted_still_opens(
     for split in manifest["splits"].values():
         del split["bytes"]
     (copy / "manifest.json").write_text(json.dumps(manifest))
-    facts = read_facts(copy)
+    facts = read_metadata(copy)
     assert (facts.train_bytes, facts.eval_bytes) == (None, None)
-    assert facts.eval_tokens == read_facts(reference).eval_tokens
+    assert facts.eval_tokens == read_metadata(reference).eval_tokens
 
 
 def test_a_second_call_does_nothing(corpus: Path, reference: Path) -> None:
@@ -172,7 +174,7 @@ def test_three_workers_write_the_same_bytes(corpus: Path, reference: Path, tmp_p
     assert process.returncode == 0, talk
     folder = Path(json.loads(answer)["dir"])
     assert contents(folder) == contents(reference)
-    assert DataFacts(**json.loads(answer)) == replace(
+    assert DatasetMetadata(**json.loads(answer)) == replace(
         run(corpus, reference.parent), dir=str(folder)
     )
     assert re.search("turning text into tokens: (\\S+) of \\1 MB", talk.decode())

@@ -33,7 +33,7 @@ def test_a_whole_row_is_taken_with_its_place(tmp_path: Path, suffix: str) -> Non
     assert json.loads(next(sections).text) == ROWS[0]
     last = next(sections)
     assert json.loads(last.text) == ROWS[1]
-    assert str(last.place) == f"{path}{', row ' if suffix == 'parquet' else ':'}2"
+    assert str(last.location) == f"{path}{', row ' if suffix == 'parquet' else ':'}2"
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from shardyard.config.schema.recipe import Recipe
 from shardyard.data.prepare import prepare
-from shardyard.data.shards import TokenShards, read_facts, token_dtype, verify
+from shardyard.data.shards import TokenShards, read_metadata, token_dtype, verify
 from shardyard.errors import DataError
 
 
@@ -73,14 +73,14 @@ def test_ids_take_two_bytes_while_they_fit() -> None:
 
 def test_a_sound_data_set_passes(prepared: Path) -> None:
     verify(prepared)
-    assert read_facts(prepared).train_tokens == TokenShards(prepared, "train").num_tokens
+    assert read_metadata(prepared).train_tokens == TokenShards(prepared, "train").num_tokens
 
 
 def test_a_truncated_shard_is_named_when_it_is_opened(copy: Path) -> None:
     path = copy / "train-00001.bin"
     path.write_bytes(path.read_bytes()[:-2])
     message = r"train-00001\.bin is damaged: it has [\d,]+ bytes, the manifest says .*Delete the"
-    for open_it in (read_facts, verify, lambda folder: TokenShards(folder, "train")):
+    for open_it in (read_metadata, verify, lambda folder: TokenShards(folder, "train")):
         with pytest.raises(DataError, match=message):
             open_it(copy)
     TokenShards(copy, "eval")  # the other split is sound
@@ -118,4 +118,4 @@ def test_a_folder_that_is_not_finished_says_how_to_finish_it(copy: Path) -> None
 def test_a_manifest_of_another_kind_is_refused(copy: Path, content: str) -> None:
     (copy / "manifest.json").write_text(content)
     with pytest.raises(DataError, match=r"manifest\.json is damaged: .*Delete the folder"):
-        read_facts(copy)
+        read_metadata(copy)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.data.byte_ranges import Section
+from shardyard.data.byte_ranges import TextSection
 from shardyard.data.formats import SECTION_BYTES
 from shardyard.data.readers.columns import TextOf
 from shardyard.data.sources import (
+    check_readable,
     list_files,
     read_sections,
-    refuse_unreadable,
     split_into_pieces,
 )
 from shardyard.errors import RequestError, SourceError
@@ -72,7 +72,7 @@ def test_the_sections_of_a_long_text_are_the_whole_text(tmp_path: Path, separato
 def test_a_short_text_is_one_section_and_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfhello")
     (piece,) = split_into_pieces(list_files(str(tmp_path)), SECTION_BYTES)
-    assert list(read_sections(piece, TextOf())) == [Section("hello", begins=True, ends=True)]
+    assert list(read_sections(piece, TextOf())) == [TextSection("hello", begins=True, ends=True)]
 
 
 def test_the_standard_library_is_there_without_its_tests() -> None:
@@ -260,7 +260,7 @@ def test_the_beginning_of_every_file_is_read_before_any_work(tmp_path: Path) -> 
         (tmp_path / f"{number}.jsonl").write_text('{"body": "a"}\n')
     (tmp_path / "good.jsonl").write_text('{"text": "a"}\n')
     with pytest.raises(SourceError) as refused:
-        refuse_unreadable(list_files(str(tmp_path)), TextOf())
+        check_readable(list_files(str(tmp_path)), TextOf())
     lines = str(refused.value).splitlines()
     assert [line.partition(": ")[0] for line in lines[:-1]] == [
         f"{tmp_path}/{number}.jsonl:1" for number in range(4)

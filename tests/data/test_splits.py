@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from shardyard.config.resolved import DataFacts
+from shardyard.config.resolved import DatasetMetadata
 from shardyard.config.schema.recipe import Recipe
 from shardyard.control.splits import split_lines
 from shardyard.data.shards import TokenShards
@@ -27,13 +27,13 @@ def write(folder: Path, *names: str) -> Path:
     return folder
 
 
-def prepared(tmp_path: Path, **data: Any) -> DataFacts:
+def prepared(tmp_path: Path, **data: Any) -> DatasetMetadata:
     settings = {"dir": str(tmp_path / "prepared"), "vocab_size": 300, "workers": 1, **data}
     recipe = Recipe.model_validate({"data": settings})
     return prepare_text(recipe, model_dir=None, progress=lambda *_: None)
 
 
-def files_in(facts: DataFacts, split: str) -> set[str]:
+def files_in(facts: DatasetMetadata, split: str) -> set[str]:
     """Files that the documents of a split came from, each with all of its documents."""
     shards = TokenShards(Path(facts.dir), split)
     tokenizer = Tokenizer.from_file(str(Path(facts.dir) / "tokenizer.json"))
@@ -43,7 +43,7 @@ def files_in(facts: DataFacts, split: str) -> set[str]:
     return set(files)
 
 
-def both(facts: DataFacts) -> tuple[Collection[str], Collection[str]]:
+def both(facts: DatasetMetadata) -> tuple[Collection[str], Collection[str]]:
     return files_in(facts, "train"), files_in(facts, "eval")
 
 

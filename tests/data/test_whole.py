@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shardyard.data.loader import IGNORED
-from shardyard.data.samples import Stream, TooLong, WholeDocuments, fit
+from shardyard.data.samples import Stream, TooLong, WholeDocuments, best_fit
 from shardyard.data.shards import MANIFEST, TokenShards
 from shardyard.errors import RequestError
 from shardyard.io.files import write_json
@@ -65,8 +65,8 @@ def test_every_document_is_in_one_sample_and_whole(tmp_path: Path) -> None:
         assert (targets[sample.length :] == IGNORED).all()
         assert sample.length == 64 or positions[sample.length] == 0
     assert sorted(found) == [number for number, length in enumerate(lengths) if length > 1]
-    assert packed.num_places == sum(lengths) - len(lengths)
-    assert packed.num_samples <= 1.1 * packed.num_places / 64  # nearly full, in this order
+    assert packed.num_tokens == sum(lengths) - len(lengths)
+    assert packed.num_samples <= 1.1 * packed.num_tokens / 64  # nearly full, in this order
 
 
 def test_the_order_of_a_run_is_a_permutation_of_the_samples(tmp_path: Path) -> None:
@@ -75,12 +75,12 @@ def test_the_order_of_a_run_is_a_permutation_of_the_samples(tmp_path: Path) -> N
     once = stream.sample_indices(np.arange(packed.num_samples))
     assert sorted(once.tolist()) == list(range(packed.num_samples))
     batch = stream.micro_batch(range(packed.num_samples), packed.num_samples + 1)
-    assert batch.work == packed.num_places
+    assert batch.work == packed.num_tokens
 
 
 def test_a_sample_takes_the_document_that_leaves_the_least_room() -> None:
-    assert fit([5, 4, 3, 4, 8, 1], room=8) == [[0, 2], [1, 3], [4], [5]]
-    assert fit([], room=8) == []
+    assert best_fit([5, 4, 3, 4, 8, 1], capacity=8) == [[0, 2], [1, 3], [4], [5]]
+    assert best_fit([], capacity=8) == []
 
 
 def test_a_document_that_is_too_long_is_refused_cut_or_left_out(tmp_path: Path) -> None:
@@ -92,9 +92,9 @@ def test_a_document_that_is_too_long_is_refused_cut_or_left_out(tmp_path: Path) 
     ):
         samples(tmp_path, lengths)
     cut = samples(tmp_path, lengths, "cut")
-    assert (cut.num_samples, cut.num_too_long, cut.num_places) == (4, 2, 8 + 8 + 3 + 8)
+    assert (cut.num_samples, cut.num_too_long, cut.num_tokens) == (4, 2, 8 + 8 + 3 + 8)
     assert cut.sample(1, 0).fields["targets"].tolist() == list(range(10, 18))
     dropped = samples(tmp_path, lengths, "drop")
-    assert (dropped.num_samples, dropped.num_too_long, dropped.num_places) == (2, 2, 8 + 3)
+    assert (dropped.num_samples, dropped.num_too_long, dropped.num_tokens) == (2, 2, 8 + 3)
     with pytest.raises(RequestError, match=r"no document of the train split in .* is left of 1\."):
         samples(tmp_path, [20], "drop")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from shardyard.config.model.source import network_if_known
+from shardyard.config.model.source import network_or_none
 from shardyard.config.resolve import resolve
 from shardyard.config.schema.recipe import Recipe
 from shardyard.data.images.prepare import prepare_images
@@ -80,7 +80,7 @@ def make_image_run(
     facts = prepare_images(recipe, model_dir=None, progress=lambda *_: None)
     model_dir = Path(str(recipe.model.path))
     resolved = resolve(
-        recipe, shape=None, network=network_if_known(recipe, model_dir), machine=MACHINE,
+        recipe, shape=None, network=network_or_none(recipe, model_dir), machine=MACHINE,
         data=facts, model_dir=model_dir,
     )  # fmt: skip
     run_dir = RunDir(folder)

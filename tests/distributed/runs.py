@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardyard.config.model.source import shape_if_known
+from shardyard.config.model.source import shape_or_none
 from shardyard.config.resolve import resolve
-from shardyard.config.resolved import DataFacts, Resolved
+from shardyard.config.resolved import DatasetMetadata, Resolved
 from shardyard.config.rules.layout import resolve_layout
 from shardyard.config.schema.recipe import Recipe
 from shardyard.data.prepare import prepare
@@ -30,7 +30,7 @@ class Corpus:
 
     source: str
     prepared: str
-    facts: DataFacts
+    facts: DatasetMetadata
 
 
 DOCUMENT_CHARACTERS = 1500
@@ -97,7 +97,7 @@ def make_run(
     merged = {name: {**base.get(name, {}), **sections.get(name, {})} for name in {*base, *sections}}
     recipe = Recipe.model_validate({**merged, "phases": phases})
     model_dir = None if recipe.model.path is None else Path(recipe.model.path)
-    shape = shape_if_known(recipe, model_dir, corpus.facts.vocab_size)
+    shape = shape_or_none(recipe, model_dir, corpus.facts.vocab_size)
     resolved = resolve(
         recipe, shape=shape, machine=MACHINE, data=corpus.facts, model_dir=model_dir,
         previous=previous,

@@ -14,7 +14,7 @@ from shardyard.checkpoint.load import load_tensors, read_shapes
 from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.jsonl import read_evaluations, read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.train.ema import Averages
+from shardyard.train.ema import WeightEma
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import Corpus, make_run, train_here
 
@@ -88,7 +88,7 @@ def test_averages_are_the_same_in_every_layout(corpus: Corpus, tmp_path: Path) -
 def test_running_statistics_are_averaged_and_what_is_frozen_is_not() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 2))
     model[0].requires_grad_(False)
-    averages = Averages(model, decay=0.25)
+    averages = WeightEma(model, decay=0.25)
     averages.begin()
     followed = {name for name in averages.tensors() if not name.endswith("steps")}
     assert followed == {
@@ -103,7 +103,7 @@ def test_running_statistics_are_averaged_and_what_is_frozen_is_not() -> None:
     averages.follow(skip=torch.tensor(False))  # 2/11 is less than a quarter
     mean = averages.tensors()["average.buffer.1.running_mean"].clone()
     torch.testing.assert_close(mean, torch.full((2,), 8.0 * 9 / 11))
-    with averages.in_place():
+    with averages.swapped_in():
         assert torch.equal(norm.running_mean, mean)
     assert norm.running_mean.tolist() == [8.0, 8.0]
     assert torch.equal(averages.tensors()["average.buffer.1.running_mean"], mean)

@@ -14,7 +14,7 @@ from shardyard.checkpoint.select import choose_checkpoint
 from shardyard.config.model.source import read_shape
 from shardyard.config.resolve import resolve
 from shardyard.config.resolved import Resolved
-from shardyard.config.rules.custom_module import known_shape
+from shardyard.config.rules.custom_module import require_shape
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import RecipeError
 from shardyard.rundir.attempt_files import read_resolved
@@ -82,8 +82,8 @@ def test_a_bert_keeps_its_logits_from_folder_to_folder(
     run_dir = RunDir(tmp_path / "run")
     resolved = _resolved(corpus, folder, processes, parallel=parallel)
     assert (
-        known_shape(resolved.shape).rms_norm_eps == 1e-7
-        and not known_shape(resolved.shape).is_causal
+        require_shape(resolved.shape).rms_norm_eps == 1e-7
+        and not require_shape(resolved.shape).is_causal
     )
     write_run(run_dir, resolved, attempt=0)
     run_on_ranks(train_here, processes, run_dir)

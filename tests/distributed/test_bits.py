@@ -13,7 +13,7 @@ from shardyard.elastic.faults import read_faults
 from shardyard.rundir.contracts import FAULTS_VARIABLE
 from shardyard.rundir.jsonl import EventWriter, read_lines
 from shardyard.rundir.layout import RunDir
-from shardyard.train.determinism_check import Bits, odd_ones
+from shardyard.train.determinism_check import RankBits, find_outliers
 from shardyard.train.hooks import Hooks
 from shardyard.train.run import train
 from tests.distributed.ranks import run_on_ranks
@@ -21,7 +21,7 @@ from tests.distributed.runs import Corpus, make_run, prepare_corpus
 
 
 def odd(*bits: tuple[str, ...]) -> dict[int, str]:
-    return odd_ones([Bits(rank, "n", each) for rank, each in enumerate(bits)], "it")
+    return find_outliers([RankBits(rank, "n", each) for rank, each in enumerate(bits)], "it")
 
 
 def test_equal_bits_are_no_news() -> None:

@@ -12,7 +12,7 @@ from shardyard.config.layout import Layout
 from shardyard.data.loader import MicroBatch
 from shardyard.families.presets import PRESETS
 from shardyard.models.build import fill_weights
-from shardyard.parallel.low_precision import compute_copies_of
+from shardyard.parallel.low_precision import low_precision_copies_of
 from shardyard.parallel.mesh import build_mesh
 from shardyard.rundir.layout import RunDir
 from shardyard.train.hooks import Hooks
@@ -53,7 +53,7 @@ def _train(
     device = torch.device("cpu")
     mesh = build_mesh(ONE, "cpu")
     task = build_sharded(recipe, SHAPE, mesh, device=device, may_copy=may_copy)
-    assert (compute_copies_of(task.model) is not None) == may_copy
+    assert (low_precision_copies_of(task.model) is not None) == may_copy
     optimizer = build_optimizer(recipe, task, mesh, device=device)
     fill_weights(task.model, folder=None, seed=0)
     stepper = Stepper(task, optimizer, mesh, device=device, grad_clip=1.0)
@@ -61,7 +61,7 @@ def _train(
     for step in range(steps):
         result = stepper.run([_batch(2 * step), _batch(2 * step + 1)], lr=1e-3, drain=False).read()
         found.append((result.loss, result.grad_norm))
-    held: dict[str, Any] = stepper.held()
+    held: dict[str, Any] = stepper.state_tensors()
     return found, {
         name: (each.full_tensor() if hasattr(each, "full_tensor") else each).clone()
         for name, each in held.items()
@@ -143,7 +143,7 @@ def _held(run_dir: RunDir, attempt: int) -> tuple[bool, dict[str, torch.Tensor]]
         name: (each.full_tensor() if hasattr(each, "full_tensor") else each).clone()
         for name, each in tensors.items()
     }
-    copies = compute_copies_of(training.task.model) is not None
+    copies = low_precision_copies_of(training.task.model) is not None
     training.close()
     return copies, whole
 

@@ -115,7 +115,7 @@ def _worst_differences(exchanged: Any, gathers_again: bool) -> dict[str, float]:
         mine = [x[:, :, own_l].requires_grad_() for x in (q, k, v)]
         attend = context_attention(
             length, exchanged=exchanged, group=group, is_causal=is_causal, attend_across=across,
-            gathers_again=selective_contexts if gathers_again else None, window=window,
+            regather_context_fn=selective_contexts if gathers_again else None, window=window,
         )  # fmt: skip
         out = attend(positions_BL, None)(*mine, scale=scale, window=window, softcap=softcap)
         grads = torch.autograd.grad((out * weight[:, :, own_l]).sum(), mine)
@@ -273,7 +273,7 @@ def _exchanged_by_attention(exchanged: Any) -> dict[str, tuple[int, int]]:
     q, k, v = (torch.randn(3, h, length // cp, 16, requires_grad=True) for h in (4, 2, 2))
     attend = context_attention(
         length, exchanged=exchanged, group=group, is_causal=True, attend_across=True,
-        gathers_again=None,
+        regather_context_fn=None,
     )  # fmt: skip
     with Traffic() as traffic:
         out = attend(torch.arange(length).expand(3, -1), None)(q, k, v, scale=1.0)

@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM
 
 from shardyard.checkpoint.load import read_values
 from shardyard.checkpoint.verify import read_manifest
-from shardyard.config.rules.custom_module import known_shape
+from shardyard.config.rules.custom_module import require_shape
 from shardyard.errors import TrainingError
 from shardyard.models.build import hf_config
 from shardyard.rundir.jsonl import read_steps
@@ -135,7 +135,7 @@ def _beside(run: RunDir) -> list[tuple[float, float, float]]:
     }
     optimizer = torch.optim.SGD(masters.values(), lr=1e-2)
     scaler = torch.amp.GradScaler("cpu", init_scale=TOO_LARGE, growth_interval=GROWTH_INTERVAL)
-    model = LlamaForCausalLM._from_config(hf_config(known_shape(training.resolved.shape))).half()
+    model = LlamaForCausalLM._from_config(hf_config(require_shape(training.resolved.shape))).half()
     found = []
     for step in range(STEPS):
         batch = training.train_source.micro_batch(range(step * 6, step * 6 + 6), 6)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.config.resolved import DataFacts
+from shardyard.config.resolved import DatasetMetadata
 from shardyard.config.schema.recipe import Recipe
 from shardyard.data.text_datasets import prepare_text
 from shardyard.rundir.jsonl import read_evaluations, read_steps
@@ -20,7 +20,7 @@ from tests.distributed.runs import Corpus, make_run, train_here
 DIALOGUES = {"chat_template": "alpaca", "seq_len": 64, "pack": "whole", "too_long": "cut"}
 
 
-def mixture(folder: Path, corpus: Corpus, **data: Any) -> DataFacts:
+def mixture(folder: Path, corpus: Corpus, **data: Any) -> DatasetMetadata:
     """The usual text, and other text, or dialogues, of which there is little."""
     if data:
         rows = [{"prompt": f"What is {n}^2?", "completion": f"{n * n}."} for n in range(400)]

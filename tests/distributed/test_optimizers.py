@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
-from shardyard.config.rules.custom_module import known_shape
+from shardyard.config.rules.custom_module import require_shape
 from shardyard.config.schema.recipe import Optim
 from shardyard.models.build import hf_config
 from shardyard.rundir.jsonl import read_steps
@@ -90,7 +90,7 @@ def _by_hand(run_dir: RunDir) -> tuple[list[float], dict[str, Tensor], dict[str,
     """Losses of a plain loop of transformers' model; its weights before and after."""
     training = _open(run_dir)
     first = _weights(training)
-    model = LlamaForCausalLM._from_config(hf_config(known_shape(training.resolved.shape)))
+    model = LlamaForCausalLM._from_config(hf_config(require_shape(training.resolved.shape)))
     model.load_state_dict({name.removeprefix("model."): t for name, t in first.items()})
     by_hand = _optimizer_by_hand(training.resolved.recipe.optim, model)
     losses = []

@@ -12,7 +12,7 @@ from transformers import AutoModelForPreTraining, BertForMaskedLM, BertForPreTra
 
 from shardyard.checkpoint.export import export
 from shardyard.checkpoint.select import choose_checkpoint
-from shardyard.config.rules.custom_module import known_shape
+from shardyard.config.rules.custom_module import require_shape
 from shardyard.data.loader import MicroBatch
 from shardyard.models.build import hf_config
 from shardyard.rundir.attempt_files import read_resolved
@@ -85,7 +85,7 @@ def _as_transformers_reads(batch: MicroBatch) -> dict[str, Tensor]:
 def _beside_a_plain_loop(run_dir: RunDir) -> tuple[list[tuple[float, float]], dict[str, float]]:
     """Loss and gradient norm of each plain step, and how far each weight of ours is from its."""
     training = _open(run_dir)
-    shape = known_shape(training.resolved.shape)
+    shape = require_shape(training.resolved.shape)
     model = BertForPreTraining._from_config(hf_config(shape), attn_implementation="eager")
     weights = {
         name.removeprefix("model."): _whole(tensor).clone()
@@ -129,7 +129,7 @@ def _phases_of_a_plain_loop(run_dir: RunDir) -> tuple[list[float], dict[str, flo
     """Losses of transformers' model, with a new LAMB in each phase, and how far ours is from it."""
     training = _open(run_dir)
     model = BertForPreTraining._from_config(
-        hf_config(known_shape(training.resolved.shape)), attn_implementation="eager"
+        hf_config(require_shape(training.resolved.shape)), attn_implementation="eager"
     )
     first = {name: _whole(each).clone() for name, each in training.tensors.items()}
     weights = {n.removeprefix("model."): each for n, each in first.items() if n[:6] == "model."}
@@ -238,7 +238,9 @@ def _scored(run_dir: RunDir) -> tuple[dict[str, float], dict[str, float]]:
     for _ in range(2):
         loop.step()
     loop._evaluate()
-    model = BertForPreTraining._from_config(hf_config(known_shape(training.resolved.shape))).eval()
+    model = BertForPreTraining._from_config(
+        hf_config(require_shape(training.resolved.shape))
+    ).eval()
     weights = {name.removeprefix("model."): _whole(t) for name, t in training.tensors.items()}
     model.load_state_dict(
         {name: each for name, each in weights.items() if name in model.state_dict()}, strict=False

@@ -19,7 +19,7 @@ from shardyard.data.loader import Loader
 from shardyard.rundir.jsonl import EventWriter, read_lines, read_steps
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.profiles import (
-    StepProfile,
+    ProfileSummary,
     leave_request,
     new_request,
     read_profiles,
@@ -139,7 +139,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunDir]:
     return found
 
 
-def profile_of(run_dir: RunDir) -> tuple[StepProfile, dict[str, dict[str, float]]]:
+def profile_of(run_dir: RunDir) -> tuple[ProfileSummary, dict[str, dict[str, float]]]:
     """The one profile of a run, and the terms of each rank."""
     (found,) = read_profiles(run_dir)
     content = json.loads((run_dir.profile(found.step) / "profile.json").read_text())
@@ -215,7 +215,7 @@ def test_a_request_is_taken_up_while_it_trains(runs: dict[str, RunDir]) -> None:
     found, by_rank = profile_of(run_dir)
     assert (found.id, found.steps, found.ranks, list(by_rank)) == (request.id, 2, (1,), ["1"])
     (event,) = told(run_dir, "profiled")
-    assert StepProfile.from_json(event["profile"]) == found
+    assert ProfileSummary.from_json(event["profile"]) == found
     assert take_request(run_dir) is None
 
 

@@ -4,7 +4,7 @@ import torch.distributed as dist
 
 from shardyard.config.layout import Layout
 from shardyard.parallel.mesh import Mesh, build_mesh
-from shardyard.planner.ranks import Ranks
+from shardyard.planner.ranks import RankPlacement
 from tests.distributed.ranks import run_on_ranks
 
 LAYOUTS = {
@@ -25,7 +25,7 @@ _OF_MESH = {"dp_shard": "fsdp", "dp_shard x cp": "fsdp"}
 def _groups_of_training(layout: Layout) -> dict[str, list[int]]:
     """Axis -> the ranks of this rank's group, as the meshes have them."""
     mesh = build_mesh(layout, "cpu")
-    names = [axis.name for axis in Ranks(layout=layout, devices_per_node=4).axes]
+    names = [axis.name for axis in RankPlacement(layout=layout, devices_per_node=4).axes]
     return {name: _ranks(mesh, _OF_MESH.get(name, name)) for name in names}
 
 
@@ -43,10 +43,10 @@ def _all_groups() -> dict[str, dict[str, list[int]]]:
 def test_the_printed_groups_are_the_process_groups_of_training() -> None:
     found = run_on_ranks(_all_groups, 4)
     for name, layout in LAYOUTS.items():
-        axes = Ranks(layout=layout, devices_per_node=4).axes
+        axes = RankPlacement(layout=layout, devices_per_node=4).axes
         assert axes, name
         for rank in range(4):
             told = {axis.name: list(axis.ranks(axis.group(rank))) for axis in axes}
             assert found[rank][name] == told, f"{name}, rank {rank}"
             for axis in axes:
-                assert found[rank][name][axis.name][axis.place(rank)] == rank
+                assert found[rank][name][axis.name][axis.coordinate(rank)] == rank

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from shardyard.config.resolved import BackTo
+from shardyard.config.resolved import RollbackTarget
 from shardyard.control.follow import describe_event
-from shardyard.control.go_back import go_back, refuse_missing_step
+from shardyard.control.go_back import check_step_exists, go_back
 from shardyard.control.resume import is_finished
 from shardyard.data.loader import MicroBatch
 from shardyard.errors import CheckpointError, RecipeError, RequestError, TrainingError
@@ -329,7 +329,7 @@ def test_a_run_goes_back_to_a_step_with_another_rate_and_past_the_data_of_a_spik
     sections["optim"] = {"lr": 5e-3}
     with pytest.raises(RecipeError, match=r"changes what is learnt.*\n.*resume --step N"):
         make_run(run_dir.path, corpus, sections, attempt=1, previous=begun)
-    back_to = BackTo(step=2, skip_steps=2, is_asked=True)
+    back_to = RollbackTarget(step=2, skip_steps=2, is_requested=True)
     previous = replace(begun, back_to=back_to)
     make_run(run_dir.path, corpus, sections, attempt=1, previous=previous)
     assert not is_finished(run_dir, previous, read_resolved(run_dir.resolved(1)), step=2)
@@ -346,13 +346,13 @@ def test_a_run_goes_back_to_a_step_with_another_rate_and_past_the_data_of_a_spik
     assert [line["lr"] for line in lines[2:]] == pytest.approx([rate / 2 for rate in rates[2:]])
     assert run_dir.checkpoint_steps() == [2, 4, 6]
     assert not list(run_dir.checkpoints.glob("*.replaced"))
-    assert read_resolved(run_dir.resolved(1)).back_to == replace(back_to, is_asked=False)
+    assert read_resolved(run_dir.resolved(1)).back_to == replace(back_to, is_requested=False)
 
 
 def test_going_back_needs_a_checkpoint_of_the_step(corpus: Corpus, tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "run", corpus, _sections(1))
     with pytest.raises(RequestError, match=r"--step 3: run run has no such checkpoint.*steps none"):
-        refuse_missing_step(run_dir, BackTo(step=3))
+        check_step_exists(run_dir, RollbackTarget(step=3))
 
 
 def test_a_finished_run_whose_newest_checkpoint_was_removed_is_not_finished(

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.torch_private import placed_as
+from shardyard.torch_private import dtensor_like
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import Corpus, make_run, train_here
 
@@ -57,7 +57,7 @@ def _placed_of_another() -> tuple[bool, bool, str]:
     mesh = init_device_mesh("cpu", (2,))
     param = distribute_tensor(torch.zeros(4, 3), mesh, [Shard(0)])
     average = torch.ones(2, 3, dtype=torch.bfloat16)
-    placed = placed_as(param, average)
+    placed = dtensor_like(param, average)
     assert isinstance(placed, DTensor)
     is_same = placed.to_local().data_ptr() == average.data_ptr()
     return is_same, placed.placements == param.placements, f"{placed.dtype} {tuple(placed.shape)}"

@@ -14,18 +14,18 @@ from shardyard.doctor.machine import (
     check_address,
     check_interface,
     check_machine,
-    judge_clock,
-    judge_code,
-    judge_devices,
-    judge_driver,
-    judge_locked_memory,
-    judge_memory_limit,
-    judge_open_files,
-    judge_processor_limit,
-    judge_shared_memory,
+    clock_finding,
+    compute_capability_finding,
+    cpu_limit_finding,
+    devices_finding,
+    driver_findings,
+    locked_memory_finding,
+    memory_limit_finding,
     nccl_of_torch,
     nvidia_devices_on_bus,
     nvidia_driver,
+    open_files_finding,
+    shared_memory_finding,
 )
 from shardyard.errors import RequestError
 from shardyard.hardware.machine import Machine
@@ -57,7 +57,7 @@ def said(finding: Finding) -> str:
     ],
 )
 def test_devices(machine: Machine, wanted: int | None, words: str) -> None:
-    assert words in said(judge_devices(machine, wanted=wanted))
+    assert words in said(devices_finding(machine, requested=wanted))
 
 
 # CUDA 13 needs driver 580.65.06, any CUDA 12 runs on 525.60.13 (NVIDIA, CUDA release notes)
@@ -75,12 +75,14 @@ def test_devices(machine: Machine, wanted: int | None, words: str) -> None:
 def test_the_driver(
     driver: str | None, on_bus: int, cuda_major: int | None, is_seen: bool, words: str
 ) -> None:
-    (finding,) = judge_driver(driver=driver, on_bus=on_bus, cuda_major=cuda_major, is_seen=is_seen)
+    (finding,) = driver_findings(
+        driver=driver, on_bus=on_bus, cuda_major=cuda_major, is_seen=is_seen
+    )
     assert words in said(finding)
 
 
 def test_a_machine_without_nvidia_devices_needs_no_driver() -> None:
-    assert judge_driver(driver=None, on_bus=0, cuda_major=None, is_seen=False) == []
+    assert driver_findings(driver=None, on_bus=0, cuda_major=None, is_seen=False) == []
 
 
 def test_the_driver_and_the_bus_are_read_as_linux_writes_them(tmp_path: Path) -> None:
@@ -111,23 +113,26 @@ def test_the_nccl_of_a_wheel_tells_its_cuda() -> None:
 @pytest.mark.parametrize(
     ("finding", "words"),
     [
-        (judge_shared_memory(64 * GIB), "ok: /dev/shm has 64.0 GiB"),
-        (judge_shared_memory(64 * MIB), "warning: /dev/shm has 64.0 MiB; processes of a node"),
-        (judge_processor_limit(8.0, processes=8), "ok: 8 cores for 8 processes"),
-        (judge_processor_limit(1.5, processes=1), "ok: 1.5 cores for 1 process"),
+        (shared_memory_finding(64 * GIB), "ok: /dev/shm has 64.0 GiB"),
+        (shared_memory_finding(64 * MIB), "warning: /dev/shm has 64.0 MiB; processes of a node"),
+        (cpu_limit_finding(8.0, processes=8), "ok: 8 cores for 8 processes"),
+        (cpu_limit_finding(1.5, processes=1), "ok: 1.5 cores for 1 process"),
         (
-            judge_processor_limit(3.5, processes=8),
+            cpu_limit_finding(3.5, processes=8),
             "warning: 3.5 cores for 8 processes; all stand still for the rest of each tenth of a "
             "second in which they have used it up. Raise it to a core a process",
         ),
-        (judge_open_files(1024), "warning: 1,024 a process; rank 0"),
-        (judge_open_files(65536), "ok: 65,536 a process"),
-        (judge_open_files(resource.RLIM_INFINITY), "ok: no limit"),
-        (judge_locked_memory(64 * 1024), "problem: 64.0 KiB a process; EFA and InfiniBand cannot"),
-        (judge_locked_memory(resource.RLIM_INFINITY), "ok: enough"),
-        (judge_clock(0.01), "ok: 0.01 s behind the time server"),
-        (judge_clock(-30), "warning: 30 s ahead of the time server. Start chrony"),
-        (judge_clock(4000), "problem: 4e+03 s behind the time server. Start chrony"),
+        (open_files_finding(1024), "warning: 1,024 a process; rank 0"),
+        (open_files_finding(65536), "ok: 65,536 a process"),
+        (open_files_finding(resource.RLIM_INFINITY), "ok: no limit"),
+        (
+            locked_memory_finding(64 * 1024),
+            "problem: 64.0 KiB a process; EFA and InfiniBand cannot",
+        ),
+        (locked_memory_finding(resource.RLIM_INFINITY), "ok: enough"),
+        (clock_finding(0.01), "ok: 0.01 s behind the time server"),
+        (clock_finding(-30), "warning: 30 s ahead of the time server. Start chrony"),
+        (clock_finding(4000), "problem: 4e+03 s behind the time server. Start chrony"),
     ],
 )
 def test_limits_and_clock(finding: Finding, words: str) -> None:
@@ -144,7 +149,7 @@ def test_all_is_looked_at_also_where_the_devices_do_not_answer(tmp_path: Path) -
     def broken() -> Machine:
         raise RequestError("the look at this machine's devices failed")
 
-    found = {finding.name: finding for finding in check_machine(tmp_path, look=broken)}
+    found = {finding.name: finding for finding in check_machine(tmp_path, describe_machine=broken)}
     assert found["devices"].verdict == "problem"
     assert {"packages", "open files", "run folder", "address"} <= set(found)
 
@@ -159,7 +164,7 @@ def test_all_is_looked_at_also_where_the_devices_do_not_answer(tmp_path: Path) -
 )
 def test_a_memory_limit_is_held_against_the_plan(needed: int | None, words: str) -> None:
     limit = MemoryLimit(Path("/g"), 900 * MIB)
-    assert said(judge_memory_limit(limit, needed_bytes=needed)).startswith(words)
+    assert said(memory_limit_finding(limit, needed_bytes=needed)).startswith(words)
 
 
 @pytest.mark.parametrize(("processes", "verdict"), [(None, "ok"), (8, "ok"), (9, "warning")])
@@ -168,7 +173,7 @@ def test_a_limit_of_processor_time_is_held_against_the_processes(
 ) -> None:
     limit = ProcessorLimit(tmp_path, cores=8.0)
     monkeypatch.setattr(doctor.machine, "processor_limit", lambda: limit)
-    findings = check_machine(tmp_path, processes=processes, look=lambda: H200)
+    findings = check_machine(tmp_path, processes=processes, describe_machine=lambda: H200)
     assert [each.verdict for each in findings if each.name == "processor limit"] == [verdict]
 
 
@@ -188,7 +193,7 @@ V100 = replace(H200, name="Tesla V100-SXM2-16GB")
 def test_a_torch_without_code_for_the_device_is_a_problem(
     machine: Machine, cuda_major: int | None, torch: str, is_refused: bool
 ) -> None:
-    found = judge_code(machine, cuda_major=cuda_major, torch=torch)
+    found = compute_capability_finding(machine, cuda_major=cuda_major, torch=torch)
     assert (found is not None) == is_refused
     if found is not None:
         assert found.verdict == "problem" and "no code for Tesla V100" in found.what

@@ -10,11 +10,11 @@ import pytest
 from shardyard.config.schema.recipe import Checkpoint
 from shardyard.doctor.finding import Finding
 from shardyard.doctor.storage import (
-    CheckpointRoom,
+    CheckpointSpace,
     check_disk,
     check_locks,
-    check_room,
-    judge_disk,
+    check_space,
+    disk_finding,
     measure_write_bytes_per_s,
 )
 from shardyard.errors import StorageError
@@ -37,8 +37,8 @@ def said(finding: Finding) -> str:
     ],
 )
 def test_the_run_folder(free: int, speed: float, checkpoint: int | None, words: str) -> None:
-    room = CheckpointRoom(free_bytes=free, checkpoint_bytes=checkpoint, kept=2)
-    finding = judge_disk(Path("/runs"), room, bytes_per_s=speed)
+    room = CheckpointSpace(free_bytes=free, checkpoint_bytes=checkpoint, retained=2)
+    finding = disk_finding(Path("/runs"), room, bytes_per_s=speed)
     assert said(finding).startswith(words)
 
 
@@ -60,9 +60,9 @@ def test_a_place_without_room_for_a_checkpoint_is_rejected_before_training(
     tmp_path: Path,
 ) -> None:
     place, kept = tmp_path / "runs" / "a", Checkpoint(keep_last=2)
-    assert check_room(place, kept, checkpoint_bytes=1, written=0) is None
+    assert check_space(place, kept, checkpoint_bytes=1, written=0) is None
     with pytest.raises(StorageError, match=r"free, and one checkpoint takes 1.0 PiB. Free some ro"):
-        check_room(place, kept, checkpoint_bytes=2**50, written=0)
+        check_space(place, kept, checkpoint_bytes=2**50, written=0)
 
 
 def test_a_place_with_room_for_fewer_checkpoints_than_are_kept_is_a_warning(
@@ -70,19 +70,19 @@ def test_a_place_with_room_for_fewer_checkpoints_than_are_kept_is_a_warning(
 ) -> None:
     monkeypatch.setattr("shardyard.doctor.storage.free_bytes_of", lambda _: 30 * GIB)
     kept = Checkpoint(keep_last=2)  # and the best one, and the next before the oldest goes
-    warning = check_room(tmp_path, kept, checkpoint_bytes=10 * GIB, written=0)
+    warning = check_space(tmp_path, kept, checkpoint_bytes=10 * GIB, written=0)
     assert warning == (
         f"{tmp_path} has 30.0 GiB free, and 4 checkpoints of 10.0 GiB take 40.0 GiB. Free some "
         "room, choose another place with run.dir=FOLDER, or lower checkpoint.keep_last."
     )
-    assert check_room(tmp_path, kept, checkpoint_bytes=10 * GIB, written=1) is None
+    assert check_space(tmp_path, kept, checkpoint_bytes=10 * GIB, written=1) is None
     fewer = Checkpoint(keep_last=1, keep_best=False)
-    assert check_room(tmp_path, fewer, checkpoint_bytes=10 * GIB, written=0) is None
+    assert check_space(tmp_path, fewer, checkpoint_bytes=10 * GIB, written=0) is None
 
 
 def test_a_place_that_counts_no_blocks_is_left_to_what_writes_there() -> None:
     """/proc has neither room nor files: "0 B free" would send somebody to free some."""
-    assert check_room(Path("/proc/runs"), Checkpoint(), checkpoint_bytes=2**20, written=0) is None
+    assert check_space(Path("/proc/runs"), Checkpoint(), checkpoint_bytes=2**20, written=0) is None
 
 
 def test_a_place_without_file_locks_is_named_with_its_mount_option(

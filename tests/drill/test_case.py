@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.drill.case import Commands, Place
+from shardyard.drill.case import Commands, DrillWorkspace
 from shardyard.rundir.layout import RunDir
 from tests.drill.test_drill import ONE_NODE
 
@@ -25,6 +25,6 @@ def test_a_start_may_take_longer_than_a_step(
 ) -> None:
     run = RunDir(tmp_path)
     run.events.write_text("".join(json.dumps({"t": 1.0, "kind": kind}) + "\n" for kind in kinds))
-    place = Place(folder=tmp_path, patience_s=1.0)
-    commands = Commands(place=place, drilled=ONE_NODE, run=run, scratch=tmp_path, faults="")
+    place = DrillWorkspace(folder=tmp_path, patience_s=1.0)
+    commands = Commands(workspace=place, drilled=ONE_NODE, run=run, scratch=tmp_path, faults="")
     assert commands._is_starting() is is_starting

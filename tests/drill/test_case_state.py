@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.drill.case_state import Missed, Scene
-from shardyard.drill.scene import Marked
+from shardyard.drill.case_state import CaseState, MissedInjection
+from shardyard.drill.scene import TaggedProcesses
 from shardyard.rundir.layout import RunDir
 
 CHAIN = """
@@ -29,7 +29,7 @@ else:
 
 @pytest.mark.heavy
 def test_a_node_is_found_by_its_number_whichever_rank_it_has(tmp_path: Path) -> None:
-    marked = Marked()
+    marked = TaggedProcesses()
     nodes = [
         subprocess.Popen(
             [sys.executable, "-c", CHAIN, "3", CHAIN, "--node-rank", str(number)],
@@ -45,7 +45,7 @@ def test_a_node_is_found_by_its_number_whichever_rank_it_has(tmp_path: Path) -> 
         run.events.write_text(
             json.dumps({"t": 1.0, "kind": "rendezvous", "attempt": 0, "workers": workers}) + "\n"
         )
-        scene = Scene(
+        scene = CaseState(
             run=run, marked=marked, scratch=tmp_path, draw=random.Random(0), rank=1, node=1,
             devices=1, is_launched=True, within_s=1.0,
         )  # fmt: skip
@@ -55,7 +55,7 @@ def test_a_node_is_found_by_its_number_whichever_rank_it_has(tmp_path: Path) -> 
         scene.aim(at_node=False)
         assert (scene.rank, scene.node) == (1, 0)
         scene.node = 7
-        with pytest.raises(Missed, match="node 7"):
+        with pytest.raises(MissedInjection, match="node 7"):
             scene.aim(at_node=True)
     finally:
         marked.kill_all()

@@ -9,7 +9,7 @@ import pytest
 _BODY = """
 import errno, sys
 from pathlib import Path
-from shardyard.drill.sandbox import fill, make_room, mount_own
+from shardyard.drill.sandbox import fill, restore_size, mount_own
 
 folder = Path(sys.argv[1])
 mount_own(folder)
@@ -22,7 +22,7 @@ except OSError as error:
 else:
     raise SystemExit("there is room")
 assert (folder / "before").stat().st_size == 4096
-make_room(folder)
+restore_size(folder)
 (folder / "more").write_bytes(bytes(4096))
 print(f"{folder.stat().st_mode & 0o7777:o}")
 """

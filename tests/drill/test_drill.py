@@ -11,15 +11,17 @@ from shardyard.cli.completion import faults
 from shardyard.drill.faults import FAULTS
 from shardyard.drill.injectors import turn_bytes
 from shardyard.drill.page import render_drill
-from shardyard.drill.recipe import Drilled
-from shardyard.drill.run import Case, Chosen, Drill, chosen
-from shardyard.drill.verdict import judge
+from shardyard.drill.recipe import DrillRecipe
+from shardyard.drill.run import Case, Drill, FaultSelection, select_faults
+from shardyard.drill.verdict import evaluate
 from shardyard.elastic.faults import ONCE, read_faults
 from shardyard.rundir.contracts import FAULTS_VARIABLE
 from tests.drill.test_verdict import KILLED, TWIN
 
 RECIPE = ("model.preset=llama-tiny", "cluster.device=cpu", "cluster.devices=2")
-ONE_NODE = Drilled(words=("a.yaml",), steps=200, save_every=33, nodes=1, devices=2, is_exact=False)
+ONE_NODE = DrillRecipe(
+    words=("a.yaml",), steps=200, save_every=33, nodes=1, devices=2, is_exact=False
+)
 PAGE = Path(__file__).parents[2] / "docs" / "verbs" / "drill.md"
 
 
@@ -73,32 +75,32 @@ def test_the_dry_run_lists_what_is_possible_and_why_the_rest_is_not(
 
 
 def test_faults_are_tried_once_each_in_the_order_asked() -> None:
-    assert chosen("abort,sigkill,abort", ONE_NODE, repeat=1).names == ("abort", "sigkill")
-    asked = chosen(None, replace(ONE_NODE, nodes=2), repeat=1)
+    assert select_faults("abort,sigkill,abort", ONE_NODE, repeat=1).names == ("abort", "sigkill")
+    asked = select_faults(None, replace(ONE_NODE, nodes=2), repeat=1)
     assert "node-0" in asked.names
     assert asked.impossible["agent"] == "of a run on one node; this one has 2"
     assert "--steps 500 leaves room" in asked.impossible["pulses"]
-    assert "pulses" in chosen(None, replace(ONE_NODE, steps=500), repeat=1).names
+    assert "pulses" in select_faults(None, replace(ONE_NODE, steps=500), repeat=1).names
 
 
 def test_a_fault_that_the_recipe_or_the_machine_does_not_allow_says_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole = replace(ONE_NODE, nodes=2, fewest_nodes=2)
+    whole = replace(ONE_NODE, nodes=2, min_nodes=2)
     names = "sigkill,joining-node,network-cut"
     monkeypatch.setattr("shardyard.drill.network._TUN", Path("/nothing/here"))
-    why = chosen(names, whole, repeat=1).impossible
+    why = select_faults(names, whole, repeat=1).impossible
     assert why["joining-node"].startswith("the run needs all 2 nodes; elastic.min_nodes")
     assert why["network-cut"].startswith("it needs networks of its own")
     for name in ("joining-node", "bad-node"):
-        assert not FAULTS[name].why_not(replace(whole, fewest_nodes=1))
-    assert FAULTS["bit"].why_not(whole).startswith("nothing looks for it")
-    asked = chosen("bit,abort", replace(whole, checks_bits=True), repeat=1)
+        assert not FAULTS[name].impossible_reason(replace(whole, min_nodes=1))
+    assert FAULTS["bit"].impossible_reason(whole).startswith("nothing looks for it")
+    asked = select_faults("bit,abort", replace(whole, checks_bits=True), repeat=1)
     assert asked.names == ("bit", "abort")
-    few = asked.after_twin(replace(whole, checks_bits=True, replicas=2))
+    few = asked.after_reference(replace(whole, checks_bits=True, replicas=2))
     assert few.names == ("abort",) and "it takes 3 to tell which is wrong" in few.impossible["bit"]
-    assert asked.after_twin(replace(whole, checks_bits=True, replicas=4)).names == asked.names
-    assert not FAULTS["kill-in-snapshot"].why_not(replace(whole, takes_snapshots=True))
+    assert asked.after_reference(replace(whole, checks_bits=True, replicas=4)).names == asked.names
+    assert not FAULTS["kill-in-snapshot"].impossible_reason(replace(whole, takes_snapshots=True))
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -143,13 +145,13 @@ def test_damage_keeps_the_size_of_a_file(tmp_path: Path) -> None:
 
 def test_the_page_has_a_row_a_bar_and_what_was_wrong(tmp_path: Path) -> None:
     drill = Drill(
-        drilled=ONE_NODE, folder=tmp_path, seed=0, twin=TWIN,
+        drilled=ONE_NODE, folder=tmp_path, seed=0, reference=TWIN,
         impossible={"node-0": "the recipe has <1> node"},
     )  # fmt: skip
     bad = replace(KILLED, number=1, events=KILLED.events[1:])
     for facts in (KILLED, bad):
-        verdict = judge(FAULTS["sigkill"], facts, TWIN, is_exact_asked=False)
-        drill.cases.append(Case(facts=facts, verdict=verdict))
+        verdict = evaluate(FAULTS["sigkill"], facts, TWIN, is_exact_requested=False)
+        drill.cases.append(Case(observations=facts, result=verdict))
     page = render_drill(drill)
     assert "1 of 2" in page and "the recipe has &lt;1&gt; node" in page
     assert 'class="detect"' in page and "not noticed" in page
@@ -174,7 +176,7 @@ def test_a_folder_of_another_drill_is_refused(
 
 
 def test_without_namespaces_no_disk_is_filled_and_no_network_cut() -> None:
-    asked = Chosen(names=("sigkill", "full-shm", "network-cut"), impossible={}, repeat=1)
+    asked = FaultSelection(names=("sigkill", "full-shm", "network-cut"), impossible={}, repeat=1)
     asked = asked.outside("refused")
     assert asked.names == ("sigkill",)
     assert asked.impossible == {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.drill.sandbox import MovedClock
+from shardyard.drill.sandbox import SkewedClock
 
 LOOKS = """
 import datetime, pickle, sys, time
@@ -23,7 +23,7 @@ HOUR_S = 3600.0
 
 @pytest.mark.heavy
 def test_a_running_process_goes_by_the_clock_that_is_moved(tmp_path: Path) -> None:
-    clock = MovedClock(tmp_path)
+    clock = SkewedClock(tmp_path)
     with subprocess.Popen(
         [sys.executable, "-c", LOOKS], env={**os.environ, **clock.environment}, text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shardyard.drill.network import Switch, Weather, address_of
+from shardyard.drill.network import NetworkConditions, Switch, address_of
 
 PACKET = b"\x45" + bytes(11)
 """The first bytes of one of IPv4, up to its addresses."""
@@ -55,11 +55,11 @@ def test_a_packet_comes_to_the_host_that_it_is_for_and_to_no_other(hosts: Hosts)
 
 
 def test_a_host_that_is_cut_off_neither_hears_nor_is_heard(hosts: Hosts) -> None:
-    hosts.switch.weather = Weather(cut=(1,))
+    hosts.switch.conditions = NetworkConditions(cut=(1,))
     for source, target in ((0, 1), (1, 2), (0, 2)):
         hosts.send(source, packet(source, target))
     assert [hosts.received(host) for host in range(3)] == [None, None, packet(0, 2)]
-    hosts.switch.weather = Weather()
+    hosts.switch.conditions = NetworkConditions()
     hosts.send(1, packet(1, 0))
     assert hosts.received(0) == packet(1, 0)
 
@@ -69,7 +69,7 @@ def test_bad_weather_delays_in_order_and_loses_some(
 ) -> None:
     now_s = [100.0]
     monkeypatch.setattr("shardyard.drill.network.time.monotonic", lambda: now_s[0])
-    hosts.switch.weather = Weather(delay_s=0.5)
+    hosts.switch.conditions = NetworkConditions(delay_s=0.5)
     contents = [packet(0, 1) + bytes([number]) for number in range(3)]
     for content in contents:
         hosts.send(0, content)
@@ -77,7 +77,7 @@ def test_bad_weather_delays_in_order_and_loses_some(
     now_s[0] += 0.5
     hosts.switch.deliver()
     assert [hosts.received(1) for _ in contents] == contents
-    hosts.switch.weather = Weather(loss=0.5)
+    hosts.switch.conditions = NetworkConditions(loss=0.5)
     arrived = 0
     for _ in range(100):
         hosts.send(0, packet(0, 1))

@@ -5,27 +5,27 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.drill.injectors import Openings
+from shardyard.drill.injectors import FileOpenWatcher
 
 
 def test_the_opening_of_a_tensor_file_is_told_once_and_that_of_another_not(tmp_path: Path) -> None:
     for name in ("rank-00000.safetensors", "manifest.json"):
         (tmp_path / name).write_bytes(b"0")
-    with closing(Openings([tmp_path])) as openings:
-        assert not openings.have_come(0.0)
+    with closing(FileOpenWatcher([tmp_path])) as openings:
+        assert not openings.wait_for_open(0.0)
         (tmp_path / "manifest.json").read_bytes()
-        assert not openings.have_come(0.0)
+        assert not openings.wait_for_open(0.0)
         (tmp_path / "rank-00000.safetensors").read_bytes()  # open for some microseconds
-        assert openings.have_come(0.0) and not openings.have_come(0.0)
+        assert openings.wait_for_open(0.0) and not openings.wait_for_open(0.0)
 
 
 def test_a_folder_that_was_removed_is_left_out(tmp_path: Path) -> None:
-    with closing(Openings([tmp_path / "removed", tmp_path])) as openings:
+    with closing(FileOpenWatcher([tmp_path / "removed", tmp_path])) as openings:
         (tmp_path / "rank-00000.safetensors").write_bytes(b"0")
-        assert openings.have_come(0.0)
+        assert openings.wait_for_open(0.0)
 
 
 def test_what_is_no_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError, match="file"):
-        Openings([tmp_path / "file" / "step"])
+        FileOpenWatcher([tmp_path / "file" / "step"])

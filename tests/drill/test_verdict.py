@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from shardyard.drill.faults import FAULTS
-from shardyard.drill.observations import Bits, Ended, Facts, Left
-from shardyard.drill.verdict import Verdict, compare, judge
+from shardyard.drill.observations import BitDiff, CommandExit, Leftovers, RunObservations
+from shardyard.drill.verdict import CaseResult, compare, evaluate
 
 
 def event(t: float, kind: str, generation: int = 0, **fields: Any) -> dict[str, Any]:
@@ -18,7 +18,7 @@ FINISHED = event(20.0, "run_finished", 1)
 LOST = event(
     10.5, "worker_lost", rank=1, node="here", signal="SIGKILL", cause="was killed by SIGKILL"
 )
-TWIN = Facts(
+TWIN = RunObservations(
     fault="twin", number=0, seed=0, rank=0, node=0, asked_step=5, struck_t=None,
     events=(FINISHED,), losses={1: 3.0, 2: 2.5, 3: 2.25}, worlds=dict.fromkeys((1, 2, 3), 2),
     samples={0: 7, 1: 3}, digests={"rank-0.safetensors": "ab"}, last_checkpoint=3,
@@ -36,15 +36,17 @@ KILLED = replace(
 )  # fmt: skip
 
 
-EQUAL = Bits(outcome="equal", why="3 steps and all tensors of step 3")
-DIFFERENT = Bits(
+EQUAL = BitDiff(outcome="equal", why="3 steps and all tensors of step 3")
+DIFFERENT = BitDiff(
     outcome="different", why="step 3; model.a of step 3, written by rank 1", step=3,
     tensor="model.a", rank=1,
 )  # fmt: skip
 
 
-def judged(facts: Facts, fault: str = "sigkill", *, is_exact_asked: bool = False) -> Verdict:
-    return judge(FAULTS[fault], facts, TWIN, is_exact_asked=is_exact_asked)
+def judged(
+    facts: RunObservations, fault: str = "sigkill", *, is_exact_asked: bool = False
+) -> CaseResult:
+    return evaluate(FAULTS[fault], facts, TWIN, is_exact_requested=is_exact_asked)
 
 
 def test_a_fault_that_was_noticed_named_and_mended_is_good() -> None:
@@ -86,7 +88,7 @@ def test_what_was_said_before_the_fault_is_no_notice_of_it() -> None:
 
 def test_a_run_that_the_drill_had_to_end_has_noticed_nothing() -> None:
     given_up = "nothing happened for 60 s: the drill ended the run"
-    ended = Ended(
+    ended = CommandExit(
         command="shardyard train",
         t=80.0,
         exit_code=1,
@@ -136,7 +138,7 @@ def test_a_clock_that_was_moved_back_hides_no_loss() -> None:
 
 
 def test_what_is_left_over_is_a_problem_and_named() -> None:
-    left = Left(processes=("7: sleep",), shared_memory=("sem.mp-a", "sem.mp-b"))
+    left = Leftovers(processes=("7: sleep",), shared_memory=("sem.mp-a", "sem.mp-b"))
     assert judged(replace(KILLED, left=left)).problems == (
         "left over: 1 processes, 2 shared memory",
     )
@@ -171,14 +173,14 @@ def test_what_is_left_over_is_a_problem_and_named() -> None:
     ],
 )
 def test_the_three_outcomes(changed: dict[str, Any], outcome: tuple[str, str]) -> None:
-    assert compare(replace(KILLED, **changed), TWIN, is_exact_asked=False) == outcome
+    assert compare(replace(KILLED, **changed), TWIN, is_exact_requested=False) == outcome
 
 
 def test_other_ranks_prove_nothing_unless_the_recipe_is_exact() -> None:
     resized = replace(KILLED, worlds={1: 2, 2: 1, 3: 1}, losses={1: 3.0, 2: 2.51, 3: 2.25})
-    outcome, why = compare(resized, TWIN, is_exact_asked=False)
+    outcome, why = compare(resized, TWIN, is_exact_requested=False)
     assert outcome == "not proven" and "1 ranks instead of 2 from step 2 on" in why
-    assert compare(resized, TWIN, is_exact_asked=True) == ("different", "losses from step 2 on")
+    assert compare(resized, TWIN, is_exact_requested=True) == ("different", "losses from step 2 on")
     before = replace(resized, losses={1: 3.5, 2: 2.51, 3: 2.25})
-    assert compare(before, TWIN, is_exact_asked=False)[0] == "different"
+    assert compare(before, TWIN, is_exact_requested=False)[0] == "different"
     assert judged(resized, is_exact_asked=False).is_good

@@ -22,7 +22,7 @@ from shardyard.report.run_data import read_run
 from shardyard.report.walltime import account, total_phases
 from shardyard.rundir.jsonl import read_lines
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lease import is_held
+from shardyard.rundir.lease import is_locked
 from tests.elastic.agents import wait_until
 
 PATIENCE_S = 600.0
@@ -166,7 +166,7 @@ def wait_for_step(run_dir: RunDir, step: int) -> None:
 
 def wait_for_end(run_dir: RunDir) -> None:
     """Until no agent trains the run any more."""
-    wait_for(lambda: not is_held(run_dir.lease))
+    wait_for(lambda: not is_locked(run_dir.lease))
 
 
 def assert_time_is_accounted(run_dir: RunDir) -> None:

@@ -20,11 +20,11 @@ from typing import Any
 
 import pytest
 
-from shardyard.config.endpoints import MetricsPlace
+from shardyard.config.endpoints import MetricsEndpoint
 from shardyard.io.yaml import write_yaml
 from shardyard.launchers.monitoring import alerts, dashboards
 from shardyard.launchers.monitoring.alerts import DEVICE_LABELS, DEVICES, XID
-from shardyard.observe.exporter import RunReader, exporting, found_by
+from shardyard.observe.exporter import RunReader, discovery_pattern, serve_metrics
 from shardyard.rundir.jsonl import EventWriter, LineWriter, read_steps
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.metric_keys import METRIC_KEYS
@@ -46,7 +46,7 @@ def prometheus(folder: Path, runs: Path, *, devices: str) -> Iterator[str]:
     address = f"http://127.0.0.1:{port}"
     config, rules = folder / "prometheus.yml", folder / "rules.yaml"
     rules.write_text(write_yaml(alerts.render()))
-    found = {"files": [str(found_by(runs))], "refresh_interval": "1s"}
+    found = {"files": [str(discovery_pattern(runs))], "refresh_interval": "1s"}
     jobs = [
         {"job_name": "shardyard", "file_sd_configs": [found]},
         {"job_name": "dcgm", "static_configs": [{"targets": [devices]}]},
@@ -129,7 +129,7 @@ def written_run(runs: Path) -> Iterator[str]:
     telemetry.append({"t": 2.0, "devices": {field.name: [1] for field in DEVICE_FIELDS}})
     reader = RunReader(run, lambda: [(1, 0.5)], attempt=0, every=500, telemetry=run.telemetry_of(0))
     try:
-        with exporting(reader, run, MetricsPlace("127.0.0.1", 0), node_rank=0):
+        with serve_metrics(reader, run, MetricsEndpoint("127.0.0.1", 0), node_rank=0):
             yield run.run_id
     finally:
         shutil.rmtree(run.path)
@@ -210,7 +210,7 @@ def test_every_panel_and_alert_finds_what_a_real_run_and_its_devices_tell(
         assert ("ShardyardRunFailed", "watched") in firing(address), "it is remembered"
     losses = {line["loss"] for line in read_steps(run_dir.metrics)}
     assert float(loss["value"][1]) in losses
-    assert not list(found_by(folder).parent.iterdir())
+    assert not list(discovery_pattern(folder).parent.iterdir())
 
 
 def firing(address: str) -> set[tuple[str, str]]:

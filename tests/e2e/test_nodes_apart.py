@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from shardyard.config.model.hub import digest_of
-from shardyard.io.digests import read_complete
+from shardyard.io.digests import read_digests
 from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir
@@ -137,7 +137,7 @@ def test_on_a_shared_volume_each_file_is_fetched_once_and_the_export_is_the_run(
     to = nodes.folder / "hf"
     done = nodes.place.run("export", str(nodes.run.path), "--to", str(to))
     assert done.code == 0, done.err
-    assert "hub" not in read_complete(to).made_of  # of the export, not copied from the store
+    assert "hub" not in read_digests(to).provenance  # of the export, not copied from the store
     model = AutoModelForCausalLM.from_pretrained(to, dtype=torch.float32)
     wanted = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
     ids = AutoTokenizer.from_pretrained(to)("def f(", return_tensors="pt").input_ids
@@ -179,8 +179,8 @@ def test_a_node_whose_file_was_altered_is_named_before_the_training_begins(nodes
     nodes.apart = ("runs/models",)
     script = (
         "import sys; from pathlib import Path\n"
-        "from shardyard.config.model.hub import Wanted, fetch\n"
-        "wanted = Wanted(kind='model.hub', name='acme/llama', revision=None, level='weights')\n"
+        "from shardyard.config.model.hub import HubRequest, fetch\n"
+        "wanted = HubRequest(kind='model.hub', name='acme/llama', revision=None, level='weights')\n"
         "print(fetch(wanted, Path(sys.argv[1]), say=lambda _: None))"
     )
     done = subprocess.run(

@@ -4,8 +4,8 @@ import os
 import signal
 from pathlib import Path
 
-from shardyard.rundir.lease import is_held
-from shardyard.rundir.telemetry import newest_sample, read_telemetry
+from shardyard.rundir.lease import is_locked
+from shardyard.rundir.telemetry import latest_sample, read_telemetry
 from tests.e2e.shardyard import Answer, Place, events, processes_left, wait_for, wait_for_step
 
 OFTEN = "observe.telemetry_every_s=0.5"
@@ -22,13 +22,13 @@ def test_each_rank_and_the_node_are_written_until_the_agent_is_killed(
         wait_for(
             lambda: any(None not in s.ranks.get("step_s", (None,)) for s in read_telemetry(file))
         )
-        newest = newest_sample(file)
+        newest = latest_sample(file)
         assert newest is not None and len(newest.ranks["step"]) == 2
         assert newest.numbers["cpu_busy_cores"] and newest.head.names == ()
         agent = _agent_of(events(run_dir, "attempt_started")[0]["workers"][0]["pid"])
         os.kill(agent, signal.SIGKILL)
         running.wait()
-    assert not is_held(run_dir.lease)
+    assert not is_locked(run_dir.lease)
     wait_for(lambda: not processes_left())
 
 

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from shardyard.config.load import dump_recipe
 from shardyard.config.rules.check import load_checked_recipe
-from shardyard.io.digests import damage_of, read_complete
+from shardyard.io.digests import find_damage, read_digests
 from shardyard.launchers.base import LaunchRequest
 from shardyard.launchers.kubernetes.launcher import KubernetesLauncher
 from shardyard.launchers.ledger import Ledger
@@ -164,8 +164,8 @@ def test_an_export_killed_here_and_there_has_the_digests_of_one_made_on_the_fold
     said = site.run(*asked)
     assert "exported step-00000004" in said
     assert digests(brought) == digests(direct)
-    complete = read_complete(brought)
-    assert damage_of(brought, complete) == []
+    complete = read_digests(brought)
+    assert find_damage(brought, complete) == []
     assert list(written.iterdir()) == []
     assert not site.lives("fetch") and not site.lives("export")
     assert '"was_there": true' in site.run(*asked, "--json")

@@ -22,7 +22,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from shardyard.io.digests import COMPLETE, damage_of, read_complete
+from shardyard.io.digests import COMPLETE, find_damage, read_digests
 from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir
@@ -257,7 +257,7 @@ def test_a_killed_export_that_is_repeated_is_the_one_that_nobody_disturbed(site:
     site.kill(words, lambda: any(written.glob(".*.export.tmp")), last=to / COMPLETE)
     site.run(*words)
     assert digests(to) == digests(calm)
-    assert damage_of(to, read_complete(to)) == []
+    assert find_damage(to, read_digests(to)) == []
     assert is_shared or not list(written.iterdir())
 
     model = AutoModelForCausalLM.from_pretrained(to)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shardyard.config.resolved import DataFacts, Resolved
+from shardyard.config.resolved import DatasetMetadata, Resolved
 from shardyard.config.schema.recipe import Cluster, Elastic, Recipe
 from shardyard.families.presets import PRESETS
 from shardyard.rundir.attempt_files import write_resolved
@@ -21,7 +21,7 @@ from shardyard.rundir.layout import RunDir
 
 _PROGRAM = Path(__file__).parent / "bodies.py"
 
-_FACTS = DataFacts(
+_FACTS = DatasetMetadata(
     dir="prepared/none",
     fingerprint="0",
     vocab_size=300,

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from shardyard.elastic.__main__ import leave, main
-from shardyard.elastic.heartbeat import own_notes
+from shardyard.elastic.heartbeat import own_heartbeat
 from shardyard.elastic.worker import work
 from shardyard.errors import DataError, LostRankError
 from shardyard.rundir.layout import RunDir
@@ -75,7 +75,7 @@ def tell_network(_run: RunDir, _attempt: int, _generation: int, _drained: Draine
 def straggle(run: RunDir, _attempt: int, _generation: int, drained: Drained) -> str:
     """Rank 1 sleeps in its compute until it is well."""
     (run.path / f"started-{dist.get_rank()}").touch()
-    notes, step, is_over = own_notes(), 0, False
+    notes, step, is_over = own_heartbeat(), 0, False
     while not is_over:
         step += 1
         notes.begin_step(step, is_first=step == 1)
@@ -124,7 +124,7 @@ def _pace_until_one_leaves(
     run: RunDir, attempt: int, generation: int, drained: Drained, *, seconds: float
 ) -> str:
     """A node that is left out has no part in the next generation."""
-    notes = own_notes()
+    notes = own_heartbeat()
     for step in count(1):
         if generation > 0 and '"node_left_out"' in run.events.read_text():
             break
@@ -159,7 +159,7 @@ def train_two_generations(run: RunDir, attempt: int, generation: int, drained: D
 
 def _noted_steps(run: RunDir, drained: Drained) -> Iterator[int]:
     """Steps of which one is noted after the other, without an end."""
-    notes = own_notes()
+    notes = own_heartbeat()
     for step in count(1):
         notes.begin_step(step, is_first=step == 1)
         yield step
@@ -202,7 +202,7 @@ def _wait_with_the_gil() -> None:
 
 
 def step_until_drained(_run: RunDir, _attempt: int, _generation: int, drained: Drained) -> str:
-    notes = own_notes()
+    notes = own_heartbeat()
     for step in count(1):
         notes.begin_step(step, is_first=step == 1)
         is_over = _step(drained)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from shardyard.config.endpoints import EtcdPlace
+from shardyard.config.endpoints import EtcdEndpoint
 from shardyard.io.polling import wait_for
 
 
@@ -23,7 +23,7 @@ class EtcdServer:
         self.port, peer = _free_ports(2)
         self.url = f"{scheme}://127.0.0.1:{self.port}"
         self._peer_url = f"http://127.0.0.1:{peer}"
-        self.place = EtcdPlace((("127.0.0.1", self.port),), scheme == "https")
+        self.place = EtcdEndpoint((("127.0.0.1", self.port),), scheme == "https")
         self._process: subprocess.Popen[bytes] | None = None
 
     @property

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from shardyard.elastic.__main__ import may_wait
-from shardyard.elastic.agent import Answer
+from shardyard.elastic.agent import AttemptResult
 from shardyard.errors import LostNodeError
 from shardyard.network_interface import loopback_interface
 from shardyard.rundir.jsonl import EventWriter
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lease import Lease, is_held
+from shardyard.rundir.lease import Lease, is_locked
 from tests.elastic.agents import Agents, answer, parent_of, session_pids, wait_until
 from tests.mounts import mounted, needs_root
 
@@ -116,7 +116,7 @@ def test_workers_of_one_machine_talk_on_its_loopback_interface(agents: Agents) -
 def test_only_an_end_that_nobody_waits_for_waits_for_a_scrape(
     outcome: str, exit_code: int, drain_left_s: float | None, *, may: bool
 ) -> None:
-    assert may_wait(Answer(outcome, exit_code, "", drain_left_s)) is may
+    assert may_wait(AttemptResult(outcome, exit_code, "", drain_left_s)) is may
 
 
 @pytest.mark.heavy
@@ -564,7 +564,7 @@ def test_where_the_first_node_is_lost_another_serves_the_store_and_the_attempt_g
     (moved,) = agents.events("store_moved")
     assert (moved["node_rank"], moved["node"]) == (1, socket.gethostname())
     assert [event["node_rank"] for event in agents.events("node_lost")] == [0]
-    assert is_held(agents.run.lease)
+    assert is_locked(agents.run.lease)
 
     late = come(2)  # finds the store where it is now
     wait_until(lambda: len(agents.events("resized")) == 2)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardyard.elastic.bench_worker import Case, measure_row
+from shardyard.elastic.bench_worker import CollectiveCase, measure_row
 from shardyard.rundir.network import COLLECTIVES, Collective, NetworkBench
 from tests.distributed.ranks import run_on_ranks
 
@@ -28,7 +28,7 @@ def _measure() -> dict[tuple[str, int], Any]:
     found: dict[tuple[str, int], Any] = {}
     for collective in COLLECTIVES:
         for size in SIZES:
-            case = Case(collective, size, device=CPU)
+            case = CollectiveCase(collective, size, device=CPU)
             if case.count:
                 row = measure_row(case, _bench(), CPU)
                 found[collective, size] = (case.size_bytes, case.count, row)
@@ -37,7 +37,7 @@ def _measure() -> dict[tuple[str, int], Any]:
 
 def _measure_altered(collective: Collective) -> tuple[dict[str, Any], dict[str, Any]]:
     """A row as it is, and with the first values that rank 1 sends altered."""
-    case = Case(collective, 4096, device=CPU)
+    case = CollectiveCase(collective, 4096, device=CPU)
     sound = measure_row(case, _bench(), CPU)
     fill = case.fill
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from shardyard.elastic import device_watch
-from shardyard.elastic.agent_messages import Node, Notices
+from shardyard.elastic.agent_messages import AgentMessages, Node
 from shardyard.elastic.device_watch import DeviceWatch
 from shardyard.rundir.jsonl import EventWriter
 from shardyard.rundir.layout import RunDir
-from shardyard.telemetry.health.devices import Finding
+from shardyard.telemetry.health.devices import DeviceFinding
 
 
 class Store:
@@ -32,7 +32,7 @@ class Store:
 
 def found(**fields: Any) -> dict[str, Any]:
     usual: dict[str, Any] = {"t": 5.0, "kind": "xid", "device": 3, "cause": "XID 79: gone"}
-    return Finding(**{**usual, **fields}).fields()
+    return DeviceFinding(**{**usual, **fields}).fields()
 
 
 @pytest.fixture(autouse=True)
@@ -43,12 +43,12 @@ def _looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 class Watch:
     """One node's, with its notices."""
 
-    def __init__(self, notices: Notices, watch: DeviceWatch) -> None:
+    def __init__(self, notices: AgentMessages, watch: DeviceWatch) -> None:
         self._notices = notices
         self._watch = watch
 
     def look(self, *, writes: bool) -> list[tuple[str, dict[str, Any]]]:
-        return self._watch.look(self._notices, writes=writes)
+        return self._watch.poll(self._notices, writes=writes)
 
 
 def watches(
@@ -60,7 +60,7 @@ def watches(
     count = len(found_by_node)
     made = []
     for k, found in enumerate(found_by_node):
-        notices = Notices(store, group_rank=k, num_nodes=count)
+        notices = AgentMessages(store, group_rank=k, num_nodes=count)
         speed = (bits_per_s or {}).get
         watch = DeviceWatch(run, 0, Node(f"n{k}", k), partial(list, found), partial(speed, k))
         made.append(Watch(notices, watch))

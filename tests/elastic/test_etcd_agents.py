@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.rundir.attempt_files import read_store_place
+from shardyard.rundir.attempt_files import read_store_location
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lease import is_held
+from shardyard.rundir.lease import is_locked
 from tests.debian_packages import need
 from tests.elastic.agents import Agents, answer, session_pids, wait_until
 from tests.elastic.etcd_server import EtcdServer, running
@@ -52,9 +52,9 @@ def test_node_0_is_lost_and_nobody_watches_over_the_others(
     assert lost["node_rank"] == 0
     assert [event["world_size"] for event in agents.events("rendezvous")] == [2, 1]
     assert [event["node_rank"] for event in agents.events("store_moved")] == [1]
-    place = read_store_place(agents.run, 1)
+    place = read_store_location(agents.run, 1)
     assert place is not None and place.node_rank == 1
-    assert not is_held(agents.run.lease)
+    assert not is_locked(agents.run.lease)
     # what node 0 left goes with its lease, and what both wrote when the last one ended
     wait_until(lambda: etcd.left() == [])
 

@@ -7,36 +7,45 @@ from typing import Any
 import pytest
 
 from shardyard.config.schema.recipe import Elastic
-from shardyard.elastic.hang_watch import Budgets, Doing, HangWatch, Look, culprits, waits_in
-from shardyard.elastic.heartbeat import RankNotes
+from shardyard.elastic.hang_watch import (
+    Activity,
+    Budgets,
+    HangWatch,
+    RankStatus,
+    culprits,
+    waits_in,
+)
+from shardyard.elastic.heartbeat import HeartbeatRecord
 from shardyard.elastic.process_inspection import Frame, ProcessState, main_stack
-from shardyard.train.hooks import Phase
+from shardyard.train.hooks import WorkerPhase
 
 
-def look(rank: int, doing: Doing, *, overdue: bool = True, long_overdue: bool = False) -> Look:
-    is_waiting = doing is Doing.WAITING
-    return Look(
+def look(
+    rank: int, doing: Activity, *, overdue: bool = True, long_overdue: bool = False
+) -> RankStatus:
+    is_waiting = doing is Activity.WAITING
+    return RankStatus(
         rank=rank, node=f"n{rank}", pid=100 + rank, step=7, phase="step", quiet_s=4.0,
         is_overdue=overdue, is_long_overdue=long_overdue, doing=doing, where="work (a.py:1)",
         collective="all_reduce" if is_waiting else None,
     )  # fmt: skip
 
 
-WAITING = look(0, Doing.WAITING)
+WAITING = look(0, Activity.WAITING)
 
 
 @pytest.mark.parametrize(
     ("doing", "reason"),
     [
-        (Doing.STOPPED, "its process is stopped, as by SIGSTOP"),
-        (Doing.STORAGE, "it waits for storage or for a device's driver, and hears no signal"),
-        (Doing.COMPUTING, "it computes in work (a.py:1), in no collective"),
-        (Doing.STARVED, "it gets no processor: too many processes want one"),
-        (Doing.SLEEPING, "it sleeps or waits in work (a.py:1), in no collective"),
+        (Activity.STOPPED, "its process is stopped, as by SIGSTOP"),
+        (Activity.STORAGE, "it waits for storage or for a device's driver, and hears no signal"),
+        (Activity.COMPUTING, "it computes in work (a.py:1), in no collective"),
+        (Activity.STARVED, "it gets no processor: too many processes want one"),
+        (Activity.SLEEPING, "it sleeps or waits in work (a.py:1), in no collective"),
     ],
 )
-def test_the_rank_that_is_in_no_collective_is_blamed(doing: Doing, reason: str) -> None:
-    (hang,) = culprits([WAITING, look(1, doing), look(2, Doing.WAITING)])
+def test_the_rank_that_is_in_no_collective_is_blamed(doing: Activity, reason: str) -> None:
+    (hang,) = culprits([WAITING, look(1, doing), look(2, Activity.WAITING)])
     assert (hang.rank, hang.node, hang.collective) == (1, "n1", "all_reduce")
     assert hang.reason == f"{reason}; 2 other ranks wait for it in all_reduce"
     assert hang.cause == f"hung for 4.0 s in step 7, step: {hang.reason}"
@@ -44,18 +53,18 @@ def test_the_rank_that_is_in_no_collective_is_blamed(doing: Doing, reason: str) 
 
 
 def test_nobody_is_blamed_while_one_rank_may_be_right() -> None:
-    assert culprits([WAITING, look(1, Doing.COMPUTING, overdue=False)]) == []
+    assert culprits([WAITING, look(1, Activity.COMPUTING, overdue=False)]) == []
 
 
 def test_a_stopped_rank_is_blamed_whatever_the_others_do() -> None:
-    busy = look(0, Doing.COMPUTING, overdue=False)
-    (hang,) = culprits([busy, look(1, Doing.STOPPED)])
+    busy = look(0, Activity.COMPUTING, overdue=False)
+    (hang,) = culprits([busy, look(1, Activity.STOPPED)])
     assert (hang.rank, hang.collective) == (1, None)
-    assert culprits([busy, look(1, Doing.STOPPED, overdue=False)]) == []
+    assert culprits([busy, look(1, Activity.STOPPED, overdue=False)]) == []
 
 
 def test_a_long_step_of_all_ranks_is_no_hang_for_long() -> None:
-    busy = [look(rank, Doing.COMPUTING) for rank in range(2)]
+    busy = [look(rank, Activity.COMPUTING) for rank in range(2)]
     assert culprits(busy) == []
     assert [hang.rank for hang in culprits([replace(b, is_long_overdue=True) for b in busy])] == [
         0, 1,
@@ -63,7 +72,7 @@ def test_a_long_step_of_all_ranks_is_no_hang_for_long() -> None:
 
 
 def test_where_all_wait_for_each_other_none_is_blamed_and_the_network_is_named() -> None:
-    waiting = [look(rank, Doing.WAITING) for rank in (1, 0)]
+    waiting = [look(rank, Activity.WAITING) for rank in (1, 0)]
     assert culprits(waiting) == []
     (hang,) = culprits([replace(each, is_long_overdue=True) for each in waiting])
     assert (hang.rank, hang.node) == (None, "n0")
@@ -106,8 +115,8 @@ class Node:
         budgets = Budgets.of(elastic, compiles=compiles)
         assert budgets is not None
         self.notes = [
-            RankNotes(
-                pid=pid, step=1, phase=Phase.STEP, collectives_begun=1, collectives_ended=1,
+            HeartbeatRecord(
+                pid=pid, step=1, phase=WorkerPhase.STEP, collectives_started=1, collectives_ended=1,
                 step_ns=0, compute_ns=0, save_ns=0, moved_ns=1,
             )
             for pid in (100, 101)
@@ -135,7 +144,7 @@ class Node:
         self.look()
 
     def look(self) -> None:
-        self.watch.look(self.now_s)
+        self.watch.poll(self.now_s)
 
     def pass_time(self, seconds: float, *, cpu: float = 0.0) -> None:
         """Look ten times a second; rank 1 has this share of a processor."""
@@ -169,17 +178,17 @@ def test_a_rank_that_moves_excuses_all() -> None:
 @pytest.mark.parametrize(
     ("phase", "letter", "cpu", "compiles"),
     [
-        (Phase.SAVE, "S", 0.0, False),  # the first
-        (Phase.WRITE, "S", 0.0, False),
-        (Phase.DATA, "S", 0.0, False),
-        (Phase.EVALUATE, "S", 1.0, False),  # the first: nobody knows how long it takes
-        (Phase.STEP, "D", 0.0, False),
-        (Phase.STEP, "R", 0.0, False),  # no processor for it
-        (Phase.STEP, "R", 1.0, True),  # compiles again, perhaps
+        (WorkerPhase.SAVE, "S", 0.0, False),  # the first
+        (WorkerPhase.WRITE, "S", 0.0, False),
+        (WorkerPhase.DATA, "S", 0.0, False),
+        (WorkerPhase.EVALUATE, "S", 1.0, False),  # the first: nobody knows how long it takes
+        (WorkerPhase.STEP, "D", 0.0, False),
+        (WorkerPhase.STEP, "R", 0.0, False),  # no processor for it
+        (WorkerPhase.STEP, "R", 1.0, True),  # compiles again, perhaps
     ],
 )
 def test_what_is_no_usual_step_may_take_long(
-    phase: Phase, letter: str, cpu: float, compiles: bool
+    phase: WorkerPhase, letter: str, cpu: float, compiles: bool
 ) -> None:
     node = Node(compiles=compiles)
     node.learn(0.1)
@@ -198,7 +207,7 @@ def test_a_later_save_may_take_five_times_the_longest_so_far_and_90_seconds_at_l
 ) -> None:
     node = Node(slow_s=240.0)
     node.learn(0.1)
-    node.change([1], phase=Phase.SAVE, save_ns=int(longest_s * 1e9))
+    node.change([1], phase=WorkerPhase.SAVE, save_ns=int(longest_s * 1e9))
     node.look()
     node.pass_time(budget_s - 0.2)
     assert not node.watch.is_suspicious()
@@ -210,7 +219,7 @@ def test_one_rank_s_saves_say_nothing_of_another_s_first() -> None:
     node = Node(slow_s=240.0)
     node.learn(0.1)
     node.change([0], save_ns=10**9, collectives_begun=3)
-    node.change([1], phase=Phase.SAVE)
+    node.change([1], phase=WorkerPhase.SAVE)
     node.look()
     node.pass_time(239.0)
     assert not node.watch.is_suspicious()
@@ -218,26 +227,26 @@ def test_one_rank_s_saves_say_nothing_of_another_s_first() -> None:
 
 def test_a_first_step_may_take_long_and_a_stopped_rank_is_never_right() -> None:
     node = Node()
-    node.change(phase=Phase.FIRST_STEP)
+    node.change(phase=WorkerPhase.FIRST_STEP)
     node.pass_time(40.0)
     assert not node.watch.is_suspicious()
     node.letters[1] = "T"
     node.look()
     assert node.watch.is_suspicious()
-    assert [each.doing for each in node.watch.looks((4, 5), "n0", {})] == [
-        Doing.SLEEPING, Doing.STOPPED,
+    assert [each.doing for each in node.watch.statuses((4, 5), "n0", {})] == [
+        Activity.SLEEPING, Activity.STOPPED,
     ]  # fmt: skip
 
 
 def test_a_later_evaluation_may_take_three_times_the_longest_before() -> None:
     node = Node()
     node.learn(0.1)
-    node.change(phase=Phase.EVALUATE)
+    node.change(phase=WorkerPhase.EVALUATE)
     node.look()
     node.pass_time(4.0)
-    node.change(phase=Phase.STEP)
+    node.change(phase=WorkerPhase.STEP)
     node.look()
-    node.change(phase=Phase.EVALUATE)
+    node.change(phase=WorkerPhase.EVALUATE)
     node.look()
     node.pass_time(11.0)
     assert not node.watch.is_suspicious()
@@ -257,11 +266,11 @@ def test_a_stack_says_that_a_rank_waits_which_could_not_note_it() -> None:
     node = Node()
     node.learn(0.1)
     node.pass_time(4.0)
-    plain, told = node.watch.looks((0, 1), "n0", {})[1], node.watch.looks(
+    plain, told = node.watch.statuses((0, 1), "n0", {})[1], node.watch.statuses(
         (0, 1), "n0", {101: main_stack(DUMP)}
     )[1]  # fmt: skip
-    assert (plain.doing, plain.collective) == (Doing.SLEEPING, None)
-    assert (told.doing, told.collective) == (Doing.WAITING, "all_gather")
+    assert (plain.doing, plain.collective) == (Activity.SLEEPING, None)
+    assert (told.doing, told.collective) == (Activity.WAITING, "all_gather")
 
 
 def test_a_rank_that_has_noted_nothing_is_not_judged() -> None:

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from shardyard.elastic.agent_messages import Node
-from shardyard.elastic.hang_watch import Doing, Hang
+from shardyard.elastic.hang_watch import Activity, Hang
 from shardyard.elastic.node_exclusion import (
     LOSSES,
-    HeldAgainst,
-    Verdicts,
-    began_on,
+    NodeFailureHistory,
+    RestartPolicy,
+    find_origin,
     wait_for_end,
-    was_left_out,
+    was_excluded,
 )
-from shardyard.elastic.restart_budget import Restarts
+from shardyard.elastic.restart_budget import RestartBudget
 from shardyard.elastic.worker_failures import Loss, LostNode
 from shardyard.rundir.jsonl import EventWriter
 from shardyard.rundir.layout import RunDir
@@ -27,7 +27,7 @@ BUG = Loss(
 )  # fmt: skip
 KILL = replace(BUG, exit_code=None, signal="SIGKILL", cause="killed by SIGKILL")
 HANG = Hang(
-    rank=1, node="b", pid=7, step=31, phase="step", collective="all_reduce", doing=Doing.SLEEPING,
+    rank=1, node="b", pid=7, step=31, phase="step", collective="all_reduce", doing=Activity.SLEEPING,
     reason="it sleeps", quiet_s=3.6,
 )  # fmt: skip
 GONE = LostNode(node="b", node_rank=1, group_rank=1, ranks=(1,), cause="silent")
@@ -46,38 +46,38 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def judged(
-    verdicts: Verdicts, loss: Loss | LostNode, node: Node | None, nodes: Sequence[Node] = NODES
+    verdicts: RestartPolicy, loss: Loss | LostNode, node: Node | None, nodes: Sequence[Node] = NODES
 ) -> tuple[bool, str]:
     """Whether a restart is worth it, and why it is without the node."""
-    verdict = verdicts.judge(loss, node=node, left=nodes, finished_step=30)
-    if verdict.leaves_out and node is not None:
-        verdicts.held.leave_out(node)
-    return verdict.is_restart_worth, verdict.leaves_out
+    verdict = verdicts.decide(loss, node=node, remaining=nodes, finished_step=30)
+    if verdict.exclusion_reason and node is not None:
+        verdicts.failure_history.exclude(node)
+    return verdict.should_restart, verdict.exclusion_reason
 
 
 @pytest.mark.parametrize("loss", [BUG, KILL, GONE])
 def test_the_third_loss_in_a_row_has_its_node_left_out(loss: Loss | LostNode) -> None:
     """Also of the same failure, which would end the run at the second if it came elsewhere."""
-    verdicts = Verdicts(Restarts(limit=3), min_nodes=2)
+    verdicts = RestartPolicy(RestartBudget(limit=3), min_nodes=2)
     assert [judged(verdicts, loss, NODES[1]) for _ in range(LOSSES - 1)] == [(True, "")] * 2
     is_worth, why = judged(verdicts, loss, NODES[1])
     assert is_worth
     assert why == f"3 losses in a row within an hour began on it, the last one: {loss.cause}"
-    assert verdicts.held.left_out == [NODES[1]]
+    assert verdicts.failure_history.excluded_nodes == [NODES[1]]
 
 
 @pytest.mark.parametrize("other", [NODES[0], None])
 def test_a_loss_that_is_not_known_to_be_of_that_node_begins_the_row_anew(
     other: Node | None,
 ) -> None:
-    verdicts = Verdicts(Restarts(limit=9), min_nodes=1)
+    verdicts = RestartPolicy(RestartBudget(limit=9), min_nodes=1)
     row = [NODES[1], NODES[1], other, NODES[1], NODES[1]]
     assert not any(judged(verdicts, KILL, node)[1] for node in row)
     assert judged(verdicts, KILL, NODES[1])[1]
 
 
 def test_losses_of_more_than_an_hour_ago_do_not_count(clock: Clock) -> None:
-    verdicts = Verdicts(Restarts(limit=9), min_nodes=1)
+    verdicts = RestartPolicy(RestartBudget(limit=9), min_nodes=1)
     for _ in range(4):
         assert judged(verdicts, KILL, NODES[1]) == (True, "")
         clock.now_s += 1801.0
@@ -88,11 +88,11 @@ def test_losses_of_more_than_an_hour_ago_do_not_count(clock: Clock) -> None:
 def test_where_all_nodes_are_needed_the_same_failure_ends_the_run_and_the_words_name_the_node() -> (
     None
 ):
-    verdicts = Verdicts(Restarts(limit=9), min_nodes=3)
+    verdicts = RestartPolicy(RestartBudget(limit=9), min_nodes=3)
     assert judged(verdicts, BUG, NODES[1]) == (True, "")
     assert judged(verdicts, BUG, NODES[1]) == (False, "")
     assert verdicts.restarts.is_crash_loop
-    assert verdicts.words_of_node(NODES) == (
+    assert verdicts.describe_node_losses(NODES) == (
         "; the last 2 losses began on node 1 (b), which would have been left out, but "
         "elastic.min_nodes=3 needs all 3 nodes"
     )
@@ -101,20 +101,21 @@ def test_where_all_nodes_are_needed_the_same_failure_ends_the_run_and_the_words_
 
 
 def test_no_node_is_named_where_there_is_one_or_it_failed_once() -> None:
-    verdicts = Verdicts(Restarts(limit=9), min_nodes=1)
-    assert verdicts.words_of_node(NODES) == ""
+    verdicts = RestartPolicy(RestartBudget(limit=9), min_nodes=1)
+    assert verdicts.describe_node_losses(NODES) == ""
     judged(verdicts, KILL, NODES[1])
-    assert verdicts.words_of_node(NODES) == ""
+    assert verdicts.describe_node_losses(NODES) == ""
     judged(verdicts, KILL, NODES[1])
     assert (
-        verdicts.words_of_node(NODES) == "; the last 2 losses began on node 1 (b): go on without it"
+        verdicts.describe_node_losses(NODES)
+        == "; the last 2 losses began on node 1 (b): go on without it"
     )
-    assert verdicts.words_of_node(NODES[1:2]) == ""
+    assert verdicts.describe_node_losses(NODES[1:2]) == ""
 
 
 def test_the_same_failure_on_another_node_ends_the_run_at_once() -> None:
     """Then it was no fault of the node."""
-    verdicts = Verdicts(Restarts(limit=9), min_nodes=1)
+    verdicts = RestartPolicy(RestartBudget(limit=9), min_nodes=1)
     for _ in range(LOSSES):
         assert judged(verdicts, BUG, NODES[1])[0]
     assert judged(verdicts, BUG, NODES[2], [NODES[0], NODES[2]]) == (False, "")
@@ -123,11 +124,11 @@ def test_the_same_failure_on_another_node_ends_the_run_at_once() -> None:
 
 def test_of_several_nodes_that_seem_bad_one_an_hour_is_left_out(clock: Clock) -> None:
     """As where a rank is too large for any host, and moves to the next."""
-    verdicts, after = Verdicts(Restarts(limit=9), min_nodes=1), [NODES[0], NODES[2]]
+    verdicts, after = RestartPolicy(RestartBudget(limit=9), min_nodes=1), [NODES[0], NODES[2]]
     for _ in range(LOSSES):
         assert judged(verdicts, KILL, NODES[1])[0]
     assert not any(judged(verdicts, KILL, NODES[2], after)[1] for _ in range(LOSSES))
-    assert verdicts.words_of_node(after) == (
+    assert verdicts.describe_node_losses(after) == (
         "; the last 3 losses began on node 2 (c), which would have been left out, but node 1 (b) "
         "was within the last hour"
     )
@@ -138,33 +139,33 @@ def test_of_several_nodes_that_seem_bad_one_an_hour_is_left_out(clock: Clock) ->
 
 
 def test_what_the_left_out_node_cost_of_the_budget_is_given_back() -> None:
-    verdicts = Verdicts(Restarts(limit=2), min_nodes=1)
+    verdicts = RestartPolicy(RestartBudget(limit=2), min_nodes=1)
     for _ in range(LOSSES):
         assert judged(verdicts, KILL, NODES[1])[0]
-        verdicts.restarts.take(durable_step=None)
+        verdicts.restarts.record_restart(durable_step=None)
     assert verdicts.restarts.used() == 1
 
 
 def test_an_error_that_no_restart_cures_leaves_nobody_out() -> None:
-    verdicts = Verdicts(Restarts(limit=9), min_nodes=1)
+    verdicts = RestartPolicy(RestartBudget(limit=9), min_nodes=1)
     final = replace(BUG, is_final=True)
     assert [judged(verdicts, final, NODES[1]) for _ in range(4)] == [(False, "")] * 4
 
 
 def test_nodes_that_meet_take_over_what_is_held_against_nodes(clock: Clock) -> None:
     """Also where clocks of theirs began at other times, and one has just come."""
-    old, new = HeldAgainst(), HeldAgainst()
-    old.leave_out(NODES[2])
+    old, new = NodeFailureHistory(), NodeFailureHistory()
+    old.exclude(NODES[2])
     for node in (NODES[0], None, NODES[1], NODES[1]):
         old.add(node)
         clock.now_s += 60.0
-    told = [new.told(), old.told()]
+    told = [new.to_json(), old.to_json()]
     clock.now_s = 5.0
-    new.hear(told)
-    assert new.left_out == [NODES[2]] and new.newest() == (NODES[1], 2)
-    assert new.has_left_out_of_late
+    new.adopt(told)
+    assert new.excluded_nodes == [NODES[2]] and new.latest_streak() == (NODES[1], 2)
+    assert new.has_recent_exclusion
     clock.now_s += 3600.0 - 61.0
-    assert new.newest() == (NODES[1], 1) and not new.has_left_out_of_late
+    assert new.latest_streak() == (NODES[1], 1) and not new.has_recent_exclusion
 
 
 def loss_of(rank: int, signal: str | None = None, t: float = 0.0) -> Loss:
@@ -189,17 +190,17 @@ def loss_of(rank: int, signal: str | None = None, t: float = 0.0) -> Loss:
 def test_a_loss_is_held_against_a_node_where_it_began_there_alone(
     losses: list[Loss], lost: list[LostNode], hangs: list[Hang], node: int | None
 ) -> None:
-    assert began_on(losses, lost, hangs, ranks_per_node=2) == node
+    assert find_origin(losses, lost, hangs, ranks_per_node=2) == node
 
 
 def test_a_node_that_is_started_again_knows_that_it_was_left_out(tmp_path: Path) -> None:
     run, me = RunDir(tmp_path), replace(NODES[1], machine="boot-1")
     events = EventWriter(run.events, attempt=2, generation=3)
     events.write("node_left_out", **me.event(), machine="boot-1", cause="", nodes_left=1)
-    assert was_left_out(run, 2, me)
-    assert not was_left_out(run, 3, me)
+    assert was_excluded(run, 2, me)
+    assert not was_excluded(run, 3, me)
     others = (replace(me, rank=0), replace(me, name="a"), replace(me, machine="boot-2"))
-    assert not any(was_left_out(run, 2, other) for other in others)
+    assert not any(was_excluded(run, 2, other) for other in others)
 
 
 def test_it_waits_for_the_end_of_the_others_however_long(
@@ -216,7 +217,7 @@ def test_it_waits_for_the_end_of_the_others_however_long(
             events.write("attempt_ended", outcome="finished", exit_code=0, reason="finished")
 
     monkeypatch.setattr("shardyard.elastic.node_exclusion.time.sleep", sleep)
-    end = wait_for_end(run, 1, are_others_there=lambda: True, is_to_stop=lambda: False)
+    end = wait_for_end(run, 1, has_others=lambda: True, is_to_stop=lambda: False)
     assert end is not None and (end["outcome"], len(naps)) == ("finished", 3)
 
 
@@ -230,6 +231,6 @@ def test_it_ends_before_where_it_is_asked_to_or_the_others_are_gone(
     monkeypatch.setattr("shardyard.elastic.node_exclusion.time.sleep", sleep)
     began_s = clock.now_s
     assert not wait_for_end(
-        RunDir(tmp_path), 1, are_others_there=lambda: False, is_to_stop=lambda: is_to_stop
+        RunDir(tmp_path), 1, has_others=lambda: False, is_to_stop=lambda: is_to_stop
     )
     assert (clock.now_s > began_s + 100) != is_to_stop

@@ -2,12 +2,12 @@
 
 import re
 
-from shardyard.elastic.meeting_wait import MeetingWait
+from shardyard.elastic.meeting_wait import RendezvousWait
 
 
 def test_lines_come_at_growing_intervals_and_end_with_the_wait() -> None:
     clock = [0.0]
-    wait = MeetingWait(3, now_s=lambda: clock[0])
+    wait = RendezvousWait(3, now_s=lambda: clock[0])
     told = []
     with wait.waits_for(lambda: "others", within_s=3600.0):
         for second in range(3600):
@@ -20,7 +20,7 @@ def test_lines_come_at_growing_intervals_and_end_with_the_wait() -> None:
 
 def test_a_line_names_what_is_silent_and_the_end_of_the_wait() -> None:
     clock = [0.0]
-    wait = MeetingWait(3, now_s=lambda: clock[0])
+    wait = RendezvousWait(3, now_s=lambda: clock[0])
     with wait.waits_for(lambda: "other nodes at here:1: 1 of 4 came", within_s=90.0):
         wait.silence, clock[0] = "etcd at e:2 does not answer (e:2: refused)", 30.0
         assert re.fullmatch(

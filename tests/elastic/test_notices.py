@@ -5,19 +5,21 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # built in C++
 
-from shardyard.elastic.agent_messages import Node, Notices
+from shardyard.elastic.agent_messages import AgentMessages, Node
 
 NAMES = [Node("a", 1), Node("b", 0)]
 
 
-def agree(*proposals: tuple[int, int]) -> tuple[list[int], list[Notices]]:
+def agree(*proposals: tuple[int, int]) -> tuple[list[int], list[AgentMessages]]:
     """What two nodes agree on that propose a generation, each with the ranks of the last one."""
     store = HashStore()
-    nodes = [Notices(store, group_rank=rank, num_nodes=2) for rank in range(2)]
+    nodes = [AgentMessages(store, group_rank=rank, num_nodes=2) for rank in range(2)]
 
-    def propose(node: Notices, me: Node, proposal: tuple[int, int]) -> int:
+    def propose(node: AgentMessages, me: Node, proposal: tuple[int, int]) -> int:
         held = {"by": me.name}
-        return node.agree_on_generation(proposal[0], me, world_size=proposal[1], held=held)
+        return node.agree_on_generation(
+            proposal[0], me, world_size=proposal[1], failure_history=held
+        )
 
     with ThreadPoolExecutor() as pool:
         return list(pool.map(propose, nodes, NAMES, proposals)), nodes
@@ -29,7 +31,7 @@ def test_a_generation_is_never_numbered_as_an_earlier_one(proposals: tuple[int, 
     agreed, nodes = agree((proposals[0], 0), (proposals[1], 0))
     assert agreed == [max(proposals)] * 2
     assert [node.nodes for node in nodes] == [NAMES] * 2
-    assert [node.held_against for node in nodes] == [[{"by": "a"}, {"by": "b"}]] * 2
+    assert [node.failure_histories for node in nodes] == [[{"by": "a"}, {"by": "b"}]] * 2
 
 
 @pytest.mark.parametrize(
@@ -47,13 +49,13 @@ def test_all_nodes_know_who_came_and_how_many_ranks_there_were(
 ) -> None:
     _, nodes = agree(*proposals)
     for node in nodes:
-        resize = node.resize_to(world_size)
+        resize = node.resize_event(world_size)
         assert told == (None if resize is None else (resize["joined"], resize["world_size_before"]))
 
 
 def test_nodes_that_say_nothing_are_known_by_name() -> None:
     store = HashStore()
-    first, second = (Notices(store, group_rank=rank, num_nodes=2) for rank in range(2))
+    first, second = (AgentMessages(store, group_rank=rank, num_nodes=2) for rank in range(2))
     assert first.silent("losses") == [1]
     second.publish("losses", [])
     assert first.silent("losses") == []

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shardyard.elastic import pauses
-from shardyard.elastic.pauses import Stops, StopWatch, Turn
+from shardyard.elastic.pauses import PauseDetector, PauseTransition, PauseWatch
 
 EVERY_S = 0.1
 PULSES = [True] * 6 + [False] * 3
@@ -18,7 +18,7 @@ class Looks:
     """Looks at two ranks, of which rank 1 follows a pattern."""
 
     def __init__(self) -> None:
-        self.stops = Stops(2)
+        self.stops = PauseDetector(2)
         self.now_s = 0.0
 
     def take(self, pattern: list[bool], for_s: float, *, every_s: float = EVERY_S) -> None:
@@ -30,20 +30,20 @@ class Looks:
 def test_pulses_are_told_once_and_once_more_when_they_are_over() -> None:
     looks = Looks()
     looks.take(WELL, 30.0)
-    assert looks.stops.turns() == []
+    assert looks.stops.transitions() == []
     looks.take(PULSES, 4.0)
-    assert looks.stops.turns() == []
+    assert looks.stops.transitions() == []
     looks.take(PULSES, 2.0)
-    ((rank, share, is_over),) = looks.stops.turns()
+    ((rank, share, is_over),) = looks.stops.transitions()
     assert (rank, is_over) == (1, False) and 0.6 < share < 0.75, "of the time since they began"
     looks.take(PULSES, 60.0)
-    assert looks.stops.turns() == []
+    assert looks.stops.transitions() == []
     looks.take(WELL, 15.0)
-    assert looks.stops.turns() == []
+    assert looks.stops.transitions() == []
     looks.take(WELL, 10.0)
-    assert looks.stops.turns() == [(1, 0.0, True)]
+    assert looks.stops.transitions() == [(1, 0.0, True)]
     looks.take(PULSES, 9.0)
-    assert [is_over for *_, is_over in looks.stops.turns()] == [False]
+    assert [is_over for *_, is_over in looks.stops.transitions()] == [False]
 
 
 @pytest.mark.parametrize(
@@ -58,13 +58,13 @@ def test_what_is_a_hang_or_rare_or_short_is_not_told(pattern: list[bool]) -> Non
     looks = Looks()
     for _ in range(30):
         looks.take(pattern, 2.0)
-        assert looks.stops.turns() == []
+        assert looks.stops.transitions() == []
 
 
 def test_an_agent_that_seldom_gets_to_look_says_nothing() -> None:
     looks = Looks()
     looks.take([True, False], 60.0, every_s=0.5)
-    assert looks.stops.turns() == []
+    assert looks.stops.transitions() == []
 
 
 class Board:
@@ -89,10 +89,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     yield now
 
 
-def watch(looks: Looks, board: Board, *, node: str, first: int) -> Callable[..., list[Turn]]:
-    return StopWatch(
+def watch(
+    looks: Looks, board: Board, *, node: str, first: int
+) -> Callable[..., list[PauseTransition]]:
+    return PauseWatch(
         looks.stops, board, node=node, ranks=[first, first + 1], step_of=lambda rank: 40 + rank  # type: ignore[arg-type]
-    ).look  # fmt: skip
+    ).poll  # fmt: skip
 
 
 def test_the_node_that_writes_events_tells_its_own_and_those_of_others_once(

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from shardyard.elastic.hang_watch import Doing, Hang
+from shardyard.elastic.hang_watch import Activity, Hang
 from shardyard.elastic.restart_budget import (
     Failure,
-    Restarts,
+    RestartBudget,
     earlier_failures,
     last_finished_step,
 )
@@ -24,7 +24,7 @@ BUG = Loss(
 )  # fmt: skip
 KILL = replace(BUG, exit_code=None, signal="SIGKILL", cause="killed by SIGKILL")
 HANG = Hang(
-    rank=1, node="n1", pid=7, step=31, phase="step", collective="all_reduce", doing=Doing.SLEEPING,
+    rank=1, node="n1", pid=7, step=31, phase="step", collective="all_reduce", doing=Activity.SLEEPING,
     reason="it sleeps or waits in f (a.py:1)", quiet_s=3.6,
 )  # fmt: skip
 NODE = LostNode(node="n1", node_rank=1, group_rank=1, ranks=(1,), cause="silent")
@@ -41,13 +41,13 @@ class Clock:
     now_s = 1000.0
 
 
-def is_worth(restarts: Restarts, loss: Loss | LostNode, *, hangs: Sequence[Hang] = ()) -> bool:
+def is_worth(restarts: RestartBudget, loss: Loss | LostNode, *, hangs: Sequence[Hang] = ()) -> bool:
     step = loss.step if isinstance(loss, Loss) else BUG.step
-    return restarts.is_worth(loss, finished_step=step, hangs=hangs)
+    return restarts.should_restart(loss, finished_step=step, hangs=hangs)
 
 
 def test_the_same_failure_twice_is_not_worth_a_restart() -> None:
-    restarts = Restarts(limit=9)
+    restarts = RestartBudget(limit=9)
     assert is_worth(restarts, BUG)
     assert is_worth(restarts, KILL)  # something else in between changes nothing
     again = replace(BUG, rank=0, node="n0", pid=8, cause="IndexError: 9 of 3")
@@ -55,19 +55,19 @@ def test_the_same_failure_twice_is_not_worth_a_restart() -> None:
 
 
 def test_a_checkpoint_of_the_steps_before_is_no_progress() -> None:
-    restarts = Restarts(limit=9)
+    restarts = RestartBudget(limit=9)
     assert is_worth(restarts, BUG) and not is_worth(restarts, replace(BUG, durable_step=30))
 
 
 @pytest.mark.parametrize("other", [{"step": 31}, {"cause": "KeyError: 7 of 3"}])
 def test_another_step_or_cause_is_another_failure(other: dict[str, Any]) -> None:
-    restarts = Restarts(limit=9)
+    restarts = RestartBudget(limit=9)
     assert is_worth(restarts, BUG) and is_worth(restarts, replace(BUG, **other))
 
 
 @pytest.mark.parametrize("step_between", [29, 30, 31])
 def test_a_failure_that_the_run_came_beyond_was_bad_luck(step_between: int) -> None:
-    restarts = Restarts(limit=9)
+    restarts = RestartBudget(limit=9)
     assert is_worth(restarts, BUG) and is_worth(restarts, replace(KILL, step=step_between))
     assert is_worth(restarts, BUG) == (step_between > BUG.step)  # back at it, from an older state
 
@@ -75,16 +75,16 @@ def test_a_failure_that_the_run_came_beyond_was_bad_luck(step_between: int) -> N
 @pytest.mark.parametrize(
     ("doing", "is_own"),
     [
-        (Doing.SLEEPING, True),
-        (Doing.COMPUTING, True),
-        (Doing.WAITING, True),
-        (Doing.STOPPED, False),
-        (Doing.STORAGE, False),
-        (Doing.STARVED, False),
+        (Activity.SLEEPING, True),
+        (Activity.COMPUTING, True),
+        (Activity.WAITING, True),
+        (Activity.STOPPED, False),
+        (Activity.STORAGE, False),
+        (Activity.STARVED, False),
     ],
 )
-def test_the_same_hang_twice_is_not_worth_a_restart(doing: Doing, is_own: bool) -> None:
-    restarts, hang = Restarts(limit=9), replace(HANG, doing=doing)
+def test_the_same_hang_twice_is_not_worth_a_restart(doing: Activity, is_own: bool) -> None:
+    restarts, hang = RestartBudget(limit=9), replace(HANG, doing=doing)
     assert is_worth(restarts, KILL, hangs=[hang])
     again = replace(hang, pid=9, reason="it computes in g", quiet_s=4.0)
     assert is_worth(restarts, KILL, hangs=[again]) != is_own
@@ -92,34 +92,38 @@ def test_the_same_hang_twice_is_not_worth_a_restart(doing: Doing, is_own: bool) 
 
 @pytest.mark.parametrize("other", [{"rank": 2}, {"step": 32}, {"phase": "save"}])
 def test_another_rank_step_or_phase_is_another_hang(other: dict[str, Any]) -> None:
-    restarts = Restarts(limit=9)
+    restarts = RestartBudget(limit=9)
     assert is_worth(restarts, KILL, hangs=[HANG])
     assert is_worth(restarts, KILL, hangs=[replace(HANG, **other)])
 
 
 @pytest.mark.parametrize("loss", [KILL, replace(KILL, signal="SIGTERM"), NODE])
 def test_what_comes_from_outside_is_bad_luck_each_time(loss: Loss | LostNode) -> None:
-    restarts = Restarts(limit=9)
+    restarts = RestartBudget(limit=9)
     assert all(is_worth(restarts, loss) for _ in range(3))
 
 
 @pytest.mark.parametrize("signal", ["SIGSEGV", "SIGABRT", "SIGBUS"])
 def test_a_crash_in_native_code_is_a_failure_of_its_own(signal: str) -> None:
-    restarts = Restarts(limit=9)
+    restarts = RestartBudget(limit=9)
     crash = replace(KILL, signal=signal)
     assert is_worth(restarts, crash) and not is_worth(restarts, crash)
 
 
 def test_a_kill_for_want_of_memory_is_a_failure_of_its_own() -> None:
     killed = replace(KILL, is_out_of_memory=True, cause="out of host memory")
-    assert Failure.of(killed) == Failure.told({"kind": "worker_lost", **killed.event()}) is not None
+    assert (
+        Failure.of(killed)
+        == Failure.from_event({"kind": "worker_lost", **killed.event()})
+        is not None
+    )
 
 
 def test_the_budget_is_of_an_hour(clock: Clock) -> None:
-    restarts = Restarts(limit=2)
+    restarts = RestartBudget(limit=2)
     for _ in range(2):
         assert is_worth(restarts, KILL)
-        restarts.take(durable_step=1)
+        restarts.record_restart(durable_step=1)
         clock.now_s += 1000.0
     assert not is_worth(restarts, KILL) and not restarts.is_crash_loop
     assert restarts.used() == 2
@@ -128,9 +132,18 @@ def test_the_budget_is_of_an_hour(clock: Clock) -> None:
 
 
 def test_restarts_without_a_new_checkpoint_wait_longer_each_time() -> None:
-    restarts = Restarts(limit=99)
-    assert [restarts.take(durable_step=5) for _ in range(8)] == [0, 1, 2, 4, 8, 16, 30, 30]
-    assert restarts.take(durable_step=6) == 0
+    restarts = RestartBudget(limit=99)
+    assert [restarts.record_restart(durable_step=5) for _ in range(8)] == [
+        0,
+        1,
+        2,
+        4,
+        8,
+        16,
+        30,
+        30,
+    ]
+    assert restarts.record_restart(durable_step=6) == 0
 
 
 def test_failures_of_earlier_starts_count_until_somebody_could_mend_them(tmp_path: Path) -> None:
@@ -145,8 +158,8 @@ def test_failures_of_earlier_starts_count_until_somebody_could_mend_them(tmp_pat
     second.write("worker_hung", rank=0, step=9, reason="of a version that told less")
     found = earlier_failures(run, 2)
     assert found == {Failure("IndexError: # of #", 30), Failure("rank 1 hung in step 31, step", 30)}
-    assert not is_worth(Restarts(limit=9, earlier=set(found)), BUG)
-    assert not is_worth(Restarts(limit=9, earlier=found), KILL, hangs=[HANG])
+    assert not is_worth(RestartBudget(limit=9, earlier=set(found)), BUG)
+    assert not is_worth(RestartBudget(limit=9, earlier=found), KILL, hangs=[HANG])
     second.write("attempt_ended", exit_code=1)  # only people go on after it
     assert earlier_failures(run, 2) == set()
 

@@ -14,14 +14,19 @@ from torch.distributed import (  # type: ignore[attr-defined]  # built in C++
     distributed_c10d,
 )
 
-from shardyard.elastic.rendezvous.c10d import Meeting, Rendezvous, build_rendezvous, serve_store
-from shardyard.elastic.seal import ForeignValueError, Seal, SealedStore
+from shardyard.elastic.rendezvous.c10d import (
+    Rendezvous,
+    RendezvousConfig,
+    build_rendezvous,
+    serve_store,
+)
+from shardyard.elastic.seal import Seal, SealedStore, UntrustedValueError
 from shardyard.elastic.sealed_objects import seal_objects
 from shardyard.elastic.store_backend import StoreBackend
 from shardyard.errors import StorageError
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.run_secret import run_secret
-from shardyard.torch_private import empty_meeting
+from shardyard.torch_private import empty_rendezvous_state
 
 SEAL, OTHER = Seal(b"s" * 32), Seal(b"o" * 32)
 
@@ -37,7 +42,7 @@ class Runs:
 
 
 def state(round_number: int) -> bytes:
-    content = empty_meeting()
+    content = empty_rendezvous_state()
     content.round = round_number
     return pickle.dumps(content)
 
@@ -53,7 +58,7 @@ def test_a_value_opens_under_its_name_and_secret_alone() -> None:
         (OTHER, "a", value), (SEAL, "b", value), (SEAL, "a", value[:-1] + b"x"),
         (SEAL, "a", b""), (SEAL, "a", b"content"), (SEAL, "a", b"\xff\x00 content"),
     ]:  # fmt: skip
-        with pytest.raises(ForeignValueError, match="not written by a node of this run"):
+        with pytest.raises(UntrustedValueError, match="not written by a node of this run"):
             seal.opened(name, seen)
     assert "s" * 8 not in repr(SEAL) and SEAL.derived("x") not in (SEAL.secret, SEAL.derived("y"))
 
@@ -64,9 +69,9 @@ def test_a_value_of_one_meeting_is_none_of_the_next() -> None:
     store.set("round/2/key", store.get("round/1/key").decode())
     assert SealedStore(store, "round/1", SEAL).get("key") == b"first"
     later = SealedStore(store, "round/2", SEAL)
-    with pytest.raises(ForeignValueError):
+    with pytest.raises(UntrustedValueError):
         later.get("key")
-    with pytest.raises(ForeignValueError):
+    with pytest.raises(UntrustedValueError):
         later.multi_get(["key"])
 
 
@@ -137,7 +142,7 @@ def pair() -> Iterator[list[Rendezvous]]:
     port = serve_store("127.0.0.1", 0).port  # free again at once
     nodes = []
     for rank in range(2):
-        meeting = Meeting(
+        meeting = RendezvousConfig(
             id="m", seal=SEAL, min_nodes=2, max_nodes=2, endpoint=f"127.0.0.1:{port}",
             node_rank=rank, keep_alive_s=3600, restart_timeout_s=60.0,
         )  # fmt: skip
@@ -152,7 +157,7 @@ def test_two_nodes_meet_though_a_stranger_writes_to_their_store(
     pair: list[Rendezvous], tmp_path: Path
 ) -> None:
     mark = tmp_path / "mark"
-    backend = pair[0].own_clock._backend
+    backend = pair[0].local_clock._backend
     assert isinstance(backend, StoreBackend)
     stranger = backend._store
 
@@ -178,7 +183,7 @@ def test_objects_of_other_ranks_are_opened_only_with_the_seal_of_the_run(
     seal_objects(SEAL)
     own, own_size = c10d._object_to_tensor({"step": 3}, "cpu", None)
     assert c10d._tensor_to_object(own, own_size, None) == {"step": 3}
-    with pytest.raises(ForeignValueError, match="object"):
+    with pytest.raises(UntrustedValueError, match="object"):
         c10d._tensor_to_object(foreign, size, None)
     assert not mark.exists()
 

@@ -15,9 +15,9 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     RendezvousTimeout,
 )
 
-from shardyard.elastic.agent_messages import OwnClock
-from shardyard.elastic.meeting_wait import MeetingWait
-from shardyard.elastic.rendezvous.c10d import Meeting, Rendezvous
+from shardyard.elastic.agent_messages import LocalClockBackend
+from shardyard.elastic.meeting_wait import RendezvousWait
+from shardyard.elastic.rendezvous.c10d import Rendezvous, RendezvousConfig
 from shardyard.elastic.seal import Seal
 from shardyard.torch_private import LONG_AGO
 
@@ -55,10 +55,10 @@ def _moved(data: bytes, by: timedelta) -> bytes:
     return pickle.dumps(state)
 
 
-def _meeting() -> Meeting:
-    return Meeting(
+def _meeting() -> RendezvousConfig:
+    return RendezvousConfig(
         id="m", seal=Seal(b"s" * 32), min_nodes=2, max_nodes=3, endpoint=None, node_rank=0,
-        keep_alive_s=6, restart_timeout_s=60.0, wait=MeetingWait(0),
+        keep_alive_s=6, restart_timeout_s=60.0, wait=RendezvousWait(0),
     )  # fmt: skip
 
 
@@ -71,11 +71,11 @@ def skewed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Rendezvous, S
     for ahead in (0 * HOUR, HOUR, -HOUR):
         clock = Skewed(C10dRendezvousBackend(store, "m"), ahead)
         handler = Rendezvous.from_backend(
-            "m", store, OwnClock(clock, last_call=LAST_CALL), 2, 3, local_addr="127.0.0.1",
+            "m", store, LocalClockBackend(clock, last_call=LAST_CALL), 2, 3, local_addr="127.0.0.1",
             timeout=RendezvousTimeout(join=timedelta(seconds=60), last_call=LAST_CALL),
             keep_alive_interval=1, keep_alive_max_attempt=6,
         )  # fmt: skip
-        handler.meeting = _meeting()
+        handler.config = _meeting()
         nodes.append((handler, clock))
     yield nodes
     for handler, _clock in nodes:
@@ -122,13 +122,13 @@ def test_nobody_waits_for_others_once_all_are_there_that_are_known_to_come(
     store = HashStore()
     nodes = []
     for _ in range(3):
-        clock = OwnClock(C10dRendezvousBackend(store, "m"), last_call=HOUR)
+        clock = LocalClockBackend(C10dRendezvousBackend(store, "m"), last_call=HOUR)
         node = Rendezvous.from_backend(
             "m", store, clock, 2, 3, local_addr="127.0.0.1",
             timeout=RendezvousTimeout(join=timedelta(seconds=60), last_call=HOUR),
             keep_alive_interval=1, keep_alive_max_attempt=6,
         )  # fmt: skip
-        node.own_clock, node.meeting = clock, _meeting()
+        node.local_clock, node.config = clock, _meeting()
         nodes.append(node)
     assert meet(*nodes) == [3, 3, 3]
     *left, gone = nodes

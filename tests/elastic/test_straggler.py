@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shardyard.elastic.heartbeat import NotedStep
+from shardyard.elastic.heartbeat import StepRecord
 from shardyard.elastic.slowdown import Straggler, StragglerWatch, block_of
 from shardyard.telemetry.health.ranks import RankBlock, Slowness
 
@@ -31,10 +31,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def steps(count: int, compute_s: float, *, begin: int = 2, every: int = 1) -> Iterator[NotedStep]:
+def steps(count: int, compute_s: float, *, begin: int = 2, every: int = 1) -> Iterator[StepRecord]:
     """As a rank notes them: the first of a process is not."""
     for step in range(begin, begin + count, every):
-        yield NotedStep(step=step, compute_ns=int(compute_s * 1e9), data_ns=1000)
+        yield StepRecord(step=step, compute_ns=int(compute_s * 1e9), data_ns=1000)
 
 
 def watch(board: Board, rank: int) -> StragglerWatch:
@@ -54,12 +54,12 @@ def told_of(
         clock[0] = tick / 10
         due = int(clock[0] / step_s)
         for mine, compute_s in ((first, 0.1), (second, 0.1 * slow)):
-            count = due - mine.newest[0]
-            noted = list(steps(count, compute_s, begin=mine.newest[0] + 1))
+            count = due - mine.latest_steps[0]
+            noted = list(steps(count, compute_s, begin=mine.latest_steps[0] + 1))
             judges = mine is first
             if not judges and tick < 7:
                 continue
-            found += mine.look([noted[-32:]], judges=judges)
+            found += mine.poll([noted[-32:]], is_evaluator=judges)
     return found
 
 
@@ -85,12 +85,15 @@ def test_no_rank_is_judged_until_all_have_told_the_block(clock: list[float]) -> 
     alone = watch(Board(), 1)
     for tick in range(100):
         clock[0] = float(tick)
-        assert alone.look([list(steps(4, 0.2, begin=alone.newest[0] + 1))], judges=True) == []
+        assert (
+            alone.poll([list(steps(4, 0.2, begin=alone.latest_steps[0] + 1))], is_evaluator=True)
+            == []
+        )
 
 
 def test_a_block_holds_each_of_its_steps_and_groups_that_are_in_all_of_them() -> None:
     noted = [
-        NotedStep(
+        StepRecord(
             step=9 + k, compute_ns=10**8 + k, data_ns=10**6,
             exchange_ns={"0-1-2": 10**7, **({"0-4-2": 1} if k else {})},
         )
@@ -106,13 +109,13 @@ def test_a_block_of_which_steps_were_missed_is_left_out(clock: list[float]) -> N
     board = Board()
     mine = watch(board, 0)
     clock[0] = 3.0
-    mine.look([[*steps(16, 0.1, begin=1, every=2), *steps(17, 0.1, begin=17)]], judges=False)
+    mine.poll([[*steps(16, 0.1, begin=1, every=2), *steps(17, 0.1, begin=17)]], is_evaluator=False)
     assert [block["block"] for block in board.told] == [2, 3]
 
 
 SLOW = Slowness(
-    what="compute", ranks=(3,), step=80, factor=1.23456, took_s=0.5, peers_s=0.405, is_over=False,
-    is_since_start=False, is_held_up=False,
+    what="compute", ranks=(3,), step=80, factor=1.23456, duration_s=0.5, peers_s=0.405, is_over=False,
+    is_since_start=False, is_intermittent=False,
 )  # fmt: skip
 
 

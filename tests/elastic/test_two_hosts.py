@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.drill.network import INTERFACE, Network, network_of, why_no_network
+from shardyard.drill.network import INTERFACE, DrillNetwork, network_of, no_network_reason
 from shardyard.rundir.layout import RunDir
 from tests.elastic.agents import Agents, answer
 from tests.mounts import needs_root
@@ -23,8 +23,8 @@ OWN_LINE = {
 
 
 @pytest.fixture(scope="module")
-def network() -> Iterator[Network]:
-    if why := why_no_network():
+def network() -> Iterator[DrillNetwork]:
+    if why := no_network_reason():
         pytest.skip(why)
     with network_of(2) as made:
         yield made
@@ -40,7 +40,7 @@ def agents(tmp_path: Path) -> Iterator[Agents]:
 
 @pytest.mark.parametrize("own_line", OWN_LINE)
 def test_hosts_meet_whatever_their_own_name_leads_to(
-    agents: Agents, tmp_path: Path, network: Network, own_line: str
+    agents: Agents, tmp_path: Path, network: DrillNetwork, own_line: str
 ) -> None:
     agents.prepare(devices=1, nodes=2)
     nodes = []

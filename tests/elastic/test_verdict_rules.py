@@ -6,8 +6,8 @@ import pytest
 
 from shardyard.config.schema.recipe import LeaveOutFor
 from shardyard.elastic.agent_messages import Node
-from shardyard.elastic.node_exclusion import SLOW_RANK, VerdictRules, Verdicts
-from shardyard.elastic.restart_budget import Restarts
+from shardyard.elastic.node_exclusion import SLOW_RANK, ExclusionRules, RestartPolicy
+from shardyard.elastic.restart_budget import RestartBudget
 from shardyard.telemetry.health import devices
 
 NODES = [Node(f"n{rank}", rank) for rank in range(3)]
@@ -30,8 +30,8 @@ class Board:
         return self.told
 
 
-def rules(*names: str, min_nodes: int = 2) -> VerdictRules:
-    return VerdictRules(names, Verdicts(Restarts(3), min_nodes=min_nodes))
+def rules(*names: str, min_nodes: int = 2) -> ExclusionRules:
+    return ExclusionRules(names, RestartPolicy(RestartBudget(3), min_nodes=min_nodes))
 
 
 def test_each_verdict_that_names_a_node_can_be_a_rule() -> None:
@@ -80,9 +80,9 @@ def test_it_stays_where_too_few_are_left_and_within_an_hour_of_another_one() -> 
     board, all_needed = Board(), rules("xid", min_nodes=3)
     why = all_needed.on_device("device_problem", XID, board, NODES)  # type: ignore[arg-type]
     assert why == "elastic.min_nodes=3 needs all 3 nodes"
-    verdicts = Verdicts(Restarts(3), min_nodes=1)
-    verdicts.held.leave_out(NODES[0])
-    spent = VerdictRules(("xid",), verdicts)
+    verdicts = RestartPolicy(RestartBudget(3), min_nodes=1)
+    verdicts.failure_history.exclude(NODES[0])
+    spent = ExclusionRules(("xid",), verdicts)
     why = spent.on_device("device_problem", XID, board, NODES[1:])  # type: ignore[arg-type]
     assert why == "node 0 (n0) was within the last hour" and board.told == []
 

@@ -10,7 +10,7 @@ from shardyard.elastic.worker_failures import (
     describe_dead,
     describe_loss,
     first_cause,
-    of_host_memory,
+    host_memory_loss,
 )
 
 PEER = {
@@ -120,7 +120,7 @@ def test_a_memory_limit_that_ends_the_first_steps_ends_the_run(
     steps_done: int, is_final: bool
 ) -> None:
     why = "the memory limit of 900.0 MiB of control group /g was reached"
-    found = of_host_memory(loss(1, -9), why, steps_done=steps_done)
+    found = host_memory_loss(loss(1, -9), why, steps_done=steps_done)
     assert found.is_final is is_final and why in found.cause and "dmesg" not in found.cause
     assert ("Use a smaller optim.micro_batch" in found.cause) is is_final
     assert first_cause([loss(0, 1, PEER), found]) == found

@@ -12,7 +12,7 @@ from shardyard.families.presets import PRESETS
 from shardyard.families.registry import family_of
 from shardyard.families.shape import ModelShape
 from shardyard.models.attention import SampleAttention
-from shardyard.models.build import build_on_meta, fill_weights, give_storage, hf_config
+from shardyard.models.build import build_on_meta, fill_weights, hf_config, materialize
 from shardyard.models.forward import ForwardPass
 from shardyard.models.random import SampleKeys
 
@@ -100,7 +100,7 @@ def theirs(shape: ModelShape) -> Any:
 def loaded(shape: ModelShape, folder: Path) -> PreTrainedModel:
     """Our model with the weights of a folder."""
     model = build_on_meta(shape)
-    give_storage(model, torch.device("cpu"))
+    materialize(model, torch.device("cpu"))
     fill_weights(model, folder=folder, seed=0)
     return model
 

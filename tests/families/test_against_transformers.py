@@ -15,13 +15,13 @@ from shardyard.checkpoint.export import export
 from shardyard.checkpoint.retention import step_name
 from shardyard.checkpoint.save import Saver
 from shardyard.config.model.source import read_shape
-from shardyard.config.resolved import DataFacts, Resolved
-from shardyard.config.rules.custom_module import known_shape
+from shardyard.config.resolved import DatasetMetadata, Resolved
+from shardyard.config.rules.custom_module import require_shape
 from shardyard.config.schema.recipe import Model, Recipe
 from shardyard.families.config_json import shape_of_config
 from shardyard.families.registry import FAMILIES
 from shardyard.families.shape import ModelShape
-from shardyard.models.build import build_on_meta, fill_weights, give_storage, hf_config
+from shardyard.models.build import build_on_meta, fill_weights, hf_config, materialize
 from tests.families.random_models import (
     TOKENS_BL,
     VARIANTS,
@@ -62,7 +62,7 @@ def test_a_folder_of_transformers_is_the_same_model_here_and_as_an_export(
     model = theirs(shape)
     model.save_pretrained(source, max_shard_size="100KB")  # several files and an index
     resolved = resolved_of(source)
-    read = known_shape(resolved.shape)
+    read = require_shape(resolved.shape)
     assert sizes(read) == sizes(shape)
     real = sum(param.numel() for param in model.parameters())
     assert real - (0 if shape.is_causal else HEAD_OF_BERT) == shape.parameters
@@ -84,7 +84,7 @@ def resolved_of(folder: Path) -> Resolved:
     asked = Model(path=str(folder), dropout=0.0)
     return Resolved(
         recipe=Recipe(model=asked), reasons={}, shape=read_shape(asked, folder, 0),
-        data=DataFacts(
+        data=DatasetMetadata(
             dir=str(folder), fingerprint="0", vocab_size=300, train_tokens=1, eval_tokens=1,
             train_documents=1, eval_documents=1, unigram_entropy=1.0,
         ),
@@ -94,7 +94,7 @@ def resolved_of(folder: Path) -> Resolved:
 
 def save_untrained(resolved: Resolved, folder: Path, group: dist.ProcessGroup) -> Path:
     """A checkpoint of the weights as they were loaded."""
-    model = loaded(known_shape(resolved.shape), Path(str(resolved.model_dir)))
+    model = loaded(require_shape(resolved.shape), Path(str(resolved.model_dir)))
     saver = Saver(folder, group=group, rank=0, world_size=1, keep_last=1)
     saver.save(1, {f"model.{name}": each.detach() for name, each in model.named_parameters()}, {})
     saver.wait()
@@ -106,7 +106,7 @@ def save_untrained(resolved: Resolved, folder: Path, group: dist.ProcessGroup) -
 def test_norms_and_biases_begin_as_transformers_begins_them(model_type: str) -> None:
     shape = small_shape(model_type)
     ours = build_on_meta(shape)
-    give_storage(ours, torch.device("cpu"))
+    materialize(ours, torch.device("cpu"))
     fill_weights(ours, folder=None, seed=0)
     kind = AutoModelForCausalLM if shape.is_causal else AutoModelForMaskedLM
     theirs = dict(kind.from_config(hf_config(shape)).named_parameters())
@@ -119,7 +119,7 @@ def test_random_matrices_of_gpt2_that_add_to_the_stream_begin_smaller() -> None:
     """By the root of how many there are, as in transformers' own."""
     shape = replace(small_shape("gpt2"), num_hidden_layers=8)
     ours = build_on_meta(shape)
-    give_storage(ours, torch.device("cpu"))
+    materialize(ours, torch.device("cpu"))
     fill_weights(ours, folder=None, seed=0)
     torch.manual_seed(0)
     block = AutoModelForCausalLM.from_config(hf_config(shape)).transformer.h[7]
@@ -160,7 +160,7 @@ def test_what_a_config_leaves_out_means_what_it_means_to_transformers(
     config = {"model_type": model_type, **LEFT_OUT, "norm_topk_prob": True}
     if switch is not None:
         config["use_sliding_window"] = switch
-    shape = shape_of_config(config, "config.json", is_random=False, says_dropout=True)
+    shape = shape_of_config(config, "config.json", is_random=False, overrides_dropout=True)
     theirs = AutoConfig.for_model(**config)
     assert {name: getattr(shape, name) for name in SAME} == {
         name: getattr(theirs, name, getattr(shape, name)) for name in SAME

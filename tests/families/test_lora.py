@@ -8,9 +8,9 @@ import torch
 from shardyard.config.schema.recipe import Lora, Model
 from shardyard.families.lora import (
     is_adapter,
+    lora_target_errors,
     peft_targets,
     scale_of,
-    target_problems,
     targets_of,
 )
 from shardyard.families.presets import PRESETS
@@ -70,7 +70,7 @@ def test_of_a_mixture_attention_alone_gets_adapters() -> None:
     ],
 )
 def test_a_name_that_gets_none_is_refused(preset: str, pattern: str, words: str) -> None:
-    (found,) = target_problems(_shape(preset), ["*", pattern])
+    (found,) = lora_target_errors(_shape(preset), ["*", pattern])
     assert found.path == "model.lora.targets" and words in str(found)
 
 
@@ -79,7 +79,7 @@ def test_a_name_that_gets_none_is_refused(preset: str, pattern: str, words: str)
 def test_the_plan_counts_what_the_model_gets(preset: str, targets: tuple[str, ...]) -> None:
     shape = _shape(preset)
     model, lora = build_on_meta(shape), Lora(rank=3, targets=targets)
-    freeze_base(model, held_in=torch.bfloat16)
+    freeze_base(model, storage_dtype=torch.bfloat16)
     held = sum(each.numel() for each in model.parameters())
     add_adapters(model, shape, lora)
     trained = trained_of(shape, Model(lora=lora))
@@ -120,9 +120,9 @@ def test_the_scale_is_alpha_over_rank_or_its_root() -> None:
 
 def test_adapters_of_matrices_that_files_fuse_are_refused() -> None:
     shape = small_shape("phi3")
-    (found,) = target_problems(shape, ["q_proj", "down_proj"])
+    (found,) = lora_target_errors(shape, ["q_proj", "down_proj"])
     assert "mean self_attn.q_proj: in files of phi3 they are parts of larger" in str(found)
     assert "Name some of: self_attn.o_proj, mlp.down_proj." in str(found)
-    (found,) = target_problems(shape, [])
+    (found,) = lora_target_errors(shape, [])
     assert "are left open, which means self_attn.q_proj, self_attn.k_proj" in str(found)
-    assert target_problems(shape, ["o_proj", "down_proj"]) == []
+    assert lora_target_errors(shape, ["o_proj", "down_proj"]) == []

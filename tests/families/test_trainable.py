@@ -8,9 +8,9 @@ import torch
 from shardyard.errors import Problem, RecipeError
 from shardyard.families.presets import PRESETS
 from shardyard.families.shape import ModelShape
-from shardyard.families.trainable import frozen_problems, is_frozen, parameters_of
+from shardyard.families.trainable import frozen_pattern_errors, is_frozen, parameters_of
 from shardyard.models.build import build_on_meta, freeze
-from shardyard.planner.trainable_parameters import unfrozen
+from shardyard.planner.trainable_parameters import trainable_after_freezing
 
 TINY = ["llama-tiny", "llama-pocket", "mixtral-tiny", "qwen3-moe-tiny"]
 
@@ -20,7 +20,7 @@ def _shape(preset: str) -> ModelShape:
 
 
 def _problems(*patterns: str, preset: str = "llama-tiny") -> list[Problem]:
-    return frozen_problems(patterns, parameters_of(_shape(preset)))
+    return frozen_pattern_errors(patterns, parameters_of(_shape(preset)))
 
 
 @pytest.mark.parametrize(
@@ -72,9 +72,9 @@ def test_a_model_of_which_all_is_frozen_is_refused() -> None:
 def test_the_plan_freezes_what_the_model_does(preset: str, patterns: tuple[str, ...]) -> None:
     shape = _shape(preset)
     model = build_on_meta(shape)
-    freeze(model, patterns, held_in=torch.bfloat16)
+    freeze(model, patterns, storage_dtype=torch.bfloat16)
     params = list(model.parameters())
-    trained = unfrozen(shape, patterns)
+    trained = trainable_after_freezing(shape, patterns)
     assert trained is not None
     assert trained.parameters == sum(each.numel() for each in params if each.requires_grad)
     assert {(each.requires_grad, each.dtype) for each in params} == {
@@ -87,11 +87,11 @@ def test_the_plan_freezes_what_the_model_does(preset: str, patterns: tuple[str, 
 def test_a_model_of_ones_own_is_asked_for_its_names() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 2))
     with pytest.raises(RecipeError, match=r"='2' names no module or parameter.*Did you mean"):
-        freeze(model, ["2"], held_in=torch.float32)
+        freeze(model, ["2"], storage_dtype=torch.float32)
     with pytest.raises(RecipeError, match="freezes all of the model"):
-        freeze(model, ["*"], held_in=torch.float32)
+        freeze(model, ["*"], storage_dtype=torch.float32)
     model[1].bias.requires_grad_(False)  # its maker has frozen it
-    freeze(model, ["0"], held_in=torch.bfloat16)
+    freeze(model, ["0"], storage_dtype=torch.bfloat16)
     found = {name: (p.requires_grad, p.dtype) for name, p in model.named_parameters()}
     assert found == {
         "0.weight": (False, torch.bfloat16),

@@ -150,12 +150,12 @@ def test_what_transformers_opens_whole_is_the_same_model_here_and_all_else_is_re
     saved(shape, tmp_path, change)
     logits_BLV, is_whole = opened(shape, tmp_path)
     match = match_weights(tmp_path, read_weight_files(tmp_path), shape)
-    assert is_whole == (match.problems == ()) == (said == "")
+    assert is_whole == (match.errors == ()) == (said == "")
     if is_whole:
         ours_BLV = our_logits(match.shape, tmp_path)
         torch.testing.assert_close(ours_BLV, logits_BLV, rtol=1e-4, atol=1e-5)
     else:
-        assert re.search(said, " ".join(match.problems))
+        assert re.search(said, " ".join(match.errors))
 
 
 def test_a_head_that_differs_from_its_table_is_told_and_used(tmp_path: Path) -> None:
@@ -171,14 +171,14 @@ def test_a_head_of_its_own_in_a_bert_is_rejected(tmp_path: Path) -> None:
     shape = small_shape("bert")
     saved(shape, tmp_path, copy(f"{BERT_HEAD}.weight", BERT_TABLE, plus=0.5))
     match = match_weights(tmp_path, read_weight_files(tmp_path), shape)
-    assert f"{BERT_HEAD}.weight differs from {BERT_TABLE}" in " ".join(match.problems)
+    assert f"{BERT_HEAD}.weight differs from {BERT_TABLE}" in " ".join(match.errors)
 
 
 def test_the_heads_for_pairs_of_a_bert_are_left_out_with_a_note(tmp_path: Path) -> None:
     shape = small_shape("bert")
     saved(shape, tmp_path, add(bert__pooler__dense__bias=(64,), cls__seq_relationship__bias=(2,)))
     match = match_weights(tmp_path, read_weight_files(tmp_path), shape)
-    assert match.problems == ()
+    assert match.errors == ()
     assert "bert.pooler.dense.bias, cls.seq_relationship.bias" in " ".join(match.notes)
 
 
@@ -186,7 +186,7 @@ def test_integers_are_no_weights(tmp_path: Path) -> None:
     shape = small_shape("llama")
     saved(shape, tmp_path, lambda state: state.update({HEAD: state[HEAD].to(torch.int8)}))
     match = match_weights(tmp_path, read_weight_files(tmp_path), shape)
-    assert "lm_head.weight (I8)" in " ".join(match.problems)
+    assert "lm_head.weight (I8)" in " ".join(match.errors)
 
 
 @pytest.mark.parametrize("model_type", VARIANTS)

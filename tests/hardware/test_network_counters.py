@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from shardyard.hardware.network_counters import busiest, link_bits_per_s, sent_bytes, since
+from shardyard.hardware.network_counters import busiest, link_bits_per_s, sent_bytes, sent_since
 
 _NET = """\
 Inter-|   Receive                                                |  Transmit
@@ -45,7 +45,7 @@ def test_a_machine_without_such_files_has_sent_nothing(tmp_path: Path) -> None:
 
 def test_what_was_sent_in_between_is_the_difference_by_interface() -> None:
     before, now = {"efa/a": 100, "eth0": 50}, {"efa/a": 400, "eth0": 50, "efa/b": 7}
-    assert since(before, now) == {"efa/a": 300, "efa/b": 7}
+    assert sent_since(before, now) == {"efa/a": 300, "efa/b": 7}
 
 
 def test_loopback_is_between_nodes_only_where_they_are_one_machine() -> None:

@@ -16,14 +16,14 @@ from click.testing import CliRunner
 from shardyard.cli.image import build
 from shardyard.config.versions import ENGINES
 from shardyard.errors import RequestError, ShardyardError
-from shardyard.image.container_cli import Tool, find_tool, without_tag
+from shardyard.image.container_cli import ContainerCli, find_container_cli, without_tag
 from shardyard.image.dockerfile import (
     STACKS,
     USER_ID,
     Base,
+    check_base_image,
     needed_on_nodes,
     parse_base,
-    refuse_unfit,
     render_dockerfile,
     write_context,
 )
@@ -52,13 +52,13 @@ if arguments[0] == {fails!r}:
 DIGEST = "sha256:" + "ab" * 32
 
 
-def made_tool(folder: Path, name: str = "podman", *, fails: str = "") -> tuple[Tool, Path]:
+def made_tool(folder: Path, name: str = "podman", *, fails: str = "") -> tuple[ContainerCli, Path]:
     """A tool, and the file where each call stands: its arguments and its stdin."""
     log, program = folder / "calls.jsonl", folder / name
     text = PROGRAM.format(python=sys.executable, log=str(log), digest=DIGEST, fails=fails)
     program.write_text(text)
     program.chmod(0o755)
-    return Tool(name=name, path=str(program)), log
+    return ContainerCli(name=name, path=str(program)), log
 
 
 def calls(log: Path) -> list[tuple[list[str], str]]:
@@ -135,10 +135,10 @@ def test_for_some_machines_no_base_is_known() -> None:
 
 def test_gaudi_is_refused_while_its_torch_is_too_old() -> None:
     with pytest.raises(RequestError, match=r"torch 2\.9\.0, and shardyard needs 2\.11 or newer"):
-        refuse_unfit(parse_base("gaudi"))
+        check_base_image(parse_base("gaudi"))
     newer = parse_base("gaudi:vault.habana.ai/gaudi-docker/9.0.0/x:latest")
     assert newer == Base(kind="gaudi", image="vault.habana.ai/gaudi-docker/9.0.0/x:latest")
-    refuse_unfit(newer)
+    check_base_image(newer)
 
 
 def test_the_context_has_all_that_the_file_copies_and_can_be_installed(tmp_path: Path) -> None:
@@ -218,13 +218,13 @@ def test_a_build_that_fails_says_where_to_look(tmp_path: Path) -> None:
 def test_a_tool_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RequestError, match="none of docker, podman, buildah is installed"):
-        find_tool()
+        find_container_cli()
     with pytest.raises(RequestError, match="docker is not installed on this machine"):
-        find_tool("docker")
+        find_container_cli("docker")
     made_tool(tmp_path, "podman")
     made_tool(tmp_path, "buildah")
-    assert find_tool().name == "podman"
-    assert find_tool("buildah").name == "buildah"
+    assert find_container_cli().name == "podman"
+    assert find_container_cli("buildah").name == "buildah"
 
 
 @pytest.mark.heavy
@@ -313,7 +313,7 @@ def test_buildah_builds_what_it_is_asked(tmp_path: Path) -> None:
     (context / "Dockerfile").write_text(f"FROM scratch\nCOPY file /\nUSER {USER_ID}\n")
     path = shutil.which("buildah")
     assert path is not None
-    Tool(name="buildah", path=path, environ=environ).build(context, "shardyard:test")
+    ContainerCli(name="buildah", path=path, environ=environ).build(context, "shardyard:test")
     answer = subprocess.run(
         [path, "inspect", "--type", "image", "shardyard:test"],
         env=environ, capture_output=True, text=True, check=True,

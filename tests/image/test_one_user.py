@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.cluster.fsx import render_root_job, render_stack
-from shardyard.cluster.spec import read_description
+from shardyard.cluster.spec import read_cluster_spec
 from shardyard.cluster.terraform import render_terraform
 from shardyard.launchers.kubernetes.objects import render_objects
 from shardyard.launchers.kubernetes.placement import pod_spec
@@ -40,10 +40,10 @@ def test_pods_have_the_user_of_the_image(target: str) -> None:
 
 
 def test_file_systems_belong_to_the_user_of_the_image() -> None:
-    fsx = read_description([*PLACE, "storage.kind=fsx"])
+    fsx = read_cluster_spec([*PLACE, "storage.kind=fsx"])
     script = render_root_job(fsx, "0" * 16)["spec"]["template"]["spec"]["containers"][0]["command"]
     assert f"chgrp {USER} " in script[-1]
-    efs = read_description([*PLACE, "storage.kind=efs"])
+    efs = read_cluster_spec([*PLACE, "storage.kind=efs"])
     point = render_stack(efs, "0" * 16)["Resources"]["AccessPoint"]["Properties"]
     assert point["PosixUser"] == {"Uid": str(USER), "Gid": str(USER)}
     own = render_terraform(efs)["resource"]["aws_efs_access_point"]["this"]

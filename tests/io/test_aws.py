@@ -3,7 +3,7 @@
 import pytest
 
 from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
-from shardyard.io.aws import UncertainError, aws_errors
+from shardyard.io.aws import UncertainError, translate_aws_errors
 
 exceptions = pytest.importorskip("botocore.exceptions", reason="needs shardyard[aws]")
 ResponseParserError = pytest.importorskip("botocore.parsers").ResponseParserError
@@ -19,7 +19,10 @@ def client_error(code: str, message: str = "said so", status: int = 400) -> Exce
 
 
 def raised_for(error: Exception) -> ShardyardError:
-    with pytest.raises(ShardyardError) as raised, aws_errors("submit the job", "us-east-1"):
+    with (
+        pytest.raises(ShardyardError) as raised,
+        translate_aws_errors("submit the job", "us-east-1"),
+    ):
         raise error
     assert str(raised.value).startswith("cannot submit the job in us-east-1: ")
     return raised.value
@@ -68,5 +71,5 @@ def test_each_error_has_its_kind_and_the_next_step(
 
 
 def test_other_errors_pass() -> None:
-    with pytest.raises(KeyError), aws_errors("submit the job", "us-east-1"):
+    with pytest.raises(KeyError), translate_aws_errors("submit the job", "us-east-1"):
         raise KeyError("a defect of ours")

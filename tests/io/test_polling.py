@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.io.polling import growing_wait_s, meanwhile, until_over, wait_for
+from shardyard.io.polling import backoff_s, poll_in_background, poll_until, wait_for
 
 
 @pytest.mark.parametrize("nothing", [None, False])
@@ -40,7 +40,7 @@ def test_the_last_look_comes_after_the_question_that_ends_it() -> None:
         return next(ends)
 
     slept: list[float] = []
-    for is_last in until_over(is_over, every_s=2.0, sleep=slept.append):
+    for is_last in poll_until(is_over, every_s=2.0, sleep=slept.append):
         story.append("last" if is_last else "look")
     assert story == ["asks", "look", "asks", "look", "asks", "last"]
     assert slept == [2.0, 2.0]
@@ -61,7 +61,7 @@ def looking(limit: int) -> tuple[list[str], threading.Event, Callable[[], bool]]
 
 def test_a_thread_looks_while_the_block_runs_and_not_behind_it() -> None:
     looks, is_there, look = looking(3)
-    with meanwhile(look, every_s=0.001, name="watch"):
+    with poll_in_background(look, every_s=0.001, name="watch"):
         assert is_there.wait(10)
     number = len(looks)
     assert set(looks) == {"watch"} and "watch" not in {t.name for t in threading.enumerate()}
@@ -74,7 +74,7 @@ def test_a_block_that_ends_at_once_is_looked_at_where_nothing_may_be_missed(
     looks_at_end: bool, expected: int
 ) -> None:
     looks, _, look = looking(1)
-    with meanwhile(look, every_s=60.0, name="watch", looks_at_end=looks_at_end):
+    with poll_in_background(look, every_s=60.0, name="watch", poll_at_end=looks_at_end):
         pass
     assert len(looks) == expected
 
@@ -87,19 +87,19 @@ def test_a_look_that_settles_it_is_the_last() -> None:
         settled.set()
         return True
 
-    with meanwhile(look, every_s=0.001, name="watch", looks_at_end=True):
+    with poll_in_background(look, every_s=0.001, name="watch", poll_at_end=True):
         assert settled.wait(10)
         time.sleep(0.01)
     assert len(looks) == 1
 
 
 def test_a_block_that_fails_ends_the_thread_too() -> None:
-    with pytest.raises(KeyError), meanwhile(lambda: None, every_s=60.0, name="watch"):
+    with pytest.raises(KeyError), poll_in_background(lambda: None, every_s=60.0, name="watch"):
         raise KeyError
     assert "watch" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_waits_double_up_to_the_longest_after_any_number_of_failures() -> None:
-    waits = [growing_wait_s(failures, first_s=5.0, longest_s=300.0) for failures in range(5000)]
+    waits = [backoff_s(failures, first_s=5.0, longest_s=300.0) for failures in range(5000)]
     assert waits[:8] == [5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0]
     assert set(waits[8:]) == {300.0}

@@ -5,7 +5,7 @@ import unicodedata
 
 import pytest
 
-from shardyard.io.sanitize import log_line, printable
+from shardyard.io.sanitize import log_line, sanitize
 
 ACTS = {
     "\x1b]52;c;ZXZpbA==\x07": r"\x1b]52;c;ZXZpbA==\x07",  # writes the clipboard
@@ -20,20 +20,20 @@ ACTS = {
 
 @pytest.mark.parametrize("text", ACTS)
 def test_what_acts_on_a_terminal_is_written_out(text: str) -> None:
-    assert printable(f"loss {text} 2") == f"loss {ACTS[text]} 2"
+    assert sanitize(f"loss {text} 2") == f"loss {ACTS[text]} 2"
 
 
 def test_no_character_that_unicode_calls_a_control_is_left() -> None:
     every = "".join(map(chr, range(sys.maxunicode + 1)))
-    left = {c for c in printable(every) if unicodedata.category(c) in ("Cc", "Cs")}
+    left = {c for c in sanitize(every) if unicodedata.category(c) in ("Cc", "Cs")}
     assert left == {"\n", "\t"}
     orders = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
-    assert not {c for c in printable(every) if unicodedata.bidirectional(c) in orders}
+    assert not {c for c in sanitize(every) if unicodedata.bidirectional(c) in orders}
 
 
 def test_words_of_any_script_stay_as_they_are() -> None:
     text = "Verlust 3,5 \u2192 \u635f\u5931 \u05d0\u05d1 \U0001f600 \\x1b\ttab\nline"
-    assert printable(text) == text
+    assert sanitize(text) == text
 
 
 @pytest.mark.parametrize(

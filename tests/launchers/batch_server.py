@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.cluster.batch.stack import render_environment
-from shardyard.cluster.network import place_named
-from shardyard.cluster.spec import STOP_MARGIN_S, Description, read_description
+from shardyard.cluster.network import location_in_spec
+from shardyard.cluster.spec import STOP_MARGIN_S, ClusterSpec, read_cluster_spec
 from shardyard.config.schema.recipe import Recipe
 from shardyard.launchers.aws_batch.requests import LOG_GROUP
 from tests.launchers.docker_engine import DockerEngine
@@ -114,7 +114,7 @@ class BatchServer:
         """
         self.make_role("arn:aws:iam::123456789012:role/batch", trusted="batch.amazonaws.com")
         given = self._description(recipe)
-        place = place_named(given)
+        place = location_in_spec(given)
         assert place is not None
         made = render_environment(given, "0" * 16, None, place)["Resources"]
         group = self.client("ec2").describe_security_groups()["SecurityGroups"][0]["GroupId"]
@@ -139,7 +139,7 @@ class BatchServer:
         order = {"order": 1, "computeEnvironment": environment["computeEnvironmentName"]}
         batch.create_job_queue(**{**queue, "computeEnvironmentOrder": [order]})
 
-    def _description(self, recipe: Recipe) -> Description:
+    def _description(self, recipe: Recipe) -> ClusterSpec:
         cluster, subnet = recipe.cluster, self.client("ec2").describe_subnets()["Subnets"][0]
         nodes = {
             "instance": cluster.instance, "max": cluster.nodes,
@@ -148,7 +148,7 @@ class BatchServer:
         }  # fmt: skip
         zone = subnet["AvailabilityZone"]
         vpc = {"id": subnet["VpcId"], "subnets": {zone: subnet["SubnetId"]}}
-        return read_description(
+        return read_cluster_spec(
             ["kind=batch", f"name={recipe.launch.aws_batch.queue}", f"region={REGION}",
              f"zone={zone}", f"nodes={json.dumps(nodes)}", f"vpc={json.dumps(vpc)}"]
         )  # fmt: skip

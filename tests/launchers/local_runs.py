@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.config.load import dump_recipe
-from shardyard.config.paths import anchor_paths
+from shardyard.config.paths import make_paths_absolute
 from shardyard.config.rules.check import load_checked_recipe
 from shardyard.launchers.base import JobStatus, LaunchRequest, Submission
 from shardyard.launchers.ledger import Ledger
@@ -36,7 +36,7 @@ class LocalRuns:
     def request(self, run_id: str, *overrides: str, launched_dir: str = "runs") -> LaunchRequest:
         with _inside(self.place.folder):
             words = [f"run.id={run_id}", *overrides]
-            recipe = anchor_paths(load_checked_recipe([Path(self.recipe)], words))
+            recipe = make_paths_absolute(load_checked_recipe([Path(self.recipe)], words))
             recipe = _with_prepared(recipe, self.place.folder)
         assert isinstance(recipe.cluster.devices, int)
         return LaunchRequest(

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.launchers.slurm.clients import Done
+from shardyard.launchers.slurm.clients import ClientResult
 from tests.debian_packages import need
 
 NODES = tuple(f"127.0.0.{number}" for number in range(1, 5))
@@ -85,12 +85,12 @@ class SlurmCluster:
     env: dict[str, str]
     daemons: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
 
-    def shell(self, argv: Sequence[str]) -> Done:
+    def shell(self, argv: Sequence[str]) -> ClientResult:
         """Run one of Slurm's clients as the launcher does, but against this cluster."""
         done = subprocess.run(
             argv, env=self.env, capture_output=True, text=True, timeout=_PATIENCE_S, check=False
         )
-        return Done(exit_code=done.returncode, out=done.stdout, err=done.stderr)
+        return ClientResult(exit_code=done.returncode, out=done.stdout, err=done.stderr)
 
     def client(self, *argv: str, check: bool = True) -> str:
         """Run one of Slurm's clients and return what it prints."""

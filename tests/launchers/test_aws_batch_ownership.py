@@ -100,7 +100,7 @@ def test_an_interrupted_submission_ends_nothing_of_its_name_that_others_made(
         ledger.intend(kind, COLLEAGUE, launcher="aws-batch", **PLACE, origin="mine")
     found = BatchLauncher().remove(job_of("", COLLEAGUE), ledger)
     definition = f"batch job definition {arn.rpartition('/')[2]}"
-    assert found == Removal(foreign=[f"batch job {job_id}", definition])
+    assert found == Removal(not_owned=[f"batch job {job_id}", definition])
     assert ledger.live() == [] and batch.definitions(COLLEAGUE) == [arn]
     assert status_of(batch, job_id) not in ("FAILED", "SUCCEEDED")
 

@@ -14,7 +14,7 @@ import pytest
 
 from shardyard.errors import DataError, RequestError
 from shardyard.launchers.bundle import bundle, unpack, write_bundle
-from shardyard.launchers.code_files import refuse_shadowing
+from shardyard.launchers.code_files import check_no_shadowing
 
 RECIPE = "model: {preset: llama-tiny}\n"
 
@@ -109,14 +109,14 @@ def test_code_that_would_hide_a_module_of_the_training_is_rejected_by_name(
     name: str, words: str
 ) -> None:
     with pytest.raises(RequestError, match=words):
-        refuse_shadowing(["train.py", name])
+        check_no_shadowing(["train.py", name])
 
 
 @pytest.mark.parametrize(
     "name", ["mine/random.py", "random/data.txt", "random.yaml", "test/__init__.py", "src/torch.py"]
 )
 def test_code_that_hides_no_module_is_sent(name: str) -> None:
-    refuse_shadowing(["train.py", name])
+    check_no_shadowing(["train.py", name])
 
 
 @pytest.mark.heavy

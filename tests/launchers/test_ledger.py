@@ -13,16 +13,16 @@ import pytest
 from shardyard.errors import StorageError
 from shardyard.io.files import take_lock
 from shardyard.launchers.base import LAUNCHERS, Submission
-from shardyard.launchers.ledger import SUBMITTED, Entry, Ledger
+from shardyard.launchers.ledger import SUBMITTED, Ledger, LedgerEntry
 
 
-def intend(ledger: Ledger, name: str) -> Entry:
+def intend(ledger: Ledger, name: str) -> LedgerEntry:
     return ledger.intend(
         "slurm job", name, launcher="slurm", folder=str(ledger.path.parent), nodes="1"
     )
 
 
-def names(entries: list[Entry]) -> list[str]:
+def names(entries: list[LedgerEntry]) -> list[str]:
     return [found.name for found in entries]
 
 
@@ -34,7 +34,7 @@ def test_what_was_only_intended_may_exist(tmp_path: Path) -> None:
     assert names(ledger.all()) == ["b"]
     ledger.remove(job)
     assert names(ledger.live()) == ["a"]
-    assert names(ledger.begun()) == ["a", "b", "b"], "what is gone was begun, too"
+    assert names(ledger.ever_intended()) == ["a", "b", "b"], "what is gone was begun, too"
 
 
 def test_a_torn_line_costs_itself_and_no_other(tmp_path: Path) -> None:

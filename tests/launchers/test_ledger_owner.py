@@ -7,7 +7,7 @@ import pytest
 
 from shardyard.control.train import next_attempt
 from shardyard.errors import AccessError
-from shardyard.launchers.ledger_owner import refuse_untrusted
+from shardyard.launchers.ledger_owner import check_trusted
 from shardyard.rundir.layout import RunDir
 from tests.cli.fake_launcher import FakeLauncher
 from tests.cli.launched_runs import launch, runs_dir, shardyard
@@ -50,20 +50,20 @@ def test_an_older_folder_with_group_write_ends_nothing_until_it_is_mended(
 @pytest.mark.parametrize("mode", [0o020, 0o002])
 def test_every_folder_in_which_a_verb_writes_is_looked_at(run: Path, name: str, mode: int) -> None:
     path = run / name if name else run
-    refuse_untrusted(run / "ledger.jsonl", trusts_folder=False)
+    check_trusted(run / "ledger.jsonl", trusts_folder=False)
     path.chmod(path.stat().st_mode | mode)
     with pytest.raises(AccessError, match="everybody" if mode == 0o002 else "its group"):
-        refuse_untrusted(run / "ledger.jsonl", trusts_folder=False)
+        check_trusted(run / "ledger.jsonl", trusts_folder=False)
 
 
 @pytest.mark.parametrize("name", SUBMITTED)
 def test_what_a_verb_would_submit_is_looked_at_like_the_ledger(run: Path, name: str) -> None:
     path = run / name
     path.touch(mode=0o644)
-    refuse_untrusted(run / "ledger.jsonl", trusts_folder=False)
+    check_trusted(run / "ledger.jsonl", trusts_folder=False)
     path.chmod(0o664)
     with pytest.raises(AccessError, match=f"{name} may be written by its group") as refusal:
-        refuse_untrusted(run / "ledger.jsonl", trusts_folder=False)
+        check_trusted(run / "ledger.jsonl", trusts_folder=False)
     assert f"chmod go-w {path}\n" in str(refusal.value)
 
 
@@ -72,7 +72,7 @@ def test_a_ledger_of_another_user_is_refused(run: Path) -> None:
         pytest.skip("only root can give a file away")
     os.chown(run / "ledger.jsonl", 65534, 65534)
     with pytest.raises(AccessError, match=r"ledger.jsonl belongs to nobody; you are root"):
-        refuse_untrusted(run / "ledger.jsonl", trusts_folder=False)
+        check_trusted(run / "ledger.jsonl", trusts_folder=False)
 
 
 def test_a_link_to_a_ledger_is_held_to_the_folder_that_it_leads_to(
@@ -84,7 +84,7 @@ def test_a_link_to_a_ledger_is_held_to_the_folder_that_it_leads_to(
     (run / "ledger.jsonl").rename(open_to_all / "ledger.jsonl")
     (run / "ledger.jsonl").symlink_to(open_to_all / "ledger.jsonl")
     with pytest.raises(AccessError, match=f"{open_to_all} may be written by everybody"):
-        refuse_untrusted(run / "ledger.jsonl", trusts_folder=False)
+        check_trusted(run / "ledger.jsonl", trusts_folder=False)
 
 
 def test_a_launched_run_s_folder_needs_no_mending_whatever_the_umask(

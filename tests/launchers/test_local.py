@@ -281,7 +281,7 @@ def test_a_process_that_is_not_the_supervisor_of_the_folder_is_not_ended(run: Ru
             assert LOCAL.status(forged).state is JobState.FAILED
             LOCAL.cancel(forged)
             found = LOCAL.remove(forged, ledger)
-            assert found == Removal(foreign=[f"process {who.pid}"]) and ledger.live() == []
+            assert found == Removal(not_owned=[f"process {who.pid}"]) and ledger.live() == []
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(0.1)
         stranger.kill()

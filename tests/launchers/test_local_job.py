@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shardyard.errors import StorageError
-from shardyard.launchers.local_job import JobFile, Supervisor, verdict
+from shardyard.launchers.local_job import JobFile, Supervisor, job_exit_code
 from shardyard.rundir.contracts import HOSTS_VARIABLE, Hosts
 
 VERDICTS = [
@@ -33,7 +33,7 @@ VERDICTS = [
 
 @pytest.mark.parametrize(("codes", "is_stopped", "code"), VERDICTS)
 def test_one_exit_code_comes_of_many(codes: list[int], is_stopped: bool, code: int) -> None:
-    assert verdict(codes, is_stopped=is_stopped) == code
+    assert job_exit_code(codes, is_stopped=is_stopped) == code
 
 
 def supervise(folder: Path, script: str, **options: Any) -> tuple[int, dict[str, Any]]:

@@ -12,7 +12,14 @@ from shardyard.launchers.base import Launcher, LaunchRequest
 from shardyard.launchers.kubernetes.launcher import KubernetesLauncher
 from shardyard.launchers.kubernetes.names import TARGETS
 from shardyard.launchers.local import LocalLauncher
-from shardyard.launchers.log_markers import NONCE_VARIABLE, Marked, mark, new_nonce, parse, rebuild
+from shardyard.launchers.log_markers import (
+    NONCE_VARIABLE,
+    MarkedLine,
+    mark,
+    new_nonce,
+    parse,
+    rebuild,
+)
 from shardyard.launchers.slurm.launcher import SlurmLauncher
 from shardyard.rundir.jsonl import read_evaluations, read_lines, read_steps
 from shardyard.rundir.layout import RunDir
@@ -28,13 +35,13 @@ LINES = [mark("event", EVENT), *(mark("metrics", step) for step in STEPS)]
 def test_a_marked_line_says_what_it_was() -> None:
     assert LINES[0].startswith('@shardyard {"event": {')
     assert "\n" not in LINES[0]
-    assert parse(LINES[0]) == Marked("event", EVENT)
-    assert parse(LINES[2]) == Marked("metrics", STEPS[1])
+    assert parse(LINES[0]) == MarkedLine("event", EVENT)
+    assert parse(LINES[2]) == MarkedLine("metrics", STEPS[1])
 
 
 @pytest.mark.parametrize("prefix", ["0: ", "2026-11-21T10:00:00.1Z ", "[node-0] "])
 def test_prefixes_of_schedulers_do_not_matter(prefix: str) -> None:
-    assert parse(f"{prefix}{LINES[0]}\r\n") == Marked("event", EVENT)
+    assert parse(f"{prefix}{LINES[0]}\r\n") == MarkedLine("event", EVENT)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +132,7 @@ def test_a_nonce_cannot_be_guessed_and_is_found_behind_any_prefix() -> None:
     assert len(nonces) == 100 and all(len(nonce) == 16 for nonce in nonces)
     nonce = nonces.pop()
     line = mark("event", EVENT, nonce=nonce)
-    assert parse(f"text @shardyard {{}} {line}\r\n", nonce=nonce) == Marked("event", EVENT)
+    assert parse(f"text @shardyard {{}} {line}\r\n", nonce=nonce) == MarkedLine("event", EVENT)
     assert parse(line) is None
 
 

@@ -5,8 +5,8 @@ import pytest
 from shardyard.errors import RequestError
 from shardyard.launchers import base
 from shardyard.launchers.aws_batch.node_rank import in_job, own_address
-from shardyard.launchers.base import PLACES, place_in
-from shardyard.launchers.node_rank import Place, Variables
+from shardyard.launchers.base import NODE_ASSIGNMENT_READERS, read_node_assignment
+from shardyard.launchers.node_rank import NodeAssignment, Variables
 
 # Slurm: sbatch(1), "OUTPUT ENVIRONMENT VARIABLES".
 SLURM = {
@@ -86,7 +86,7 @@ def test_each_scheduler_says_where_a_node_stands(
     kind: str, environ: dict[str, str], expected: tuple[int, int, str, int, str]
 ) -> None:
     node_rank, nodes, host, port, session = expected
-    assert place_in(kind, environ) == Place(
+    assert read_node_assignment(kind, environ) == NodeAssignment(
         node_rank=node_rank, nodes=nodes, host=host, port=port, session=session,
         is_container=kind != "slurm", own_host="p5-7" if kind == "slurm" else None,
     )  # fmt: skip
@@ -94,12 +94,12 @@ def test_each_scheduler_says_where_a_node_stands(
 
 def test_a_pytorchjob_says_which_etcd_its_nodes_meet_in() -> None:
     environ = {**PYTORCHJOB, "SHARDYARD_RENDEZVOUS": "etcd://etcd:2379"}
-    assert place_in("pytorchjob", environ).rendezvous == "etcd://etcd:2379"
+    assert read_node_assignment("pytorchjob", environ).rendezvous == "etcd://etcd:2379"
 
 
 def test_a_worker_of_a_pytorchjob_is_reached_by_the_service_of_its_own_name() -> None:
     environ = {**PYTORCHJOB, "SHARDYARD_OWN_HOST": "run-worker-3"}
-    assert place_in("pytorchjob", environ).own_host == "run-worker-3"
+    assert read_node_assignment("pytorchjob", environ).own_host == "run-worker-3"
 
 
 def test_the_main_node_of_aws_batch_finds_its_own_address() -> None:
@@ -124,43 +124,43 @@ NEEDED = [
 def test_a_missing_variable_is_named(kind: str, environ: dict[str, str], name: str) -> None:
     rest = {key: value for key, value in environ.items() if key != name}
     with pytest.raises(RequestError) as caught:
-        place_in(kind, rest)
+        read_node_assignment(kind, rest)
     assert f"the variable {name} is not set" in str(caught.value)
     assert f"--place {kind}" in str(caught.value) and "--place given" in str(caught.value)
 
 
 def test_a_variable_that_is_no_number_is_named_with_its_value() -> None:
     with pytest.raises(RequestError, match="SLURM_NODEID='two' is no number"):
-        place_in("slurm", {**SLURM, "SLURM_NODEID": "two"})
+        read_node_assignment("slurm", {**SLURM, "SLURM_NODEID": "two"})
 
 
 def test_an_elastic_job_without_an_elastic_policy_is_told_so() -> None:
     with pytest.raises(RequestError, match="elasticPolicy"):
-        place_in("pytorchjob", {**PYTORCHJOB, "PET_RDZV_ENDPOINT": "run-worker-0"})
+        read_node_assignment("pytorchjob", {**PYTORCHJOB, "PET_RDZV_ENDPOINT": "run-worker-0"})
 
 
 def test_a_place_that_is_not_read_from_the_environment_names_the_others() -> None:
     with pytest.raises(RequestError) as caught:
-        place_in("ray", {})
-    assert all(word in str(caught.value) for word in (*PLACES, "given"))
+        read_node_assignment("ray", {})
+    assert all(word in str(caught.value) for word in (*NODE_ASSIGNMENT_READERS, "given"))
 
 
 def test_a_launcher_of_a_package_reads_its_own_place(monkeypatch: pytest.MonkeyPatch) -> None:
     class Ours:
         @staticmethod
-        def place(variables: Variables) -> Place:
+        def node_assignment(variables: Variables) -> NodeAssignment:
             rank = variables.number("RAY_RANK")
-            return Place(node_rank=rank, nodes=2, host="head", port=1, session="s")
+            return NodeAssignment(node_rank=rank, nodes=2, host="head", port=1, session="s")
 
     monkeypatch.setattr(base, "installed", lambda _: {"ray": ()})
     monkeypatch.setattr(base, "launcher_class", lambda _: Ours)
-    assert place_in("ray", {"RAY_RANK": "1"}).node_rank == 1
+    assert read_node_assignment("ray", {"RAY_RANK": "1"}).node_rank == 1
     with pytest.raises(RequestError, match="--place ray reads this node"):
-        place_in("ray", {})
+        read_node_assignment("ray", {})
 
 
 def test_an_address_of_version_6_is_bracketed_in_the_endpoint() -> None:
-    place = Place(node_rank=0, nodes=1, host="fd00::5", port=29400, session="s")
+    place = NodeAssignment(node_rank=0, nodes=1, host="fd00::5", port=29400, session="s")
     assert place.endpoint == "[fd00::5]:29400"
 
 

@@ -39,7 +39,7 @@ def test_private_files_of_a_folder_are_left_out_and_named(project: Path, tmp_pat
     made = bundle(["mine"], "", start=project)
     assert made.names == ("mine/.env.example", "mine/model.py")
     assert set(modes(made, tmp_path)) == {f"code/{name}" for name in made.names} | {"recipe.yaml"}
-    assert made.left_out == {
+    assert made.excluded_files == {
         "mine/.env": "its name is one of a file with credentials",
         "mine/.netrc": "its name is one of a file with credentials",
         "mine/deploy": "it is a private key",

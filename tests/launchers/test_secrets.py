@@ -13,10 +13,10 @@ from shardyard.config.load import load_recipe
 from shardyard.errors import AccessError, RequestError
 from shardyard.launchers.secrets import (
     Reference,
+    check_supported,
     loose_files,
     parse_reference,
     redact,
-    refuse_unsupported,
     resolve_local,
 )
 from tests.launchers.planted import planted_secrets
@@ -146,9 +146,9 @@ def test_a_file_that_others_can_read_is_warned_about(tmp_path: Path) -> None:
 
 def test_a_launcher_refuses_what_its_jobs_cannot_read() -> None:
     section = {"A": "env", "B": "k8s:keys/b"}
-    refuse_unsupported(section, ("env", "k8s"), launcher="kubernetes")
+    check_supported(section, ("env", "k8s"), launcher="kubernetes")
     with pytest.raises(RequestError, match=r"secrets\.B is kept in k8s\. Jobs of slurm cannot"):
-        refuse_unsupported(section, ("env", "file"), launcher="slurm")
+        check_supported(section, ("env", "file"), launcher="slurm")
 
 
 def test_a_secret_is_taken_out_however_it_was_written() -> None:

@@ -17,7 +17,7 @@ from shardyard.control.runs import strays
 from shardyard.errors import CapacityError, RequestError, ShardyardError, StorageError
 from shardyard.launchers.base import JobState, Removal, Rendered, Submission
 from shardyard.launchers.ledger import Ledger
-from shardyard.launchers.slurm.clients import Done
+from shardyard.launchers.slurm.clients import ClientResult
 from shardyard.launchers.slurm.launcher import SlurmLauncher
 from tests.launchers import slurm_node
 from tests.launchers.planted import planted_secrets
@@ -344,7 +344,7 @@ def test_what_a_forged_ledger_names_lives_on(
         assert launcher.remove(of_victim, ledger).removed == []
         ledger.confirm(ledger.intend("slurm job", name, launcher="slurm", **details), victim)
         foreign = [f"slurm job {victim}"]
-        assert launcher.remove(of_victim, ledger) == Removal(foreign=foreign)
+        assert launcher.remove(of_victim, ledger) == Removal(not_owned=foreign)
         assert "number " + victim + " is another job now" in launcher.status(of_victim).reason
         assert cluster.state(victim) in ("PENDING", "RUNNING")
     finally:
@@ -354,7 +354,7 @@ def test_what_a_forged_ledger_names_lives_on(
 def test_a_submission_without_an_answer_stays_in_the_ledger(
     cluster: SlurmCluster, launcher: SlurmLauncher, run_dir: Path, ledger: Ledger
 ) -> None:
-    def silent(argv: Sequence[str]) -> Done:
+    def silent(argv: Sequence[str]) -> ClientResult:
         if argv[0] == "sbatch":
             raise subprocess.TimeoutExpired(argv, 60.0)
         return cluster.shell(argv)

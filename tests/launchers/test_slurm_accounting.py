@@ -10,7 +10,7 @@ import pytest
 from shardyard.errors import AccessError, CapacityError, RequestError
 from shardyard.launchers.base import JobState, Rendered, Submission
 from shardyard.launchers.ledger import Ledger
-from shardyard.launchers.slurm.clients import Done
+from shardyard.launchers.slurm.clients import ClientResult
 from shardyard.launchers.slurm.launcher import SlurmLauncher
 from tests.launchers import slurm_node
 from tests.launchers.slurm_cluster import SlurmCluster, slurm_cluster
@@ -133,7 +133,7 @@ def test_the_job_of_another_user_cannot_be_cancelled(
     launcher: SlurmLauncher,
     render: Callable[..., tuple[Rendered, Ledger]],
 ) -> None:
-    def shell_of_nobody(argv: Sequence[str]) -> Done:
+    def shell_of_nobody(argv: Sequence[str]) -> ClientResult:
         return cluster.shell([*_NOBODY, *argv])
 
     rendered, ledger = render("wait")

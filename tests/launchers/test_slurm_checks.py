@@ -8,14 +8,14 @@ import pytest
 from shardyard.doctor.finding import Finding
 from shardyard.launchers.base import HasChecks
 from shardyard.launchers.slurm.checks import (
+    check_folder,
+    check_gres,
     choose,
     file_system_of,
     gpus_of,
-    judge_folder,
-    judge_gres,
     read_partitions,
 )
-from shardyard.launchers.slurm.clients import Done
+from shardyard.launchers.slurm.clients import ClientResult
 from shardyard.launchers.slurm.launcher import SlurmLauncher
 from tests.launchers.slurm_cluster import SlurmCluster, slurm_cluster
 from tests.launchers.slurm_request import slurm_request
@@ -83,7 +83,7 @@ def test_devices_are_compared_with_the_catalogue(
 ) -> None:
     request = slurm_request(f"cluster.instance={instance}", nodes=nodes)
     chosen, _ = choose(read_partitions(SINFO), "gpu", nodes=nodes)
-    (finding,) = judge_gres(chosen, request)
+    (finding,) = check_gres(chosen, request)
     assert finding.verdict == verdict and words in finding.what
 
 
@@ -93,15 +93,15 @@ def test_a_folder_is_judged_by_its_file_system(tmp_path: Path) -> None:
         "/dev/sda / ext4 rw 0 0\n10.0.0.1:/x /shared nfs4 rw 0 0\ns3 /s3 fuse.s3fs rw 0 0\n"
     )
     assert file_system_of(Path("/shared/runs/a"), mounts) == "nfs4"
-    assert judge_folder(Path("/shared/runs/a"), mounts).verdict == "ok"
-    assert judge_folder(Path("/s3/runs"), mounts).verdict == "ok"
-    local = judge_folder(Path("/sharedness/runs"), mounts)
+    assert check_folder(Path("/shared/runs/a"), mounts).verdict == "ok"
+    assert check_folder(Path("/s3/runs"), mounts).verdict == "ok"
+    local = check_folder(Path("/sharedness/runs"), mounts)
     assert local.verdict == "warning" and "is on ext4, which machines seldom share" in local.what
-    assert judge_folder(Path("/a"), tmp_path / "none").verdict == "ok"
+    assert check_folder(Path("/a"), tmp_path / "none").verdict == "ok"
 
 
 def test_a_machine_without_slurm_is_one_finding() -> None:
-    def missing(_argv: object) -> Done:
+    def missing(_argv: object) -> ClientResult:
         raise FileNotFoundError
 
     launcher = SlurmLauncher(shell=missing)
@@ -111,9 +111,9 @@ def test_a_machine_without_slurm_is_one_finding() -> None:
 
 
 def test_a_secret_that_slurm_would_keep_in_clear_is_a_warning() -> None:
-    def answering(argv: Sequence[str]) -> Done:
+    def answering(argv: Sequence[str]) -> ClientResult:
         out = SINFO if argv[0] == "sinfo" else ""
-        return Done(exit_code=0, out=out, err="")
+        return ClientResult(exit_code=0, out=out, err="")
 
     launcher = SlurmLauncher(shell=answering)
     found = by_name(launcher.checks(slurm_request("secrets={HF_TOKEN: env}")))

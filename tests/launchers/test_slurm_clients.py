@@ -11,13 +11,19 @@ from pathlib import Path
 import pytest
 
 from shardyard.errors import RequestError, ShardyardError
-from shardyard.launchers.slurm.clients import Done, NoAnswerError, UnknownJobError, ask, run_client
+from shardyard.launchers.slurm.clients import (
+    ClientResult,
+    NoAnswerError,
+    UnknownJobError,
+    ask,
+    run_client,
+)
 
 FAILED = "sbatch: error: Batch job submission failed: "
 
 
-def _shell(said: str) -> Done:
-    return Done(exit_code=1, out="", err=said)
+def _shell(said: str) -> ClientResult:
+    return ClientResult(exit_code=1, out="", err=said)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +65,7 @@ def test_a_machine_without_slurm_is_named() -> None:
 
 
 def test_a_client_that_never_ends_leaves_open_what_happened() -> None:
-    def shell(argv: Sequence[str]) -> Done:
+    def shell(argv: Sequence[str]) -> ClientResult:
         raise subprocess.TimeoutExpired(argv, 60.0)
 
     with pytest.raises(NoAnswerError, match="`sbatch` gave no answer for 60 s") as caught:

@@ -10,7 +10,7 @@ import pytest
 from shardyard.cli import main
 from shardyard.launchers.base import JobState, Submission
 from shardyard.launchers.ledger import Ledger
-from shardyard.launchers.slurm.clients import Done
+from shardyard.launchers.slurm.clients import ClientResult
 from shardyard.launchers.slurm.launcher import SlurmLauncher
 
 
@@ -23,14 +23,14 @@ class Controller:
     named: str = ""
     """What squeue prints of jobs of the run's name."""
 
-    def shell(self, argv: Sequence[str]) -> Done:
+    def shell(self, argv: Sequence[str]) -> ClientResult:
         self.asked.append(list(argv))
         job = (
             "JobId=17 JobName=r UserId=me(1) JobState=RUNNING Reason=None Restarts=0 ExitCode=0:0 "
             f"NodeList=n0 Command={self.command} WorkDir=/home/me StdErr=/x\n"
         )
         answers = {"scontrol": job, "squeue": self.named}
-        return Done(exit_code=0, out=answers.get(argv[0], ""), err="")
+        return ClientResult(exit_code=0, out=answers.get(argv[0], ""), err="")
 
     @property
     def ended(self) -> list[list[str]]:

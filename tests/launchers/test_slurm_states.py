@@ -9,7 +9,7 @@ import pytest
 
 from shardyard.errors import ShardyardError
 from shardyard.launchers.base import JobState, Submission
-from shardyard.launchers.slurm.clients import Done, NoAnswerError
+from shardyard.launchers.slurm.clients import ClientResult, NoAnswerError
 from shardyard.launchers.slurm.launcher import SlurmLauncher
 from shardyard.launchers.slurm.states import (
     STATES,
@@ -181,7 +181,7 @@ def test_a_job_that_cancel_ended_before_it_listened_is_drained() -> None:
 
 def test_a_job_whose_time_passed_just_as_it_had_drained_is_drained(tmp_path: Path) -> None:
     said = SCONTROL.replace("PENDING", "TIMEOUT").replace("/runs/it's 100%", str(tmp_path))
-    answer = Done(exit_code=0, out=said, err="")
+    answer = ClientResult(exit_code=0, out=said, err="")
     launcher = SlurmLauncher(shell=lambda _: answer)
     job = Submission(
         launcher="slurm", run_id="r", id="7", name="r", details={"folder": str(tmp_path)}
@@ -207,12 +207,12 @@ class _Queue:
     refused: dict[str, str] = field(default_factory=dict)
     """Client -> what it says instead."""
 
-    def shell(self, argv: Sequence[str]) -> Done:
+    def shell(self, argv: Sequence[str]) -> ClientResult:
         self.calls.append(argv[0])
         if argv[0] in self.refused:
-            return Done(exit_code=1, out="", err=self.refused[argv[0]])
+            return ClientResult(exit_code=1, out="", err=self.refused[argv[0]])
         told = {"scontrol": self._scontrol, "squeue": self._squeue}.get(argv[0])
-        return Done(exit_code=0, out=told(list(argv)) if told else "n1|mixed", err="")
+        return ClientResult(exit_code=0, out=told(list(argv)) if told else "n1|mixed", err="")
 
     def _scontrol(self, argv: list[str]) -> str:
         record = self.records[argv[argv.index("job") + 1]]

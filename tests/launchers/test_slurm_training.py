@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.config.load import dump_recipe
-from shardyard.config.paths import anchor_paths
+from shardyard.config.paths import make_paths_absolute
 from shardyard.config.rules.check import load_checked_recipe
 from shardyard.launchers.base import JobState, LaunchRequest, Submission
 from shardyard.launchers.ledger import Ledger
@@ -104,7 +104,7 @@ class SlurmRun:
     def submit(self, nodes: int = 2) -> Submission:
         words = [f"run.id={self.run_dir.run_id}", *TWO_NODES, f"cluster.nodes={nodes}"]
         words += [f"run.steps={self.steps}", *self.settings]
-        recipe = anchor_paths(load_checked_recipe([self.place.folder / "tiny.yaml"], words))
+        recipe = make_paths_absolute(load_checked_recipe([self.place.folder / "tiny.yaml"], words))
         request = LaunchRequest(
             run_id=self.run_dir.run_id,
             recipe=recipe,

@@ -38,10 +38,10 @@ class HubDesk(Desk):
 
     def fetched(self) -> Path:
         """The folder of the model, fetched before the situation comes about."""
-        from shardyard.config.model.hub import Wanted, fetch
+        from shardyard.config.model.hub import HubRequest, fetch
 
-        wanted = Wanted(kind="model.hub", name=NAME, revision=None, level="weights")
-        return fetch(wanted, self.store, say=lambda _: None)
+        wanted = HubRequest(kind="model.hub", name=NAME, revision=None, level="weights")
+        return fetch(wanted, self.store, log=lambda _: None)
 
     def mount(self, options: str) -> Path:
         """The folder for models is a file system of its own, in memory; gone after the test."""

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.config.paths import Sight
+from shardyard.config.paths import NodePaths
 from shardyard.config.schema.recipe import Recipe
-from shardyard.launchers.base import LogLine, Submission, mounted
+from shardyard.launchers.base import LogLine, Submission, mounted_paths
 from shardyard.node.side_job import SideWork, function_of
 from shardyard.rundir.layout import RunDir
 from tests.cli.fake_launcher import AnsweringLauncher
@@ -32,8 +32,8 @@ class ProbingLauncher(AnsweringLauncher):
 
     is_nobody: bool = False
 
-    def sees(self, recipe: Recipe) -> Sight:
-        return mounted(recipe.launch, launcher=self.name)
+    def node_paths(self, recipe: Recipe) -> NodePaths:
+        return mounted_paths(recipe.launch, launcher=self.name)
 
     def logs(self, job: Submission, *, node: int | None, follow: bool) -> Iterator[LogLine]:
         request = self.submitted[-1]

@@ -3,7 +3,7 @@
 import json
 
 from shardyard.cluster.clients import new_world
-from shardyard.cluster.spec import read_description
+from shardyard.cluster.spec import read_cluster_spec
 from tests.launchers.wrong_anywhere import AnyDesk
 from tests.launchers.wrong_situations import Situations
 
@@ -36,7 +36,7 @@ class PricesDesk(AnyDesk):
 
     def begun(self, **line: object) -> None:
         """A cluster whose ledger has one line, with what somebody changed in it."""
-        world = new_world(read_description(_CLUSTER), self.folder / "clusters")
+        world = new_world(read_cluster_spec(_CLUSTER), self.folder / "clusters")
         usual = {"t": 1.0, "action": "noted", "launcher": "cluster"}
         named = {"kind": "accelerator node count", "name": "2"}
         content = {key: value for key, value in {**usual, **named, **line}.items() if value}

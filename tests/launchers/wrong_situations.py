@@ -15,7 +15,7 @@ import pytest
 
 from shardyard.cli import main
 from shardyard.errors import StorageError
-from shardyard.launchers.ledger import Entry, Ledger
+from shardyard.launchers.ledger import Ledger, LedgerEntry
 
 
 class Desk:
@@ -65,7 +65,7 @@ class Desk:
 
     def in_ledgers(self) -> set[str]:
         """Names and kinds that the runs' ledgers still hold."""
-        entries: list[Entry] = []
+        entries: list[LedgerEntry] = []
         for path in self.runs.glob("*/ledger.jsonl"):
             with suppress(StorageError):  # damaged, which is some situations
                 entries += Ledger(path).live()

@@ -7,7 +7,7 @@ import pytest
 
 import shardyard
 from shardyard.config.schema.reference import settings
-from shardyard.library.model import Options
+from shardyard.library.model import ParallelizeOptions
 from shardyard.library.supported import _SECTIONS
 
 
@@ -28,6 +28,6 @@ def test_every_public_name_is_there_and_says_what_it_does() -> None:
 
 
 def test_settings_are_those_of_a_recipe() -> None:
-    assert Options.__annotations__.keys() == _SECTIONS.keys()
+    assert ParallelizeOptions.__annotations__.keys() == _SECTIONS.keys()
     for name, section in _SECTIONS.items():
         assert f"{section}.{name}" in settings()

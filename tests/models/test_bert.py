@@ -8,7 +8,7 @@ from transformers import BertForMaskedLM
 from shardyard.families.presets import PRESETS
 from shardyard.families.registry import family_of
 from shardyard.models.attention import sample_attention
-from shardyard.models.build import build_on_meta, fill_weights, give_storage, hf_config
+from shardyard.models.build import build_on_meta, fill_weights, hf_config, materialize
 from shardyard.models.forward import ForwardPass
 from shardyard.models.random import SampleKeys
 
@@ -17,7 +17,7 @@ TINY = replace(PRESETS["bert-tiny"].shape, vocab_size=300)
 
 def test_logits_and_gradients_are_those_of_transformers_own_bert() -> None:
     model = build_on_meta(TINY)
-    give_storage(model, torch.device("cpu"))
+    materialize(model, torch.device("cpu"))
     fill_weights(model, folder=None, seed=0)
     model.double()  # in fp32 a small element of a gradient shows how a processor rounds large ones
     theirs = BertForMaskedLM._from_config(hf_config(TINY), attn_implementation="eager").double()

@@ -15,7 +15,7 @@ from shardyard.families.presets import PRESETS
 from shardyard.families.registry import family_of
 from shardyard.families.shape import ModelShape
 from shardyard.models.attention import sample_attention
-from shardyard.models.build import build_on_meta, fill_weights, give_storage, hf_config
+from shardyard.models.build import build_on_meta, fill_weights, hf_config, materialize
 from shardyard.models.forward import ForwardPass
 from shardyard.models.local_shard import LocalShard
 from shardyard.models.random import SampleKeys, key_of, normal
@@ -26,7 +26,7 @@ TINY = replace(PRESETS["llama-tiny"].shape, vocab_size=300)
 
 def _model(shape: ModelShape, *, seed: int = 0, folder: Path | None = None) -> LlamaForCausalLM:
     model = build_on_meta(shape)
-    give_storage(model, torch.device("cpu"))
+    materialize(model, torch.device("cpu"))
     fill_weights(model, folder=folder, seed=seed)
     return model.eval()
 
@@ -38,7 +38,7 @@ def _tokens() -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_parameters_on_the_host_leave_the_buffers_on_the_device() -> None:
     model = build_on_meta(TINY)
-    give_storage(model, torch.device("meta"), on_host=True)
+    materialize(model, torch.device("meta"), on_host=True)
     assert {each.device.type for each in model.parameters()} == {"cpu"}
     assert {each.device.type for each in model.buffers()} == {"meta"}
     tensors = {f"model.{name}": each for name, each in model.named_parameters()}

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from shardyard.families.images.registry import KINDS
 from shardyard.models.batch_norm import batch_norms_in
 from shardyard.models.images import (
+    add_image_dropout,
     blocks_of_network,
     build_network,
     fill_network,
     load_network,
-    make_it_drop,
     set_batch_norm_momentum,
 )
 from shardyard.models.random import SampleKeys
@@ -25,7 +25,9 @@ def _dropping(kind: str, **drops: float) -> tuple[nn.Module, SampleKeys]:
     network = KINDS[kind].of_config({"model_type": kind, **TINY[kind]}, "tiny").with_classes(4)
     model, keys = build_network(network), SampleKeys()
     fill_network(model, network, seed=0)
-    make_it_drop(model, network, seed=1, keys=keys, **{"dropout": 0.0, "drop_path": 0.0, **drops})
+    add_image_dropout(
+        model, network, seed=1, keys=keys, **{"dropout": 0.0, "drop_path": 0.0, **drops}
+    )
     return model, keys
 
 

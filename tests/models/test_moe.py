@@ -17,7 +17,7 @@ from shardyard.families.registry import family_of
 from shardyard.families.shape import ModelShape
 from shardyard.models import init
 from shardyard.models.attention import SampleAttention
-from shardyard.models.build import build_on_meta, fill_weights, give_storage, hf_config
+from shardyard.models.build import build_on_meta, fill_weights, hf_config, materialize
 from shardyard.models.forward import ForwardPass
 from shardyard.models.moe import RouterLoss, RouterTotals, SparseMLP, grouped_product
 from shardyard.models.random import SampleKeys
@@ -36,7 +36,7 @@ def _theirs(shape: ModelShape) -> Any:
 
 def _ours(shape: ModelShape, folder: Path) -> Any:
     model = build_on_meta(shape)
-    give_storage(model, torch.device("cpu"))
+    materialize(model, torch.device("cpu"))
     fill_weights(model, folder=folder, seed=0)
     model.forward = ForwardPass(
         model,
@@ -181,7 +181,7 @@ def test_weights_do_not_depend_on_the_size_of_the_pieces_they_are_made_in(
 ) -> None:
     def experts() -> Tensor:
         model = build_on_meta(SHAPES["mixtral-tiny"])
-        give_storage(model, torch.device("cpu"))
+        materialize(model, torch.device("cpu"))
         fill_weights(model, folder=None, seed=0)
         gate: Tensor = model.model.layers[1].mlp.experts.gate
         return gate

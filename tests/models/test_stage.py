@@ -5,7 +5,7 @@ from dataclasses import replace
 from shardyard.families.presets import PRESETS
 from shardyard.families.registry import family_of
 from shardyard.models.build import build_on_meta, keep_blocks, stage_of
-from shardyard.models.submodules import blocks_of, dropout_places, part_of
+from shardyard.models.submodules import blocks_of, dropout_modules, part_of
 
 SHAPE = replace(PRESETS["llama-tiny-deep"].shape, vocab_size=300)
 LLAMA = family_of("llama")
@@ -33,7 +33,7 @@ def test_the_stages_together_have_every_parameter_of_the_model_once() -> None:
 def test_dropout_comes_after_positions_where_no_norm_follows_them() -> None:
     shape = replace(PRESETS["gpt2-tiny"].shape, vocab_size=300)
     model = build_on_meta(shape)
-    assert list(dropout_places(model, shape.family)) == [
+    assert list(dropout_modules(model, shape.family)) == [
         "transformer.drop",
         *(f"transformer.h.{number}.{name}" for number in (0, 1) for name in ("attn", "mlp")),
     ]
@@ -55,6 +55,6 @@ def test_two_stages_of_a_rank_share_the_modules_of_its_model() -> None:
     assert part_of(first, LLAMA.rotary) is part_of(last, LLAMA.rotary) is not None
     names = {name for stage in (first, last) for name, _ in stage.named_parameters()}
     assert names == {name for name, _ in model.named_parameters()}
-    assert list(dropout_places(last, LLAMA)) == [
+    assert list(dropout_modules(last, LLAMA)) == [
         "model.layers.7.self_attn", "model.layers.7.mlp",
     ]  # fmt: skip

@@ -9,15 +9,15 @@ import pytest
 
 from shardyard.config.load import load_recipe
 from shardyard.launchers.log_markers import parse
-from shardyard.launchers.node_rank import Place
-from shardyard.node.bench import _Told, bench_here
+from shardyard.launchers.node_rank import NodeAssignment
+from shardyard.node.bench import _BenchOutput, bench_node
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.network import NetworkBench, answer_line, read_network
 from tests.e2e.shardyard import make_place
 
 Captured = pytest.CaptureFixture[str]
 NONCE = "abc"
-PLACE = Place(node_rank=0, nodes=2, host="10.0.0.1", port=29400, session="s")
+PLACE = NodeAssignment(node_rank=0, nodes=2, host="10.0.0.1", port=29400, session="s")
 ROW = {
     "collective": "all_reduce", "size_bytes": 1024, "count": 256, "out_s": 1e-4, "out_wrong": 0,
     "in_s": 1e-4, "in_wrong": 0,
@@ -32,7 +32,7 @@ def asked(*, is_pairs: bool = False) -> NetworkBench:
 
 
 def told(run: RunDir, *lines: str, is_pairs: bool = False, code: int = 0) -> int:
-    found = _Told(asked(is_pairs=is_pairs), run, PLACE, NONCE)
+    found = _BenchOutput(asked(is_pairs=is_pairs), run, PLACE, NONCE)
     for line in lines:
         found.take(line)
     return found.end(code)
@@ -87,7 +87,7 @@ def test_gloos_sockets_are_named_by_the_interface_that_sent_most(
 def test_pairs_on_one_node_alone_are_refused(tmp_path: Path, capsys: Captured) -> None:
     recipe = load_recipe([], ["model.preset=llama-tiny", "cluster.nodes=4"])
     alone = replace(PLACE, nodes=1)
-    assert bench_here(asked(is_pairs=True), recipe, RunDir(tmp_path / "run"), alone, NONCE) == 2
+    assert bench_node(asked(is_pairs=True), recipe, RunDir(tmp_path / "run"), alone, NONCE) == 2
     captured = capsys.readouterr()
     (failed,) = marked(captured.out)
     assert failed["bench"] == "failed" and failed["exit_code"] == 2

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.node.failover import is_stood_in_for
+from shardyard.node.failover import has_node0_failed_over
 from shardyard.node.handshake import Session
-from shardyard.rundir.attempt_files import StorePlace, write_store_place
+from shardyard.rundir.attempt_files import StoreLocation, write_store_location
 from shardyard.rundir.jsonl import EventWriter
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease
@@ -20,7 +20,7 @@ def run(tmp_path: Path) -> Iterator[RunDir]:
     run = RunDir(tmp_path / "r")
     run.attempt(1).mkdir(parents=True)
     say(run, attempt=1, beat=9, begins=True)
-    write_store_place(run, 1, StorePlace(moves=1, node_rank=1, endpoint="n1:40000"))
+    write_store_location(run, 1, StoreLocation(moves=1, node_rank=1, endpoint="n1:40000"))
     lease = Lease(run.lease)
     yield run
     lease.close()
@@ -33,7 +33,7 @@ def say(run: RunDir, **word: object) -> None:
 
 
 def is_led(run: RunDir) -> bool:
-    return is_stood_in_for(run, Session(run, "s"), within_s=0.0)
+    return has_node0_failed_over(run, Session(run, "s"), within_s=0.0)
 
 
 def test_it_joins_where_another_serves_the_store_and_has_the_lease(run: RunDir) -> None:
@@ -57,7 +57,7 @@ def test_it_leads_where_the_others_have_ended_the_attempt(run: RunDir) -> None:
 
 
 def test_it_leads_where_no_other_node_serves_or_that_one_is_gone_too(run: RunDir) -> None:
-    write_store_place(run, 1, StorePlace(moves=2, node_rank=0, endpoint="n0:40000"))
+    write_store_location(run, 1, StoreLocation(moves=2, node_rank=0, endpoint="n0:40000"))
     assert not is_led(run)  # it came back once, and was lost again
     gone = RunDir(run.path.parent / "gone")
     run.path.rename(gone.path)  # the lease is held for another folder

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.launchers.log_markers import Marked, parse
+from shardyard.launchers.log_markers import MarkedLine, parse
 from shardyard.node.log_markers import marked_on_stdout, take_nonce
 from shardyard.rundir.jsonl import LineWriter
 from shardyard.rundir.layout import RunDir
@@ -28,4 +28,7 @@ def test_new_lines_are_printed_marked(tmp_path: Path, capsys: pytest.CaptureFixt
     metrics.close()
     events.close()
     lines = [parse(line, nonce="abc") for line in capsys.readouterr().out.splitlines()]
-    assert lines == [Marked("event", {"kind": "first_step"}), Marked("metrics", {"step": 2})]
+    assert lines == [
+        MarkedLine("event", {"kind": "first_step"}),
+        MarkedLine("metrics", {"step": 2}),
+    ]

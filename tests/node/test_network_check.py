@@ -60,7 +60,7 @@ def train(run_dir: RunDir, line: str, stopped: list[bool], environ: dict[str, st
         log = run_dir.log(0, 0)
         log.parent.mkdir(parents=True)
         log.write_text(f"hello\n{line}\nstep 1\n")
-    return check.is_refused
+    return check.is_rejected
 
 
 @pytest.mark.parametrize(
@@ -140,10 +140,10 @@ def test_gloo_is_told_once_a_step_of_this_attempt_was_made(tmp_path: Path) -> No
     run_dir = a_run(tmp_path, "cluster.instance=null", "cluster.device=cpu")
     run_dir.metrics.write_text('{"step": 1}\n')  # of an attempt before
     sockets = _Sockets(run_dir, 1, is_one_machine=False)
-    assert not sockets.look() and read_network(run_dir) is None
+    assert not sockets.poll() and read_network(run_dir) is None
     with run_dir.metrics.open("a") as file:
         file.write('{"step": 2}\n')
-    assert sockets.look() and sockets.look()
+    assert sockets.poll() and sockets.poll()
     found = read_network(run_dir)
     assert found is not None and found.attempt == 1
     assert len(list(read_lines(run_dir.events))) == 1
@@ -151,7 +151,7 @@ def test_gloo_is_told_once_a_step_of_this_attempt_was_made(tmp_path: Path) -> No
 
 def test_a_folder_that_went_with_its_run_is_not_made_again(tmp_path: Path) -> None:
     gone = RunDir(tmp_path / "gone")
-    _Sockets(gone, 0, is_one_machine=True).tell()
+    _Sockets(gone, 0, is_one_machine=True).report()
     assert not gone.path.exists()
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.config.resolved import DataFacts, Resolved
+from shardyard.config.resolved import DatasetMetadata, Resolved
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import RequestError
 from shardyard.families.presets import PRESETS
-from shardyard.launchers.node_rank import Place
-from shardyard.node.budget import Limits, Terms
-from shardyard.node.main import refuse_shared_accelerators, told_exit_code, with_nodes
+from shardyard.launchers.node_rank import NodeAssignment
+from shardyard.node.budget import AttemptLimits, LimitMonitor
+from shardyard.node.main import check_shared_accelerators, scheduler_exit_code, with_nodes
 from shardyard.rundir.layout import RunDir
 
 GIVEN = ["--place", "given", "--node-rank", "0", "--nodes", "2", "--rendezvous", "127.0.0.1:29400"]
@@ -104,7 +104,7 @@ def test_other_numbers_of_nodes_are_refused_with_both_remedies(there: int) -> No
     assert f"cluster.nodes={there}" in str(caught.value)
 
 
-FACTS = DataFacts(
+FACTS = DatasetMetadata(
     dir="none", fingerprint="0", vocab_size=300, train_tokens=1000, eval_tokens=100,
     train_documents=2, eval_documents=1, unigram_entropy=5.0,
 )  # fmt: skip
@@ -128,12 +128,12 @@ def test_nodes_that_are_one_machine_do_not_share_its_accelerators(
     resolved = Resolved(
         recipe=recipe, reasons={}, shape=PRESETS["llama-tiny"].shape, data=FACTS, steps=3
     )
-    place = Place(node_rank=0, nodes=nodes, host=host, port=29400, session="s")
+    place = NodeAssignment(node_rank=0, nodes=nodes, host=host, port=29400, session="s")
     if not is_refused:
-        refuse_shared_accelerators(resolved, place)
+        check_shared_accelerators(resolved, place)
         return
     with pytest.raises(RequestError) as caught:
-        refuse_shared_accelerators(resolved, place)
+        check_shared_accelerators(resolved, place)
     assert "every node would take the same accelerators" in str(caught.value)
     assert "cluster.device=cpu" in str(caught.value)
 
@@ -141,14 +141,17 @@ def test_nodes_that_are_one_machine_do_not_share_its_accelerators(
 def test_where_a_drained_job_is_started_again_one_that_stopped_itself_is_final(
     tmp_path: Path,
 ) -> None:
-    run, node = RunDir(tmp_path), Place(node_rank=0, nodes=1, host="h", port=1, session="s")
+    run, node = (
+        RunDir(tmp_path),
+        NodeAssignment(node_rank=0, nodes=1, host="h", port=1, session="s"),
+    )
     pod = replace(node, is_container=True)
-    terms = Terms(
-        began_s=0.0, session="s", usd_per_hour=1.0, max_usd=1e-9, stop_idle_after_s=None
+    terms = AttemptLimits(
+        started_s=0.0, session="s", usd_per_hour=1.0, max_usd=1e-9, stop_idle_after_s=None
     )  # fmt: skip
-    assert told_exit_code(143, run, 0, pod) == 143
-    assert Limits(run, 0, terms, now_s=0.0).look(1.0)
-    assert told_exit_code(143, run, 0, pod) == 130
-    assert told_exit_code(0, run, 0, pod) == 0  # it came to its end all the same
-    assert told_exit_code(143, run, 1, pod) == 143  # another attempt, asked by its scheduler
-    assert told_exit_code(143, run, 0, node) == 143
+    assert scheduler_exit_code(143, run, 0, pod) == 143
+    assert LimitMonitor(run, 0, terms, now_s=0.0).poll(1.0)
+    assert scheduler_exit_code(143, run, 0, pod) == 130
+    assert scheduler_exit_code(0, run, 0, pod) == 0  # it came to its end all the same
+    assert scheduler_exit_code(143, run, 1, pod) == 143  # another attempt, asked by its scheduler
+    assert scheduler_exit_code(143, run, 0, node) == 143

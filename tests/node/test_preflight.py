@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from shardyard.config.model.hub import Wanted, commit_of, digest_of, fetch
-from shardyard.config.resolved import DataFacts, Resolved
+from shardyard.config.model.hub import HubRequest, commit_of, digest_of, fetch
+from shardyard.config.resolved import DatasetMetadata, Resolved
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import LostNodeError, RequestError, ShardyardError
 from shardyard.families.presets import PRESETS
-from shardyard.node.preflight import Readiness, answering, made_ready, wait_for_nodes
+from shardyard.node.preflight import Readiness, prepare_node, serve_digests, wait_for_nodes
 from shardyard.rundir.attempt_files import write_resolved
 from shardyard.rundir.layout import RunDir
 from tests.hub import Hub, running_hub, saved_llama
@@ -38,17 +38,17 @@ def run(tmp_path: Path) -> RunDir:
 
 
 @pytest.fixture
-def facts(tmp_path: Path) -> DataFacts:
+def facts(tmp_path: Path) -> DatasetMetadata:
     folder = tmp_path / "prepared" / "text-0"
     folder.mkdir(parents=True)
     (folder / "manifest.json").write_text(json.dumps({"fingerprint": "f"}))
-    return DataFacts(
+    return DatasetMetadata(
         dir=str(folder), fingerprint="f", vocab_size=512, train_tokens=1000, eval_tokens=100,
         train_documents=2, eval_documents=1, unigram_entropy=5.0,
     )  # fmt: skip
 
 
-def resolved(facts: DataFacts, model_dir: Path | None = None, **sections: Any) -> Resolved:
+def resolved(facts: DatasetMetadata, model_dir: Path | None = None, **sections: Any) -> Resolved:
     given: dict[str, Any] = {"cluster": {"nodes": 2, "devices": 1}, **sections}
     if model_dir is not None and "model" not in given:
         given["model"] = {"path": str(model_dir)}
@@ -73,14 +73,14 @@ class Nodes:
 
     @contextmanager
     def answers(self) -> Iterator[None]:
-        with answering(self._files, 0, self._ours):
+        with serve_digests(self._files, 0, self._ours):
             yield
 
     @contextmanager
     def node_1(self, *, stays_s: float = 0.0) -> Iterator[None]:
         def be_node_1() -> None:
             try:
-                with made_ready(self._files, 0, 1, say=self.said.append):
+                with prepare_node(self._files, 0, 1, log=self.said.append):
                     time.sleep(stays_s)
             except ShardyardError as error:
                 self.errors.append(error)
@@ -98,7 +98,7 @@ class Nodes:
 
 
 def test_a_shared_folder_is_the_same_without_reading_it(
-    run: RunDir, facts: DataFacts, llama: Path
+    run: RunDir, facts: DatasetMetadata, llama: Path
 ) -> None:
     nodes = Nodes(run, resolved(facts, llama))
     with nodes.answers(), nodes.node_1():
@@ -108,7 +108,7 @@ def test_a_shared_folder_is_the_same_without_reading_it(
 
 
 def test_a_copy_is_read_and_found_the_same(
-    run: RunDir, facts: DataFacts, llama: Path, tmp_path: Path
+    run: RunDir, facts: DatasetMetadata, llama: Path, tmp_path: Path
 ) -> None:
     copy = shutil.copytree(llama, tmp_path / "copy")
     nodes = Nodes(run, resolved(facts, llama), resolved(facts, copy))
@@ -125,7 +125,7 @@ def change(folder: Path) -> None:
 
 
 def test_a_file_that_differs_is_named_with_rank_and_host_and_ends_the_job_with_2(
-    run: RunDir, facts: DataFacts, llama: Path, tmp_path: Path
+    run: RunDir, facts: DatasetMetadata, llama: Path, tmp_path: Path
 ) -> None:
     copy = shutil.copytree(llama, tmp_path / "copy")
     change(copy)
@@ -141,7 +141,7 @@ def test_a_file_that_differs_is_named_with_rank_and_host_and_ends_the_job_with_2
 
 
 def test_a_folder_that_is_not_on_the_node_is_refused(
-    run: RunDir, facts: DataFacts, llama: Path, tmp_path: Path
+    run: RunDir, facts: DatasetMetadata, llama: Path, tmp_path: Path
 ) -> None:
     nodes = Nodes(run, resolved(facts, llama), resolved(facts, tmp_path / "none"))
     with nodes.answers(), nodes.node_1(), pytest.raises(RequestError) as caught:
@@ -157,7 +157,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield hub
 
 
-def of_hub(facts: DataFacts, store: Path, commit: str) -> Resolved:
+def of_hub(facts: DatasetMetadata, store: Path, commit: str) -> Resolved:
     folder = store / f"acme--llama@{commit[:12]}"
     model = {"hub": "acme/llama", "dir": str(store)}
     found = digest_of(folder)  # of node 0: the other one has not fetched it yet
@@ -165,12 +165,12 @@ def of_hub(facts: DataFacts, store: Path, commit: str) -> Resolved:
 
 
 def fetched(store: Path) -> Path:
-    wanted = Wanted(kind="model.hub", name="acme/llama", revision=None, level="weights")
-    return fetch(wanted, store, say=lambda _: None)
+    wanted = HubRequest(kind="model.hub", name="acme/llama", revision=None, level="weights")
+    return fetch(wanted, store, log=lambda _: None)
 
 
 def test_a_node_without_the_store_fetches_the_same_commit_after_the_branch_moved(
-    hub: Hub, run: RunDir, facts: DataFacts, llama: Path, tmp_path: Path
+    hub: Hub, run: RunDir, facts: DatasetMetadata, llama: Path, tmp_path: Path
 ) -> None:
     commit = hub.add("acme/llama", llama)
     first = fetched(tmp_path / "a")
@@ -185,7 +185,7 @@ def test_a_node_without_the_store_fetches_the_same_commit_after_the_branch_moved
 
 
 def test_a_file_of_a_store_that_was_changed_is_named(
-    hub: Hub, run: RunDir, facts: DataFacts, llama: Path, tmp_path: Path
+    hub: Hub, run: RunDir, facts: DatasetMetadata, llama: Path, tmp_path: Path
 ) -> None:
     commit = hub.add("acme/llama", llama)
     fetched(tmp_path / "a")
@@ -198,7 +198,7 @@ def test_a_file_of_a_store_that_was_changed_is_named(
 
 
 def test_data_of_another_fingerprint_is_refused(
-    run: RunDir, facts: DataFacts, tmp_path: Path
+    run: RunDir, facts: DatasetMetadata, tmp_path: Path
 ) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "manifest.json").write_text(json.dumps({"fingerprint": "g"}))
@@ -211,7 +211,7 @@ def test_data_of_another_fingerprint_is_refused(
 
 
 def test_a_node_that_died_is_named_and_does_not_hang_the_others(
-    run: RunDir, facts: DataFacts
+    run: RunDir, facts: DatasetMetadata
 ) -> None:
     nodes = Nodes(run, resolved(facts))
     with nodes.answers(), nodes.node_1():
@@ -225,14 +225,18 @@ def test_a_node_that_died_is_named_and_does_not_hang_the_others(
         nodes.node_0()
 
 
-def test_a_node_that_never_came_is_waited_for_and_then_named(run: RunDir, facts: DataFacts) -> None:
+def test_a_node_that_never_came_is_waited_for_and_then_named(
+    run: RunDir, facts: DatasetMetadata
+) -> None:
     nodes = Nodes(run, resolved(facts))
     with pytest.raises(LostNodeError, match="node 1 was not heard of for"):
         nodes.node_0(comes_within_s=0.5, say_every_s=0.2)
     assert nodes.said[0].endswith("node 1 has not been heard of")
 
 
-def test_an_elastic_run_begins_with_those_that_are_ready(run: RunDir, facts: DataFacts) -> None:
+def test_an_elastic_run_begins_with_those_that_are_ready(
+    run: RunDir, facts: DatasetMetadata
+) -> None:
     elastic = {"min_nodes": 2, "start_wait_s": 0.5}
     cluster = {"nodes": 3, "devices": 1}
     nodes = Nodes(run, resolved(facts, elastic=elastic, cluster=cluster))
@@ -242,7 +246,9 @@ def test_an_elastic_run_begins_with_those_that_are_ready(run: RunDir, facts: Dat
         assert time.monotonic() - started_s >= 0.5
 
 
-def test_what_another_start_of_the_session_said_is_not_heard(run: RunDir, facts: DataFacts) -> None:
+def test_what_another_start_of_the_session_said_is_not_heard(
+    run: RunDir, facts: DatasetMetadata
+) -> None:
     nodes = Nodes(run, resolved(facts))
     with nodes.answers(), nodes.node_1():
         nodes.node_0()

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.config.endpoints import ADDRESS_VARIABLE, MetricsPlace, metrics_place
+from shardyard.config.endpoints import ADDRESS_VARIABLE, MetricsEndpoint, metrics_endpoint
 from shardyard.config.schema.recipe import Observe
 from shardyard.errors import RequestError
-from shardyard.observe.exporter import RunReader, exporting
+from shardyard.observe.exporter import RunReader, serve_metrics
 from shardyard.rundir.jsonl import EventWriter, LineWriter
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.metric_keys import METRIC_KEYS
@@ -162,13 +162,13 @@ def ask(run: RunDir) -> str:
 def test_an_endpoint_stays_until_its_last_word_was_heard(run: RunDir) -> None:
     events = EventWriter(run.events, attempt=0, generation=0)
     events.write("attempt_started")
-    place, heard = MetricsPlace("127.0.0.1", 0), ""
+    place, heard = MetricsEndpoint("127.0.0.1", 0), ""
 
     def ask_once_more() -> None:
         nonlocal heard
         heard = ask(run)
 
-    with exporting(reader_of(run), run, place, node_rank=0) as scrapes:
+    with serve_metrics(reader_of(run), run, place, node_rank=0) as scrapes:
         for _ in range(2):
             assert 'shardyard_run_state{node="0",run_id="bert-1",state="running"} 1.0' in ask(run)
         events.write("attempt_ended", outcome="failed", exit_code=1)
@@ -182,8 +182,8 @@ def test_an_endpoint_stays_until_its_last_word_was_heard(run: RunDir) -> None:
 def test_nobody_is_waited_for_who_does_not_ask_or_has_stopped_to(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = MetricsPlace("127.0.0.1", 0)
-    with exporting(reader_of(run), run, place, node_rank=0) as scrapes:
+    place = MetricsEndpoint("127.0.0.1", 0)
+    with serve_metrics(reader_of(run), run, place, node_rank=0) as scrapes:
         scrapes.wait_for_one_more()
         ask(run)
         scrapes.wait_for_one_more()  # once is no habit
@@ -191,7 +191,7 @@ def test_nobody_is_waited_for_who_does_not_ask_or_has_stopped_to(
         later_s = time.monotonic() + 3600
         monkeypatch.setattr("shardyard.observe.exporter.time.monotonic", lambda: later_s)
         scrapes.wait_for_one_more()
-    with exporting(reader_of(run), run, None, node_rank=0) as scrapes:
+    with serve_metrics(reader_of(run), run, None, node_rank=0) as scrapes:
         scrapes.wait_for_one_more()
 
 
@@ -204,7 +204,7 @@ def test_ranks_of_the_node_are_told_apart(run: RunDir) -> None:
 def test_it_is_served_found_by_prometheus_and_gone_at_the_end(run: RunDir) -> None:
     LineWriter(run.metrics).append(step(3, loss=2.0))
     place = run.path.parent / ".prometheus" / "bert-1.node-1.json"
-    with exporting(reader_of(run), run, MetricsPlace("127.0.0.1", 0), node_rank=1):
+    with serve_metrics(reader_of(run), run, MetricsEndpoint("127.0.0.1", 0), node_rank=1):
         (target,) = json.loads(place.read_text())
         address = target["targets"][0]
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as answer:
@@ -217,10 +217,10 @@ def test_it_is_served_found_by_prometheus_and_gone_at_the_end(run: RunDir) -> No
 
 
 def test_a_taken_port_is_told(run: RunDir) -> None:
-    with exporting(reader_of(run), run, MetricsPlace("127.0.0.1", 0), node_rank=0):
+    with serve_metrics(reader_of(run), run, MetricsEndpoint("127.0.0.1", 0), node_rank=0):
         (target,) = json.loads((run.path.parent / ".prometheus" / "bert-1.node-0.json").read_text())
         port = int(target["targets"][0].rpartition(":")[2])
-        other = exporting(reader_of(run), run, MetricsPlace("127.0.0.1", port), node_rank=1)
+        other = serve_metrics(reader_of(run), run, MetricsEndpoint("127.0.0.1", port), node_rank=1)
         with pytest.raises(RequestError, match=r"node 1 cannot listen there.*or port 0"), other:
             pass
 
@@ -235,13 +235,13 @@ def test_a_taken_port_is_told(run: RunDir) -> None:
 )
 def test_a_port_alone_is_loopback(setting: int | str, place: str) -> None:
     Observe(prometheus=setting)
-    assert str(metrics_place(setting)) == place
+    assert str(metrics_endpoint(setting)) == place
 
 
 def test_in_a_pod_a_port_alone_is_the_pods_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ADDRESS_VARIABLE, "10.0.0.7")
-    assert metrics_place(9400) == MetricsPlace("10.0.0.7", 9400)
-    assert metrics_place("127.0.0.1:9400") == MetricsPlace("127.0.0.1", 9400)
+    assert metrics_endpoint(9400) == MetricsEndpoint("10.0.0.7", 9400)
+    assert metrics_endpoint("127.0.0.1:9400") == MetricsEndpoint("127.0.0.1", 9400)
 
 
 @pytest.mark.parametrize("setting", ["9400", "host", "host:x", ":9400", 70000, -1])

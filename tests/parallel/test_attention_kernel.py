@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from shardyard.config.formulas import attends_by_length, best_attention, needs_mask
-from shardyard.config.rules.model import misfits
+from shardyard.config.rules.model import check_model
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import RequestError
 from shardyard.families.presets import PRESETS
 from shardyard.families.shape import ModelShape
 from shardyard.parallel.attention_kernel import attention_kernel, choose_attention
-from shardyard.parallel.device import let_attend_by
+from shardyard.parallel.device import enable_sdpa_kernels
 from tests.models import varlen_on_cpu
 
 assert varlen_on_cpu.__doc__, "gives a CPU the operator"
@@ -25,7 +25,7 @@ LLAMA = PRESETS["llama-tiny"].shape
 @pytest.fixture(autouse=True)
 def all_kernels() -> Iterator[None]:
     yield
-    let_attend_by(None)
+    enable_sdpa_kernels(None)
 
 
 def recipe(**sections: dict[str, Any]) -> Recipe:
@@ -48,7 +48,7 @@ def test_a_cpu_attends_by_flash_attention(shape: ModelShape, across: bool, compu
 
 
 def test_what_is_not_allowed_is_not_called() -> None:
-    let_attend_by(["math"])
+    enable_sdpa_kernels(["math"])
     assert attention_kernel(recipe(), LLAMA, tp=1, device=CPU) == "math"
     choose_attention("flash")
     assert attention_kernel(recipe(), LLAMA, tp=1, device=CPU) == "flash"
@@ -69,7 +69,7 @@ def test_scores_that_are_bent_have_no_kernel() -> None:
 
 
 def test_a_kernel_that_is_not_there_is_named() -> None:
-    let_attend_by(["cudnn"])
+    enable_sdpa_kernels(["cudnn"])
     asked = recipe(model={"attention": "cudnn"})
     with pytest.raises(RequestError) as refused:
         attention_kernel(asked, LLAMA, tp=1, device=CPU)
@@ -130,7 +130,7 @@ REFUSED: list[tuple[dict[str, dict[str, Any]], str, str]] = [
 def test_what_a_kernel_cannot_do_is_refused(
     sections: dict[str, dict[str, Any]], preset: str, why: str
 ) -> None:
-    found = misfits(recipe(**sections), PRESETS[preset].shape, devices_per_node=None)
+    found = check_model(recipe(**sections), PRESETS[preset].shape, devices_per_node=None)
     told = [str(each) for each in found if each.path == "model.attention"]
     assert any(why in text for text in told), told
     assert all(text.endswith("Use model.attention=auto.") for text in told)
@@ -185,7 +185,7 @@ def test_a_kernel_that_is_told_lengths_has_a_name_of_its_own() -> None:
 
 
 def test_a_head_that_flash_attention_does_not_take_is_refused_by_its_width() -> None:
-    [found] = misfits(on_cuda(data=APART), NARROW, devices_per_node=None)
+    [found] = check_model(on_cuda(data=APART), NARROW, devices_per_node=None)
     assert str(found).endswith(
         "takes no mask, and data.attend_across_documents=false is one: it takes heads of a "
         "multiple of 8 up to 256, not 4. Use model.attention=auto."

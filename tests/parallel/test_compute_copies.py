@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from shardyard.config.layout import Layout
 from shardyard.config.schema.recipe import Recipe
 from shardyard.parallel.low_precision import (
-    ComputeCopies,
+    LowPrecisionCopies,
     can_hold_copies,
-    compute_copies_of,
+    low_precision_copies_of,
     matrix_of,
 )
 from shardyard.torch_private import TorchDispatchMode, tree_leaves
@@ -77,7 +77,7 @@ def _backward(model: nn.Module, number: int, micro_batches: int = 2) -> list[flo
 
 def _train(model: nn.Module, recipe: Recipe, steps: int = 20) -> list[tuple[float, float]]:
     """Loss sum and norm of each step."""
-    optimizer = ShardOptimizer(model, recipe.optim, copies=compute_copies_of(model))
+    optimizer = ShardOptimizer(model, recipe.optim, copies=low_precision_copies_of(model))
     found = []
     for number in range(steps):
         losses = _backward(model, number)
@@ -93,7 +93,7 @@ def _train(model: nn.Module, recipe: Recipe, steps: int = 20) -> list[tuple[floa
 def test_in_fp32_twenty_steps_are_those_without_copies(*, name: str, tied: bool) -> None:
     recipe = _recipe("fp32", optim={"name": name, "lr": 1e-2})
     plain, copied = _model(tied=tied), _model(tied=tied)
-    ComputeCopies(copied, recipe)
+    LowPrecisionCopies(copied, recipe)
     expected, found = _train(plain, recipe), _train(copied, recipe)
     torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-6, atol=1e-6)
     for (key, weight), other in zip(plain.named_parameters(), copied.parameters(), strict=True):
@@ -106,7 +106,7 @@ def test_in_bf16_twenty_steps_are_those_of_a_plain_loop() -> None:
     """fp32 weights, a bf16 model that they are copied into, and torch's own AdamW."""
     recipe = _recipe()
     ours = _model()
-    ComputeCopies(ours, recipe)
+    LowPrecisionCopies(ours, recipe)
     found = _train(ours, recipe)
     weights = dict(_model().named_parameters())
     computing = _model().bfloat16()
@@ -180,7 +180,7 @@ def _moved(run: Callable[[], object]) -> dict[str, int]:
 
 def test_a_micro_batch_moves_nothing_as_large_as_a_matrix_outside_of_products() -> None:
     model, recipe = _model(tied=False), _recipe()
-    ComputeCopies(model, recipe)
+    LowPrecisionCopies(model, recipe)
     _backward(model, 0, 1)  # of a step's first micro-batch the table's sum is made
     moved = _moved(lambda: _backward(model, 1, 1))
     # a gradient's rows are added to those of the table's sum: as many as there are tokens
@@ -193,8 +193,8 @@ def test_a_micro_batch_moves_nothing_as_large_as_a_matrix_outside_of_products() 
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 def test_copies_are_cast_where_an_update_has_not_written_them(name: str) -> None:
     model, recipe = _model(tied=False), _recipe(optim={"name": name, "lr": 1e-2})
-    ComputeCopies(model, recipe)
-    optimizer = ShardOptimizer(model, recipe.optim, copies=compute_copies_of(model))
+    LowPrecisionCopies(model, recipe)
+    optimizer = ShardOptimizer(model, recipe.optim, copies=low_precision_copies_of(model))
     forward = lambda: model(torch.ones(1, 2, dtype=torch.int64))  # noqa: E731
     assert "copy_" in _moved(forward)  # they are made
     assert "copy_" not in _moved(forward)
@@ -210,9 +210,9 @@ def test_a_matrix_is_cast_to_fp8_once_a_step_and_laid_out_for_both_products() ->
     product = float8.Float8Product("tensorwise", emulate=True)
     cast, product.cast = product.cast, Mock(side_effect=product.cast)
     model, recipe = _model(tied=False), _recipe("fp8")
-    ComputeCopies(model, recipe, in_float8=[model.up, model.down], float8=product)
-    optimizer = ShardOptimizer(model, recipe.optim, copies=compute_copies_of(model))
-    assert compute_copies_of(model).tensors().keys() == {"table.weight", "head.weight"}  # type: ignore[union-attr]
+    LowPrecisionCopies(model, recipe, in_float8=[model.up, model.down], float8=product)
+    optimizer = ShardOptimizer(model, recipe.optim, copies=low_precision_copies_of(model))
+    assert low_precision_copies_of(model).tensors().keys() == {"table.weight", "head.weight"}  # type: ignore[union-attr]
     for step in range(2):
         _backward(model, step, micro_batches=3)
         assert product.cast.call_count == 2 * (step + 1)
@@ -227,8 +227,8 @@ def test_a_matrix_is_cast_to_fp8_once_a_step_and_laid_out_for_both_products() ->
 
 def test_copies_follow_what_a_load_or_averages_put_into_weights() -> None:
     model, recipe = _model(), _recipe()
-    ComputeCopies(model, recipe)
-    optimizer = ShardOptimizer(model, recipe.optim, copies=compute_copies_of(model))
+    LowPrecisionCopies(model, recipe)
+    optimizer = ShardOptimizer(model, recipe.optim, copies=low_precision_copies_of(model))
     ids = torch.ones(1, 2, dtype=torch.int64)
     model(ids)
     for tensor in optimizer.tensors().values():  # as a checkpoint is read into
@@ -239,7 +239,7 @@ def test_copies_follow_what_a_load_or_averages_put_into_weights() -> None:
 
 def test_rows_of_padding_get_no_gradient() -> None:
     model = _model(tied=False)
-    ComputeCopies(model, _recipe())
+    LowPrecisionCopies(model, _recipe())
     model(torch.tensor([[0, 1]])).sum().backward()
     assert model.table.weight.grad is not None
     assert not model.table.weight.grad[0].any() and model.table.weight.grad[1].any()

@@ -56,5 +56,5 @@ def test_a_recipe_that_offloads_params_asks_for_it(
         {"memory": {"offload": offload}, "precision": {"compute": "fp32", "output": "fp32"}}
     )
     mesh: Any = SimpleNamespace(layout=SimpleNamespace(tp=1, dp_replicate=1, world_size=2))
-    apply.parallelize_own(nn.Linear(2, 2), mesh, recipe=recipe, blocks={}, words={})
+    apply.parallelize_custom(nn.Linear(2, 2), mesh, recipe=recipe, blocks={}, words={})
     assert given == [offload == "params"]

@@ -116,7 +116,7 @@ def test_what_is_split_or_changes_its_format_is_sharded(
     sections = {**changed, "precision": {**fp32, **changed.get("precision", {})}}
     recipe = Recipe.model_validate(sections)
     mesh: Any = SimpleNamespace(layout=SimpleNamespace(dp_replicate=2, world_size=2))
-    assert ddp.stays_whole(_model(), mesh, recipe) == whole
-    assert not ddp.stays_whole(_model().bfloat16(), mesh, recipe)
+    assert ddp.is_replicated(_model(), mesh, recipe) == whole
+    assert not ddp.is_replicated(_model().bfloat16(), mesh, recipe)
     mesh.layout.world_size = 4
-    assert not ddp.stays_whole(_model(), mesh, recipe)
+    assert not ddp.is_replicated(_model(), mesh, recipe)

@@ -12,7 +12,7 @@ from shardyard.families.presets import PRESETS
 from shardyard.families.registry import family_of
 from shardyard.models.build import build_on_meta
 from shardyard.models.submodules import blocks_of
-from shardyard.parallel.matmul import Product, product_of
+from shardyard.parallel.matmul import MatrixProduct, matrix_product_of
 
 pytest.importorskip("torchao", reason="pip install 'shardyard[fp8]'")
 from shardyard.parallel.matmul import Float8Product, float8_matrices, multiply_with
@@ -36,7 +36,7 @@ def test_three_products_are_rounded_by_some_percent(scaling: str) -> None:
     asked = [x.clone().requires_grad_(), weight.clone().requires_grad_()]
     out = product(*asked)
     out.backward(grad)  # type: ignore[no-untyped-call]
-    exact = Product()
+    exact = MatrixProduct()
     wanted = [exact(x, weight), *exact.gradients(grad, x, weight)]
     for found, expected in zip([out, asked[0].grad, asked[1].grad], wanted, strict=True):
         assert found is not None
@@ -94,7 +94,7 @@ def test_only_matrices_of_blocks_with_sides_of_sixteen_are_chosen() -> None:
     exact = [
         name
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and type(product_of(module)) is Product
+        if isinstance(module, nn.Linear) and type(matrix_product_of(module)) is MatrixProduct
     ]
     assert "lm_head" in exact and len(exact) == 7
 

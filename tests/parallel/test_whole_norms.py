@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from shardyard.config.schema.recipe import Optim
-from shardyard.parallel.gradients import WholeNorms
+from shardyard.parallel.gradients import ParamNorms
 from shardyard.train.optim import ShardOptimizer
 from tests.distributed.ranks import run_on_ranks
 from tests.train.lamb import Lamb
@@ -59,7 +59,7 @@ def _norms(dim: int) -> list[tuple[Tensor, ...]]:
     whole = block.experts.up.detach()
     up = distribute_tensor(whole, mesh, [Shard(dim)])
     params = {"mlp.experts.up": up, "mlp.router": block.router.detach()}
-    norms = WholeNorms(params)
+    norms = ParamNorms(params)
     found = norms.of(list(params), [up.to_local(), params["mlp.router"]])
     factors = norms.by_name(list(params), found[0])
     assert factors[0].shape == (len(up.to_local()), 1, 1)

@@ -7,7 +7,7 @@ import pytest
 
 from shardyard.families.presets import PRESETS
 from shardyard.families.shape import ModelShape
-from shardyard.hardware.cluster import Cluster
+from shardyard.hardware.cluster import ClusterHardware
 from shardyard.planner.block_time import BlockTimes, Pass
 from shardyard.planner.workload import Techniques
 from tests.planner.workloads import EAGER, OURS, dgx, layout, p5
@@ -19,14 +19,18 @@ BERT = PRESETS["bert-large"].shape
 
 
 def times(
-    shape: ModelShape = LLAMA, cluster: Cluster | None = None, *, seq_len: int = 4096, **given: Any
+    shape: ModelShape = LLAMA,
+    cluster: ClusterHardware | None = None,
+    *,
+    seq_len: int = 4096,
+    **given: Any,
 ) -> BlockTimes:
     settings = {"formats": OURS, "techniques": EAGER, **given}
     return BlockTimes(shape, cluster or p5(), seq_len=seq_len, **settings)
 
 
 def forward(
-    shape: ModelShape = LLAMA, cluster: Cluster | None = None, *, micro_batch: int = 1,
+    shape: ModelShape = LLAMA, cluster: ClusterHardware | None = None, *, micro_batch: int = 1,
     degrees: dict[str, int] | None = None, **given: Any,
 ) -> Pass:  # fmt: skip
     return times(shape, cluster, **given).block(layout(**degrees or {}), micro_batch)[0]

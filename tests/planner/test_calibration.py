@@ -8,12 +8,12 @@ import pytest
 
 from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import instance
-from shardyard.hardware.cluster import Cluster
+from shardyard.hardware.cluster import ClusterHardware
 from shardyard.hardware.links import NVLINK_3, network
 from shardyard.planner.calibration import Calibration, StepProfile, read_calibration
 
 P4D = Path(__file__).parents[2] / "benchmarks" / "groundtruth" / "nccl_all_reduce_2x_p4d_4efa.csv"
-CLUSTER = Cluster(
+CLUSTER = ClusterHardware(
     name="2 x p4d", accelerator=instance("p4d.24xlarge").accelerator, devices_per_node=8, nodes=2,
     inside=NVLINK_3, between=network("4 x EFA", gbps=50, source="400 Gb/s for 8"),
     host_memory_bytes=None, local_disk_bytes=None, usd_per_node_hour=None, price_source="",

@@ -10,13 +10,13 @@ import pytest
 
 from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import instance
-from shardyard.hardware.cluster import Cluster
+from shardyard.hardware.cluster import ClusterHardware
 from shardyard.hardware.links import NVLINK_3, Link, network
 from shardyard.planner.collectives import Group, all_reduce_s
 from shardyard.planner.measured_network import CollectiveTable, fit_link
 
 P4D = Path(__file__).parents[2] / "benchmarks" / "groundtruth" / "nccl_all_reduce_2x_p4d_4efa.csv"
-CLUSTER = Cluster(
+CLUSTER = ClusterHardware(
     name="2 x p4d", accelerator=instance("p4d.24xlarge").accelerator, devices_per_node=8, nodes=2,
     inside=NVLINK_3, between=network("4 x EFA", gbps=50, source="400 Gb/s for 8"),
     host_memory_bytes=None, local_disk_bytes=None, usd_per_node_hour=None, price_source="",
@@ -36,7 +36,7 @@ def json_file(folder: Path, content: Any) -> Path:
     return path
 
 
-def table_of(cluster: Cluster, group: Group) -> CollectiveTable:
+def table_of(cluster: ClusterHardware, group: Group) -> CollectiveTable:
     sizes = [2.0**power for power in range(10, 31)]
     return CollectiveTable(
         source="made.csv", ranks=group.size, ranks_per_node=group.per_node,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from shardyard.hardware.catalogue import instance
-from shardyard.hardware.cluster import Cluster
+from shardyard.hardware.cluster import ClusterHardware
 from shardyard.hardware.links import NVLINK_3, NVLINK_4, Link, network, pcie
 from shardyard.planner.collectives import (
     Group,
@@ -17,12 +17,12 @@ from shardyard.planner.collectives import (
 )
 
 GIB = 2**30
-Collective = Callable[[float, Group, Cluster], float]
+Collective = Callable[[float, Group, ClusterHardware], float]
 COLLECTIVES: list[Collective] = [all_reduce_s, all_gather_s, reduce_scatter_s, all_to_all_s]
 
 
-def cluster(inside: Link, between: Link, *, nodes: int = 64) -> Cluster:
-    return Cluster(
+def cluster(inside: Link, between: Link, *, nodes: int = 64) -> ClusterHardware:
+    return ClusterHardware(
         name="test", accelerator=instance("p5.48xlarge").accelerator, devices_per_node=8,
         nodes=nodes, inside=inside, between=between, host_memory_bytes=None,
         local_disk_bytes=None, usd_per_node_hour=None, price_source="",
@@ -34,7 +34,7 @@ A100 = cluster(NVLINK_3, network("4 x 200 Gb/s InfiniBand", gbps=100, source="4 
 NODE = Group(size=8, per_node=8)
 
 
-def bus_gbs(nbytes: float, group: Group, where: Cluster) -> float:
+def bus_gbs(nbytes: float, group: Group, where: ClusterHardware) -> float:
     """nccl-tests, doc/PERFORMANCE.md: 2 (n - 1) / n of size over time."""
     return 2 * (group.size - 1) / group.size * nbytes / all_reduce_s(nbytes, group, where) / 1e9
 
@@ -54,7 +54,7 @@ def bus_gbs(nbytes: float, group: Group, where: Cluster) -> float:
     ],
 )
 def test_bus_bandwidth_is_near_what_others_measured(
-    nbytes: int, group: Group, where: Cluster, measured_gbs: float, within: float
+    nbytes: int, group: Group, where: ClusterHardware, measured_gbs: float, within: float
 ) -> None:
     assert bus_gbs(nbytes, group, where) == pytest.approx(measured_gbs, rel=within)
 

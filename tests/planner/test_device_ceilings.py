@@ -8,13 +8,13 @@ import pytest
 
 from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import instance
-from shardyard.hardware.cluster import Cluster
+from shardyard.hardware.cluster import ClusterHardware
 from shardyard.hardware.links import NVLINK_3, network
 from shardyard.planner.calibration import DeviceCeilings, read_calibration
 from shardyard.planner.kernels import rates
 
 A100 = instance("p4d.24xlarge").accelerator
-CLUSTER = Cluster(
+CLUSTER = ClusterHardware(
     name="p4d", accelerator=A100, devices_per_node=8, nodes=1,
     inside=NVLINK_3, between=network("4 x EFA", gbps=50, source="400 Gb/s for 8"),
     host_memory_bytes=None, local_disk_bytes=None, usd_per_node_hour=None, price_source="",

@@ -11,7 +11,7 @@ from shardyard.config.layout import Layout
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import RecipeError, RequestError, ShardyardError
 from shardyard.families.shape import ModelShape
-from shardyard.planner.dry_run import DryRun, Told, dry_run
+from shardyard.planner.dry_run import DryRun, OnPhase, dry_run
 from tests.planner.recipes import resolved_recipe, shape_of
 
 SIXTEEN = Layout(dp_replicate=1, dp_shard=16, zero=3)
@@ -39,14 +39,14 @@ def ask(
     recipe: Recipe | None = None,
     shape: ModelShape | None = None,
     layout: Layout = SIXTEEN,
-    told: Told | None = None,
+    told: OnPhase | None = None,
 ) -> DryRun:
     """A dry run that a line of Python answers instead of the model."""
     return dry_run(
         recipe or resolved_recipe(),
         shape or shape_of("llama2-7b"),
         layout,
-        told=told,
+        on_phase=told,
         program=[sys.executable, "-c", code],
     )
 

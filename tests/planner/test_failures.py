@@ -8,16 +8,16 @@ import pytest
 
 from shardyard.config.formulas import daly_interval_s, young_interval_s
 from shardyard.errors import RequestError
-from shardyard.planner.effective_time import Recovery, SaveCost
+from shardyard.planner.effective_time import RecoverySettings, SaveCost
 from shardyard.planner.failure_rates import estimate_mtbf
-from shardyard.planner.failures import FailureOutlook, _spares, failure_plan
+from shardyard.planner.failures import FailureForecast, _spares, failure_plan
 
 LLAMA_3_MTBF_S = 54 * 86_400 / 419
 
 
 def outlook(
     *, saving: dict[str, float] | None = None, recovery: dict[str, Any] | None = None, **given: Any
-) -> FailureOutlook:
+) -> FailureForecast:
     cost = {"blocking_s": 5.0, "write_s": 60.0, "bytes": 1e12, **(saving or {})}
     options: dict[str, Any] = {
         "nodes": 128,
@@ -26,7 +26,9 @@ def outlook(
         "steps": 200_000,
     }
     return failure_plan(
-        **{**options, **given}, saving=SaveCost(**cost), recovery=Recovery(**(recovery or {}))
+        **{**options, **given},
+        saving=SaveCost(**cost),
+        recovery=RecoverySettings(**(recovery or {})),
     )
 
 
@@ -174,10 +176,10 @@ def test_a_known_mtbf_changes_the_whole_outlook() -> None:
 def test_an_outlook_survives_json() -> None:
     found = outlook()
     content = json.loads(json.dumps(asdict(found)))
-    assert FailureOutlook.from_json(content) == found
+    assert FailureForecast.from_json(content) == found
     for name in ("snapshot_interval_steps", "snapshot_mtbf_s", "checkpoint_mtbf_s"):
         del content[name]  # an older plan
-    assert FailureOutlook.from_json(content).checkpoint_mtbf_s is None
+    assert FailureForecast.from_json(content).checkpoint_mtbf_s is None
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from shardyard.config.resolve import Preview
-from shardyard.config.resolved import DataFacts
+from shardyard.config.resolve import PartialResolution
+from shardyard.config.resolved import DatasetMetadata
 from shardyard.control.plan import predict
 from shardyard.control.request import Request
 from shardyard.hardware.machine import Machine
@@ -26,7 +26,7 @@ MACHINE = Machine(
     hostname="node",
 )  # fmt: skip
 
-DATA = DataFacts(
+DATA = DatasetMetadata(
     dir="data", fingerprint="f", vocab_size=0, train_tokens=0, eval_tokens=0, train_documents=0,
     eval_documents=0, unigram_entropy=0.0, train_samples=10**6, eval_samples=1000,
     num_classes=1000,
@@ -37,7 +37,7 @@ def request(*words: str) -> Request:
     return Request.read([SOURCE, *words], to_train=False, needs_weights=False, only_looks=True)
 
 
-def preview(*words: str, machine: Machine | None = None) -> Preview:
+def preview(*words: str, machine: Machine | None = None) -> PartialResolution:
     return request(*words).preview(machine)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from shardyard.config.layout import Layout
 from shardyard.config.resolve import resolve
-from shardyard.config.resolved import DataFacts, Resolved
+from shardyard.config.resolved import DatasetMetadata, Resolved
 from shardyard.config.schema.recipe import Recipe
 from shardyard.control.plan import Prediction, predict
 from shardyard.errors import RecipeError, RequestError
@@ -20,7 +20,7 @@ from shardyard.families.images.lookup import operators_of
 from shardyard.families.images.operators import Operator
 from shardyard.families.images.registry import IMAGE_PRESETS
 from shardyard.hardware.accelerator import Accelerator
-from shardyard.hardware.cluster import Cluster
+from shardyard.hardware.cluster import ClusterHardware
 from shardyard.hardware.links import Link
 from shardyard.hardware.machine import Machine
 from shardyard.observe.metrics import read_flop_budget
@@ -47,8 +47,8 @@ DEVICE = Accelerator(
 )
 
 
-def cluster(*, nodes: int = 1, devices: int = 8, between: Link = EFA) -> Cluster:
-    return Cluster(
+def cluster(*, nodes: int = 1, devices: int = 8, between: Link = EFA) -> ClusterHardware:
+    return ClusterHardware(
         name="test",
         accelerator=DEVICE,
         devices_per_node=devices,
@@ -98,7 +98,7 @@ def step(
     return replace(made, **changes)
 
 
-def timed(work: ImageStep, where: Cluster | None = None) -> ImageEstimate:
+def timed(work: ImageStep, where: ClusterHardware | None = None) -> ImageEstimate:
     return estimate_images(work, where or cluster(devices=work.layout.world_size))
 
 
@@ -118,7 +118,7 @@ def test_states_are_split_by_the_zero_level() -> None:
 
 def test_the_peak_is_where_all_is_kept_and_gradients_begin() -> None:
     found = image_memory(step())
-    assert found.moment == "in the backward pass of stage4.block3"
+    assert found.peak_phase == "in the backward pass of stage4.block3"
     assert found.allocated_bytes == sum(term.bytes for term in found.terms)
     assert found.allocated_bytes < found.reserved_bytes < found.device_bytes
 
@@ -191,7 +191,7 @@ def test_activations_are_what_autograd_keeps_of_a_real_network(name: str, size: 
     else:
         operators = vit() if name == "vit" else step(size=size).operators
     work = step(operators=operators, size=size, compute="fp32", micro_batch=batch)
-    kept = sum(4 * row.kept_elements + 8 * row.kept_indices for row in work.operators)
+    kept = sum(4 * row.saved_elements + 8 * row.saved_indices for row in work.operators)
     predicted = batch * (kept + 4 * 3 * size**2)
     assert sum(p.numel() for p in module.parameters()) == work.parameters
     # transformers pads before strided depthwise filters, in a copy of its own
@@ -356,7 +356,7 @@ def test_an_epoch_has_its_time_once_the_data_is_known(planned: Prediction) -> No
 def resolved_on_cpu(**sections: Any) -> tuple[Resolved, Machine]:
     """ResNet-18 on 1,437 images of ten classes."""
     machine = Machine(device="cpu", name="CPU", count=1, memory_bytes=2**33, cores=4, hostname="a")
-    data = DataFacts(
+    data = DatasetMetadata(
         dir="data", fingerprint="x", vocab_size=0, train_tokens=0, eval_tokens=0,
         train_documents=0, eval_documents=0, unigram_entropy=0.0, num_classes=10,
         train_samples=1437, eval_samples=360,
@@ -419,8 +419,8 @@ def test_every_network_has_its_table(preset: str) -> None:
 
 def test_offers_compare_machines_for_images_too() -> None:
     found = predict(recipe(optim={"global_batch": 4096}), layouts=0, with_offers=True)
-    assert found.offers is not None and found.offers.offers
-    assert {offer.candidate.micro_batch for offer in found.offers.offers} == {256}
+    assert found.offers is not None and found.offers.quotes
+    assert {offer.candidate.micro_batch for offer in found.offers.quotes} == {256}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from shardyard.hardware.accelerator import Accelerator
 from shardyard.hardware.catalogue import accelerator_by_name
 from shardyard.planner.calibration import Calibration
-from shardyard.planner.kernels import Rates, missing, rates
+from shardyard.planner.kernels import Rates, missing_rate, rates
 
 H100, A100 = accelerator_by_name("H100 SXM"), accelerator_by_name("A100 80GB")
 
@@ -101,14 +101,14 @@ def test_the_measured_start_of_a_kernel_counts_in_products_and_element_wise_oper
     ],
 )
 def test_a_rate_that_no_source_gives_is_named(device: str, number_format: str, words: str) -> None:
-    assert missing(accelerator_by_name(device), number_format) == words
+    assert missing_rate(accelerator_by_name(device), number_format) == words
 
 
 def test_a_device_of_ones_own_needs_a_bandwidth_and_a_measured_product() -> None:
     bare = Accelerator(name="X1", memory_bytes=2**36, peak_tflops={"bf16": 100.0})
-    assert missing(bare, "bf16") == "the catalogue has no memory bandwidth for X1"
+    assert missing_rate(bare, "bf16") == "the catalogue has no memory bandwidth for X1"
     fed = replace(bare, bandwidth_bytes_per_s=1e12)
-    assert missing(fed, "bf16") == "nobody measured what a bf16 product reaches on X1"
+    assert missing_rate(fed, "bf16") == "nobody measured what a bf16 product reaches on X1"
     whole = replace(fed, achievable={"bf16": 0.8})
-    assert missing(whole, "bf16") is None
+    assert missing_rate(whole, "bf16") is None
     assert reached(rates(whole, "bf16"), 8192, 8192, 8192) < 80e12

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from shardyard.config.auto import Facts
+from shardyard.config.auto import ResolveContext
 from shardyard.config.cluster_choice import chosen_cluster
 from shardyard.config.layout import Layout
 from shardyard.config.load import load_recipe
-from shardyard.config.resolve import resolve_known
-from shardyard.config.rules.layout import problems
-from shardyard.config.rules.model import misfits
+from shardyard.config.resolve import resolve_partial
+from shardyard.config.rules.layout import check_layout
+from shardyard.config.rules.model import check_model
 from shardyard.config.schema.recipe import Parallel
 from shardyard.errors import RequestError
 from shardyard.families.presets import PRESETS
 from shardyard.families.shape import ModelShape
 from shardyard.hardware.catalogue import instance
-from shardyard.hardware.cluster import Cluster, cluster_of
+from shardyard.hardware.cluster import ClusterHardware, cluster_of
 from shardyard.planner.estimate import Estimate, estimate
 from shardyard.planner.layouts import RECOMPUTE, Candidate, Search, nodes_that_fit, search
 from shardyard.planner.memory import SAFE_SHARE, memory
@@ -31,11 +31,11 @@ from tests.planner.workloads import layout, p5, with_rates, workload
 ALL = 10**6
 
 
-def rented(name: str, nodes: int = 1) -> Cluster:
+def rented(name: str, nodes: int = 1) -> ClusterHardware:
     return cluster_of(instance(name), nodes)
 
 
-def step_of(preset: str, cluster: Cluster, **given: Any) -> Workload:
+def step_of(preset: str, cluster: ClusterHardware, **given: Any) -> Workload:
     """A batch for a cluster; the layout is what is searched."""
     settings = {"global_batch": 64, "dp_shard": cluster.devices, **given}
     return workload(preset, **settings)
@@ -56,7 +56,7 @@ def parallel_of(layout: Layout) -> Parallel:
     return Parallel.model_validate(asdict(layout))
 
 
-def again(asked: Workload, candidate: Candidate, cluster: Cluster) -> Estimate:
+def again(asked: Workload, candidate: Candidate, cluster: ClusterHardware) -> Estimate:
     """What an estimate of the candidate alone says."""
     same = with_layout(
         asked, candidate.layout, micro_batch=candidate.micro_batch, recompute=candidate.recompute
@@ -69,13 +69,13 @@ def again(asked: Workload, candidate: Candidate, cluster: Cluster) -> Estimate:
 
 @pytest.mark.parametrize(("preset", "cluster", "given"), CASES)
 def test_every_candidate_is_a_recipe_that_the_check_lets_through(
-    preset: str, cluster: Cluster, given: dict[str, Any]
+    preset: str, cluster: ClusterHardware, given: dict[str, Any]
 ) -> None:
     asked = step_of(preset, cluster, **given)
     found = search(asked, cluster, best=ALL)
     assert found.best
     for candidate in found.best:
-        wrong = problems(
+        wrong = check_layout(
             parallel_of(candidate.layout),
             world_size=cluster.devices,
             devices_per_node=cluster.devices_per_node,
@@ -104,7 +104,7 @@ _NARROW = replace(
 )
 def test_no_candidate_is_one_that_train_refuses(shape: ModelShape, settings: list[str]) -> None:
     given = ["model.preset=llama-tiny", "cluster.instance=p5.48xlarge", *settings]
-    recipe = resolve_known(load_recipe([], given), Facts(shape=shape)).recipe
+    recipe = resolve_partial(load_recipe([], given), ResolveContext(shape=shape)).recipe
     cluster = chosen_cluster(recipe.cluster)
     assert cluster is not None
     asked = workload_of(recipe, shape, layout(dp_shard=cluster.devices))
@@ -117,13 +117,13 @@ def test_no_candidate_is_one_that_train_refuses(shape: ModelShape, settings: lis
             "optim": recipe.optim.model_copy(update={"micro_batch": candidate.micro_batch}),
         }
         node = cluster.devices_per_node
-        wrong = misfits(recipe.model_copy(update=update), shape, devices_per_node=node)
+        wrong = check_model(recipe.model_copy(update=update), shape, devices_per_node=node)
         assert wrong == [], (candidate.layout, candidate.recompute)
 
 
 @pytest.mark.parametrize(("preset", "cluster", "given"), CASES)
 def test_the_fastest_that_fit_come_first_and_say_what_an_estimate_says(
-    preset: str, cluster: Cluster, given: dict[str, Any]
+    preset: str, cluster: ClusterHardware, given: dict[str, Any]
 ) -> None:
     asked = step_of(preset, cluster, **given)
     found = search(asked, cluster, best=ALL)
@@ -138,7 +138,7 @@ def test_the_fastest_that_fit_come_first_and_say_what_an_estimate_says(
         assert candidate.fit.verdict == same.fit.verdict
 
 
-def every_way(asked: Workload, cluster: Cluster) -> Iterator[Workload]:
+def every_way(asked: Workload, cluster: ClusterHardware) -> Iterator[Workload]:
     """All products of all degrees, micro-batches and recompute modes that the check lets through.
 
     Pieces of a sample shorter than 2,048 tokens are left out, as the search leaves them out.
@@ -155,7 +155,7 @@ def every_way(asked: Workload, cluster: Cluster) -> Iterator[Workload]:
             continue
         per_rank = -(-asked.global_batch // means.data_ranks)
         for size, recompute in product((1, 2, 4, 8, 16, 32, 64), RECOMPUTE):
-            if size <= per_rank and not problems(
+            if size <= per_rank and not check_layout(
                 parallel_of(means), world_size=devices, devices_per_node=cluster.devices_per_node,
                 shape=asked.shape, seq_len=asked.seq_len, global_batch=asked.global_batch,
                 micro_batch=size,
@@ -173,7 +173,7 @@ def every_way(asked: Workload, cluster: Cluster) -> Iterator[Workload]:
     ],
 )
 def test_looking_at_everything_finds_nothing_faster(
-    preset: str, cluster: Cluster, batch: int
+    preset: str, cluster: ClusterHardware, batch: int
 ) -> None:
     asked = step_of(preset, cluster, global_batch=batch)
     limit = SAFE_SHARE * cluster.accelerator.memory_bytes
@@ -253,7 +253,7 @@ def test_no_number_of_nodes_is_enough_for_a_batch_that_they_cannot_share() -> No
 
 @pytest.mark.parametrize(("preset", "cluster", "given"), CASES)
 def test_every_family_that_lost_says_by_how_much(
-    preset: str, cluster: Cluster, given: dict[str, Any]
+    preset: str, cluster: ClusterHardware, given: dict[str, Any]
 ) -> None:
     found = search(step_of(preset, cluster, **given), cluster)
     assert found.rejected

@@ -17,11 +17,11 @@ from shardyard.planner.memory import (
     block_bytes,
     device_of,
     fit,
-    kept_bytes,
     memory,
     needs,
     peak,
     reserved_of,
+    saved_activation_bytes,
 )
 from shardyard.planner.stages import block_elements, in_flight, stage_blocks
 from shardyard.planner.workload import Techniques, Workload, workload_of
@@ -99,7 +99,9 @@ def test_context_ranks_split_the_optimizer_too() -> None:
 def test_the_first_stage_of_a_pipeline_holds_as_many_micro_batches_as_there_are_stages() -> None:
     w = workload(pp=4, passes=8)
     rotary = 4096 * 4 * 128  # cosines and sines of a token, fp16 of 128 each
-    one = 8 * 4096 * kept_bytes(w)[0]  # blocks of the stage x tokens x bytes kept a token
+    one = (
+        8 * 4096 * saved_activation_bytes(w)[0]
+    )  # blocks of the stage x tokens x bytes kept a token
     assert memory(w).term("activations") == 4 * one + rotary
     last, flying = needs(w, 3)[1], 1
     assert last.activations == flying * one + rotary
@@ -249,7 +251,9 @@ def test_context_parallelism_splits_activations_and_logits() -> None:
 
 def test_a_doubled_micro_batch_doubles_activations() -> None:
     one, two = (memory(workload(dp_shard=8, micro_batch=n)) for n in (2, 4))
-    assert one.moment == two.moment  # beside the activations, other things are held at others
+    assert (
+        one.peak_phase == two.peak_phase
+    )  # beside the activations, other things are held at others
     assert two.term("activations") == 2 * one.term("activations")
 
 
@@ -296,7 +300,7 @@ def test_the_logits_of_a_large_vocabulary_are_gigabytes() -> None:
     # 4,096 tokens x 128,256 entries: bf16 logits and one fp32 copy; torch's own loss keeps three
     found = memory(workload("llama3-8b", dp_shard=8))
     assert found.term("logits and loss") == (2 + 4) * 4096 * 128_256
-    assert found.moment == "at the loss"
+    assert found.peak_phase == "at the loss"
     torchs = memory(workload("llama3-8b", dp_shard=8, techniques=Techniques(kernels="eager")))
     assert torchs.term("logits and loss") == 3 * 4 * 4096 * 128_256
 
@@ -434,14 +438,14 @@ def test_the_allocator_and_the_driver_take_more_than_tensors() -> None:
     found = memory(w)
     assert found.allocated_bytes < found.reserved_bytes < found.device_bytes
     assert found.reserved_bytes == round(reserved_of(found.allocated_bytes))
-    assert found.device_bytes == round(device_of(peak(w)[0], w.layout, parks=False))
+    assert found.device_bytes == round(device_of(peak(w)[0], w.layout, has_standby=False))
     # a context, and the buffers of a communicator for each of two axes
     assert GIB < found.device_bytes - found.reserved_bytes < 3 * GIB
 
 
 def test_a_parked_process_has_a_context_of_its_own_on_the_device() -> None:
     plain = workload(dp_shard=8)
-    parks = replace(plain, techniques=replace(plain.techniques, parks=True))
+    parks = replace(plain, techniques=replace(plain.techniques, has_standby=True))
     assert memory(parks).terms == memory(plain).terms
     more_bytes = memory(parks).device_bytes - memory(plain).device_bytes
     assert more_bytes == pytest.approx(CONTEXT_BYTES, abs=1)

@@ -9,9 +9,9 @@ from shardyard.planner.estimate import estimate
 from shardyard.planner.memory import memory
 from shardyard.planner.offload import (
     host_bytes,
-    host_short,
-    moved_beside_passes,
+    host_shortage,
     moved_for_update,
+    overlapped_transfer_bytes,
 )
 from shardyard.planner.workload import Techniques
 from tests.planner.workloads import p5, workload
@@ -45,8 +45,8 @@ def test_our_weights_come_up_as_they_lie_there_and_once_more_for_the_update() ->
     )
     each = LLAMA2_7B / 8
     # of two passes: fp32 weights twice, fp32 gradients; of theirs all in bf16
-    assert moved_beside_passes(ours) == pytest.approx(2 * (4 + 4 + 4) * each, rel=1e-4)
-    assert moved_beside_passes(theirs) == pytest.approx(2 * (2 + 2 + 2) * each, rel=1e-4)
+    assert overlapped_transfer_bytes(ours) == pytest.approx(2 * (4 + 4 + 4) * each, rel=1e-4)
+    assert overlapped_transfer_bytes(theirs) == pytest.approx(2 * (2 + 2 + 2) * each, rel=1e-4)
     assert moved_for_update(ours) == pytest.approx((4 + 4 + 8) * each, rel=1e-4)
     assert moved_for_update(theirs) == 0
     for term in ("parameters", "gradients", "optimizer"):
@@ -65,7 +65,7 @@ def test_snapshots_are_copies_of_what_a_checkpoint_holds() -> None:
     kept = workload(dp_shard=8, techniques=Techniques(kernels="eager", snapshots=3))
     assert host_bytes(kept) == pytest.approx(3 * 12 * LLAMA2_7B / 8, rel=1e-4)
     small = replace(p5(1), host_memory_bytes=2**36)
-    short = host_short(kept, small)
+    short = host_shortage(kept, small)
     assert short is not None and short.verdict == "does not fit"
     assert short.reason == (
         "3 copies of the state (elastic.snapshot_every) need 225.9 GiB of host memory a node, "
@@ -76,9 +76,9 @@ def test_snapshots_are_copies_of_what_a_checkpoint_holds() -> None:
 def test_a_host_that_is_too_small_is_said() -> None:
     offloads = Techniques(kernels="eager", offload="activations")
     w = workload(dp_shard=8, micro_batch=64, techniques=offloads)
-    short = host_short(w, p5(1))
+    short = host_shortage(w, p5(1))
     assert short is not None
     assert short.reason.startswith("memory.offload=activations needs ")
     assert short.reason.endswith(" a node, which has 2.0 TiB")
     assert estimate(w, p5(1)).fit == short
-    assert host_short(workload(dp_shard=8, techniques=offloads), p5(1)) is None
+    assert host_shortage(workload(dp_shard=8, techniques=offloads), p5(1)) is None

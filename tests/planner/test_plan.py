@@ -120,7 +120,7 @@ def test_a_plan_says_what_an_estimate_of_its_workload_says() -> None:
     assert (plan.reserved_bytes, plan.device_bytes) == (
         same.memory.reserved_bytes, same.memory.device_bytes,
     )  # fmt: skip
-    assert plan.memory_moment == same.memory.moment
+    assert plan.memory_moment == same.memory.peak_phase
 
 
 def test_the_price_counts_failures_and_the_price_of_a_token_does_not() -> None:
@@ -307,7 +307,7 @@ def test_what_is_frozen_is_counted_apart() -> None:
     content = plan.to_json()
     assert content["trained_parameters"] == plan.trained_parameters
     assert Plan.from_json(content) == plan
-    page = plan_page(plan, search=None, offers=None, title="A part")
+    page = plan_page(plan, search=None, quotes=None, title="A part")
     assert f"6,738,415,616 parameters, {frozen:,} of them frozen" in page
 
 

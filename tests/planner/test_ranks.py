@@ -3,14 +3,16 @@
 import pytest
 
 from shardyard.config.layout import Layout
-from shardyard.planner.ranks import Axis, Ranks
+from shardyard.planner.ranks import Axis, RankPlacement
 
 # Two stages of two shards of two: written down rank by rank, pp slowest and tp fastest.
 #   rank   0  1  2  3  4  5  6  7
 #   pp     0  0  0  0  1  1  1  1
 #   shard  0  0  1  1  0  0  1  1
 #   tp     0  1  0  1  0  1  0  1
-EIGHT = Ranks(layout=Layout(dp_replicate=1, dp_shard=2, tp=2, pp=2, zero=3), devices_per_node=4)
+EIGHT = RankPlacement(
+    layout=Layout(dp_replicate=1, dp_shard=2, tp=2, pp=2, zero=3), devices_per_node=4
+)
 BY_HAND = {
     "pp": ([0, 0, 0, 0, 1, 1, 1, 1], [[0, 4], [1, 5], [2, 6], [3, 7]]),
     "dp_shard": ([0, 0, 1, 1, 0, 0, 1, 1], [[0, 2], [1, 3], [4, 6], [5, 7]]),
@@ -32,7 +34,7 @@ def test_places_and_groups_are_those_written_by_hand() -> None:
     assert [axis.name for axis in EIGHT.axes] == list(BY_HAND)
     for axis in EIGHT.axes:
         places, groups = BY_HAND[axis.name]
-        assert [axis.place(rank) for rank in range(8)] == places
+        assert [axis.coordinate(rank) for rank in range(8)] == places
         assert [list(axis.ranks(group)) for group in range(4)] == groups
     assert [(EIGHT.node(rank), EIGHT.device(rank)) for rank in (0, 3, 4, 7)] == [
         (0, 0), (0, 3), (1, 0), (1, 3),
@@ -41,7 +43,7 @@ def test_places_and_groups_are_those_written_by_hand() -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_every_rank_is_in_one_group_of_each_axis_at_its_place(layout: Layout) -> None:
-    ranks = Ranks(layout=layout, devices_per_node=8)
+    ranks = RankPlacement(layout=layout, devices_per_node=8)
     for axis in ranks.axes:
         groups = [list(axis.ranks(group)) for group in range(ranks.count // axis.degree)]
         assert sorted(rank for group in groups for rank in group) == list(range(ranks.count))
@@ -49,13 +51,13 @@ def test_every_rank_is_in_one_group_of_each_axis_at_its_place(layout: Layout) ->
         for number, group in enumerate(groups):
             assert len(group) == axis.degree
             assert [axis.group(rank) for rank in group] == [number] * axis.degree
-            assert [axis.place(rank) for rank in group] == list(range(axis.degree))
+            assert [axis.coordinate(rank) for rank in group] == list(range(axis.degree))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("devices", [1, 4, 6, 8])
 def test_the_nodes_of_an_axis_are_counted(layout: Layout, devices: int) -> None:
-    ranks = Ranks(layout=layout, devices_per_node=devices)
+    ranks = RankPlacement(layout=layout, devices_per_node=devices)
 
     def counted(axis: Axis) -> int:
         groups = range(ranks.count // axis.degree)
@@ -68,7 +70,7 @@ def test_the_nodes_of_an_axis_are_counted(layout: Layout, devices: int) -> None:
 def test_only_what_is_split_is_an_axis_and_shards_are_named_with_cp() -> None:
     def names(**degrees: int) -> list[str]:
         layout = Layout(**{"dp_replicate": 1, "dp_shard": 1, "zero": 3, **degrees})
-        return [axis.name for axis in Ranks(layout=layout, devices_per_node=8).axes]
+        return [axis.name for axis in RankPlacement(layout=layout, devices_per_node=8).axes]
 
     assert names() == []
     assert names(dp_shard=4) == ["dp_shard"]
@@ -80,7 +82,7 @@ def test_only_what_is_split_is_an_axis_and_shards_are_named_with_cp() -> None:
 
 
 def test_a_last_node_that_is_not_full_has_its_ranks() -> None:
-    ranks = Ranks(layout=Layout(dp_replicate=1, dp_shard=6, zero=3), devices_per_node=4)
+    ranks = RankPlacement(layout=Layout(dp_replicate=1, dp_shard=6, zero=3), devices_per_node=4)
     assert ranks.nodes == 2
     assert [list(ranks.on_node(node)) for node in (0, 1)] == [[0, 1, 2, 3], [4, 5]]
 

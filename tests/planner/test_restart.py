@@ -8,8 +8,8 @@ import pytest
 from shardyard.config.schema.recipe import Recipe
 from shardyard.planner.effective_time import (
     MemoryTier,
-    Phase,
-    Recovery,
+    RecoverySettings,
+    RestartPhase,
     first_init_s,
     memory_tier,
     replay_phase,
@@ -17,14 +17,16 @@ from shardyard.planner.effective_time import (
 )
 from shardyard.planner.failure_rates import estimate_mtbf
 
-LEFT_ALONE = Recovery(hang_steps=None, collective_timeout_s=0.0)
+LEFT_ALONE = RecoverySettings(hang_steps=None, collective_timeout_s=0.0)
 """Nothing hangs."""
 
 
-def phases(nodes: int = 32, recovery: Recovery | None = None, **given: float) -> dict[str, Phase]:
+def phases(
+    nodes: int = 32, recovery: RecoverySettings | None = None, **given: float
+) -> dict[str, RestartPhase]:
     options = {"checkpoint_bytes": 0.0, "step_s": 1.0, **given}
     found = restart_phases(
-        nodes=nodes, devices=8 * nodes, recovery=recovery or Recovery(), **options
+        nodes=nodes, devices=8 * nodes, recovery=recovery or RecoverySettings(), **options
     )
     assert all(phase.reason and phase.source for phase in found)
     return {phase.name: phase for phase in found}
@@ -58,7 +60,7 @@ def test_a_crash_costs_the_mean_of_what_hyperpod_measured_with_another_node_and_
 def test_what_no_process_dies_of_is_found_by_its_ranks_not_moving(
     elastic: dict[str, Any], step_s: float, hang_s: float, words: str
 ) -> None:
-    recovery = Recovery.of(Recipe.model_validate({"elastic": elastic}))
+    recovery = RecoverySettings.of(Recipe.model_validate({"elastic": elastic}))
     detect = phases(recovery=recovery, step_s=step_s)["detect"]
     # ByteRobust: 5,948 of 44,184 are silent; 78 % are lost nodes, silent for 3 s
     assert detect.seconds == pytest.approx(0.1 + 0.1346 * hang_s + 0.78 * 3, rel=1e-3)
@@ -70,24 +72,27 @@ def test_blooms_checkpoint_loads_on_its_nodes_in_the_time_it_was_written() -> No
 
 
 def test_where_the_node_stays_a_snapshot_is_loaded_from_memory() -> None:
-    kept = phases(48, Recovery(snapshot_every=10), checkpoint_bytes=2.3e12)["load"]
+    kept = phases(48, RecoverySettings(snapshot_every=10), checkpoint_bytes=2.3e12)["load"]
     in_place_s = 2.3e12 / 384 / 10e9
     assert kept.seconds == pytest.approx(0.78 * 40 + 0.22 * in_place_s)
     assert "from memory where the node stays" in kept.reason
 
 
 def test_parked_processes_shorten_what_is_done_in_place() -> None:
-    saved_s = phases()["init"].seconds - phases(recovery=Recovery(parks=True))["init"].seconds
+    saved_s = (
+        phases()["init"].seconds
+        - phases(recovery=RecoverySettings(has_standby=True))["init"].seconds
+    )
     assert saved_s == pytest.approx(0.22 * (0.421 - 0.254))
 
 
 def test_snapshots_are_as_far_apart_as_asked_or_as_loses_the_least_time() -> None:
     given: dict[str, Any] = {"step_s": 2.0, "copy_s": 0.5}
     given["mtbf"] = estimate_mtbf(nodes=1, devices=8, hours_per_node=2_200 / 3600)
-    assert memory_tier(Recovery(), **given) is None
-    asked = memory_tier(Recovery(snapshot_every=7), **given)
+    assert memory_tier(RecoverySettings(), **given) is None
+    asked = memory_tier(RecoverySettings(snapshot_every=7), **given)
     assert asked is not None and (asked.every, asked.interval_s) == (7, 14.0)
-    best = memory_tier(Recovery(snapshot_every="auto"), **given)
+    best = memory_tier(RecoverySettings(snapshot_every="auto"), **given)
     assert (
         best is not None and best.every == 50
     )  # 22 % leave the node; Young: sqrt(2 x 0.5 x 10,000) = 100 s
@@ -131,6 +136,6 @@ def test_an_elastic_run_counts_on_a_loss_a_day_and_on_neighbours(
     recipe = Recipe.model_validate(
         {"cluster": {"nodes": nodes}, "elastic": {"min_nodes": 2, **elastic}}
     )
-    found = Recovery.of(recipe)
+    found = RecoverySettings.of(recipe)
     assert (found.outlives_nodes, found.longest_mtbf_s) == (outlives, longest_s)
     assert found.snapshot_every == elastic.get("snapshot_every", "auto")

@@ -7,7 +7,7 @@ import pytest
 
 from shardyard.families.presets import PRESETS
 from shardyard.families.shape import ModelShape
-from shardyard.hardware.cluster import Cluster
+from shardyard.hardware.cluster import ClusterHardware
 from shardyard.hardware.links import Link
 from shardyard.planner.calibration import Calibration
 from shardyard.planner.memory import block_bytes
@@ -19,7 +19,7 @@ SHAPE_70B = PRESETS["llama2-70b"].shape
 
 
 def parts(
-    w: Workload, cluster: Cluster | None = None, calibration: Calibration | None = None
+    w: Workload, cluster: ClusterHardware | None = None, calibration: Calibration | None = None
 ) -> Parts:
     model = StepModel(
         w.shape, cluster or p5(), seq_len=w.seq_len, formats=w.formats, techniques=w.techniques,

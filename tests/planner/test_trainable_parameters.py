@@ -12,7 +12,7 @@ from shardyard.planner.kernels import flops_per_token
 from shardyard.planner.memory import memory
 from shardyard.planner.stages import stage_trained
 from shardyard.planner.traffic import stage_traffic
-from shardyard.planner.trainable_parameters import Elements, unfrozen
+from shardyard.planner.trainable_parameters import Elements, trainable_after_freezing
 from shardyard.planner.workload import Workload
 from tests.planner.workloads import layout, p5, workload
 
@@ -24,22 +24,22 @@ BLOCK = SHAPE.block_parameters
 
 def _workload(frozen: tuple[str, ...], where: Layout, **given: Any) -> Workload:
     asked = workload(SHAPE, layout=where, **given)
-    return replace(asked, trained=unfrozen(SHAPE, frozen))
+    return replace(asked, trained=trainable_after_freezing(SHAPE, frozen))
 
 
 def test_elements_are_counted_apart() -> None:
-    trained = unfrozen(SHAPE, HALF)
+    trained = trainable_after_freezing(SHAPE, HALF)
     assert trained is not None
     assert trained.parameters == SHAPE.parameters - V * D - L // 2 * BLOCK
     assert trained.lowest == L // 2 and trained.passes_head and trained.head_is_trained
     assert trained.blocks[0] == Elements(0, 0, 0)
     assert trained.blocks[-1] == Elements(2 * D, BLOCK - 2 * D, 0)
-    assert unfrozen(SHAPE, ()) is None
+    assert trainable_after_freezing(SHAPE, ()) is None
 
 
 def test_experts_are_dealt_and_a_tied_table_is_one() -> None:
     mixture = PRESETS["mixtral-8x7b"].shape
-    trained = unfrozen(mixture, ("model.layers.*.self_attn",))
+    trained = trainable_after_freezing(mixture, ("model.layers.*.self_attn",))
     assert trained is not None
     experts = mixture.num_experts * mixture.expert_parameters
     assert trained.blocks[0].experts == experts
@@ -47,23 +47,25 @@ def test_experts_are_dealt_and_a_tied_table_is_one() -> None:
     assert trained.blocks[0].on_rank(where) == trained.blocks[0].whole + experts / 8
     tied = PRESETS["llama3.2-1b"].shape
     for name in ("lm_head", "model.embed_tokens"):
-        found = unfrozen(tied, (name,))
+        found = trainable_after_freezing(tied, (name,))
         assert found is not None and not any(found.table) and not found.head_is_trained
 
 
 def test_flops_lack_gradients_of_what_is_frozen() -> None:
     everything = flops_per_token(SHAPE, 1024)["full"]
     # of the table nothing was counted: a look-up
-    assert flops_per_token(SHAPE, 1024, unfrozen(SHAPE, ("model.embed_tokens",)))[
+    assert flops_per_token(SHAPE, 1024, trainable_after_freezing(SHAPE, ("model.embed_tokens",)))[
         "full"
     ] == pytest.approx(everything - 0, rel=1e-3)
     pairs = L * D * 1024
     blocks = SHAPE.matmul_parameters - V * D
-    half = flops_per_token(SHAPE, 1024, unfrozen(SHAPE, HALF))["full"]
+    half = flops_per_token(SHAPE, 1024, trainable_after_freezing(SHAPE, HALF))["full"]
     assert half == pytest.approx(4.0 * blocks + 6.0 * V * D + 8 * pairs)
-    head = flops_per_token(SHAPE, 1024, unfrozen(SHAPE, ("model",)))["full"]
+    head = flops_per_token(SHAPE, 1024, trainable_after_freezing(SHAPE, ("model",)))["full"]
     assert head == pytest.approx(2.0 * blocks + 4.0 * V * D + 4 * pairs)
-    norms = flops_per_token(SHAPE, 1024, unfrozen(SHAPE, ("model.layers.*.mlp",)))["full"]
+    norms = flops_per_token(SHAPE, 1024, trainable_after_freezing(SHAPE, ("model.layers.*.mlp",)))[
+        "full"
+    ]
     mlp = 3 * D * SHAPE.intermediate_size * L
     assert norms == pytest.approx(everything - 2.0 * mlp, rel=1e-3)
 
@@ -72,7 +74,7 @@ def test_flops_lack_gradients_of_what_is_frozen() -> None:
 def test_states_are_those_of_what_is_trained(zero: int) -> None:
     where = layout(dp_shard=4, zero=zero)
     free, half = (memory(_workload(frozen, where, global_batch=8)) for frozen in ((), HALF))
-    trained = unfrozen(SHAPE, HALF)
+    trained = trainable_after_freezing(SHAPE, HALF)
     assert trained is not None
     frozen = SHAPE.parameters - trained.parameters
     assert half.term("optimizer") == pytest.approx(8 * trained.parameters / 4)
@@ -87,7 +89,7 @@ def test_each_stage_of_a_pipeline_counts_its_own() -> None:
     asked = _workload(HALF, layout(pp=4, dp_shard=2), global_batch=16)
     found = [stage_trained(asked, rank) for rank in range(4)]
     assert [each.elements > 0 for each in found if each] == [False, False, True, True]
-    trained = unfrozen(SHAPE, HALF)
+    trained = trainable_after_freezing(SHAPE, HALF)
     assert trained is not None
     assert sum(each.elements for each in found if each) == trained.parameters
     assert memory(asked).stage >= 2

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.planner.workload import Keeping, Workload, optimizer_bytes, workload_of
+from shardyard.planner.workload import ShardingPolicy, Workload, optimizer_bytes, workload_of
 from tests.planner.recipes import resolved_recipe, shape_of
 from tests.planner.workloads import layout, workload
 
@@ -22,9 +22,9 @@ def test_the_step_of_a_recipe_is_that_of_fully_shard() -> None:
     assert (formats.compute, formats.compute_bytes) == ("bf16", 2)
     # master weights, gradients and two moments in fp32, each split at every zero level
     states = (formats.weight_bytes, formats.gradient_bytes, formats.optimizer_bytes)
-    assert (*states, formats.keeping) == (4, 4, 8, Keeping())
+    assert (*states, formats.keeping) == (4, 4, 8, ShardingPolicy())
     assert found.techniques.kernels == "eager"
-    assert not found.techniques.mask and not found.techniques.told_lengths
+    assert not found.techniques.mask and not found.techniques.uses_varlen
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from shardyard.config.layout import Layout
 from shardyard.families.presets import PRESETS
 from shardyard.families.shape import ModelShape
 from shardyard.hardware.catalogue import accelerator_by_name, instance
-from shardyard.hardware.cluster import Cluster, cluster_of, default_cluster
+from shardyard.hardware.cluster import ClusterHardware, cluster_of, default_cluster
 from shardyard.planner.workload import Formats, Techniques, Workload
 
 OURS = Formats(compute="bf16", weight_bytes=4, gradient_bytes=4, optimizer_bytes=8, reduce_bytes=4)
@@ -56,12 +56,12 @@ def workload(preset: str | ModelShape = "llama2-7b", **given: Any) -> Workload:
     return Workload(**{"global_batch": whole, **settings})
 
 
-def p5(nodes: int = 2) -> Cluster:
+def p5(nodes: int = 2) -> ClusterHardware:
     """H100 nodes of EC2."""
     return cluster_of(instance("p5.48xlarge"), nodes)
 
 
-def dgx(accelerator: str, *, devices: int) -> Cluster:
+def dgx(accelerator: str, *, devices: int) -> ClusterHardware:
     """Nodes of eight, or one of fewer, as the vendor builds them."""
     per_node = min(8, devices)
     return default_cluster(
@@ -69,6 +69,6 @@ def dgx(accelerator: str, *, devices: int) -> Cluster:
     )
 
 
-def with_rates(cluster: Cluster, **rates: Any) -> Cluster:
+def with_rates(cluster: ClusterHardware, **rates: Any) -> ClusterHardware:
     """The cluster with other rates of its device (fields of ``Accelerator``)."""
     return replace(cluster, accelerator=replace(cluster.accelerator, **rates))

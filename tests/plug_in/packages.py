@@ -43,5 +43,5 @@ class Packages:
 def forget() -> None:
     """Have packages looked for again."""
     plugins._claims.cache_clear()
-    plugin_sections.kind_at.cache_clear()
+    plugin_sections.settings_class_at.cache_clear()
     plugin_sections.described_at.cache_clear()

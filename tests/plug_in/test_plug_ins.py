@@ -169,7 +169,7 @@ def test_an_error_in_the_code_of_a_package_is_named_as_its_own(
 ) -> None:
     source = "def ROW():\n    raise ZeroDivisionError('division by zero')\n"
     packages.add("pack-late", {"tasks": {"late": "of_late:ROW"}}, of_late=source)
-    late = plugins.part(plugins.brought("tasks", "late"), "of_late:ROW")
+    late = plugins.load_object(plugins.plug_in_named("tasks", "late"), "of_late:ROW")
     foreign, own = click.Command("a", callback=late), click.Command("b", callback=lambda: 1 / 0)
     assert terminal.run(foreign, []) == 1
     said = capsys.readouterr().err
@@ -248,9 +248,9 @@ def test_a_ledger_holds_a_package_s_lines_to_its_forms(tmp_path: Path) -> None:
 
 
 def test_our_own_launchers_are_whole() -> None:
-    from shardyard.launchers.base import _why_no_launcher
+    from shardyard.launchers.base import _launcher_error
 
-    assert [_why_no_launcher(launcher_class(name), name) for name in LAUNCHERS] == [""] * 4
+    assert [_launcher_error(launcher_class(name), name) for name in LAUNCHERS] == [""] * 4
 
 
 def test_a_preset_of_a_package_begins_with_its_family_and_asks_no_other(letters: Packages) -> None:

@@ -1,7 +1,7 @@
 """A package adds a kind of place that text comes from."""
 
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.sources import store_class, why_no_address
+from shardyard.config.sources import address_error, store_class
 from shardyard.config.versions import plug_ins_of
 from shardyard.control.doctor import plug_in_findings
 from tests.plug_in.packages import Packages
@@ -14,7 +14,7 @@ def test_a_package_adds_a_scheme_by_a_row_of_its_own(packages: Packages) -> None
         "class Shelf: pass\n"
     )
     packages.add("books", {"sources": {"shelf": "shelf:ROW", "odd": "shelf:Shelf"}}, shelf=source)
-    assert why_no_address("shelf://a/x.txt") is None
+    assert address_error("shelf://a/x.txt") is None
     assert store_class("shelf://a/x.txt").__name__ == "Shelf"
     recipe = Recipe.model_validate({"data": {"source": ["shelf://a/x.txt", "s3://b", "here"]}})
     assert [plug_in.what for plug_in in plug_ins_of(recipe, None)] == [
@@ -23,6 +23,6 @@ def test_a_package_adds_a_scheme_by_a_row_of_its_own(packages: Packages) -> None
     findings = [finding.what for finding in plug_in_findings() if finding.verdict != "ok"]
     assert any("the data source 'odd' of books 1.0" in what for what in findings)
     assert "no data source 'shelv'. Did you mean shelf? There are s3" in str(
-        why_no_address("shelv://a/x")
+        address_error("shelv://a/x")
     )
-    assert "not a shardyard.config.sources.Scheme" in str(why_no_address("odd://a/x"))
+    assert "not a shardyard.config.sources.Scheme" in str(address_error("odd://a/x"))

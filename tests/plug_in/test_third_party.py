@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from shardyard.config.load import load_recipe
-from shardyard.config.resolved import DataFacts, Resolved
+from shardyard.config.resolved import DatasetMetadata, Resolved
 from shardyard.control.attempt import Attempt, write_down
 from shardyard.errors import RequestError
 from shardyard.families.presets import PRESETS
-from shardyard.launchers.base import take_launched_by
+from shardyard.launchers.base import pop_launched_by
 from shardyard.node.handshake import Session
-from shardyard.node.preflight import Readiness, _compare_plug_ins, made_ready, wait_for_nodes
+from shardyard.node.preflight import Readiness, _compare_plug_ins, prepare_node, wait_for_nodes
 from shardyard.plugins import PlugIn
 from shardyard.rundir.attempt_files import read_resolved, write_resolved
 from shardyard.rundir.layout import RunDir
@@ -109,7 +109,7 @@ def test_a_launcher_of_a_package_renders(site: Path, here: Path) -> None:
     assert letter.count("--place given") == 2
     (line, *_) = (line for line in letter.splitlines() if "--node-rank 0" in line)
     environ = dict(word.split("=", 1) for word in shlex.split(line)[:2])
-    found = take_launched_by(environ)
+    found = pop_launched_by(environ)
     assert found is not None and found.what == "the launcher 'paper-mail' of shardyard-letters 1.0"
     assert list(environ) == ["SHARDYARD_MARK"], "no process that it starts is told"
     code, _, talk = run(None, "launch", "recipe.yaml", *words)
@@ -141,7 +141,7 @@ def test_a_node_with_another_version_is_refused(here: Path) -> None:
     folder.manifest(0).write_text(json.dumps(listed))
     with (
         pytest.raises(RequestError, match=r"uses shardyard-letters 1.0, and node 0 .*letters 0.9"),
-        made_ready(Readiness(folder, "s"), 0, 1, say=print),
+        prepare_node(Readiness(folder, "s"), 0, 1, log=print),
     ):
         pass
 
@@ -154,9 +154,9 @@ def test_the_manifest_names_who_launched_and_who_read_and_a_node_needs_neither(h
     read = {"group": "sources", "name": ".ltr", **package}
     settled = replace(settled, data=replace(settled.data, readers=(read,)))
     attempt = Attempt(
-        run_dir=folder, number=0, asked=settled.recipe, resolved=settled, machine=MACHINE
+        run_dir=folder, number=0, requested=settled.recipe, resolved=settled, machine=MACHINE
     )
-    launched_by = PlugIn(group="launchers", name="paper-mail", place="", **package)
+    launched_by = PlugIn(group="launchers", name="paper-mail", object_reference="", **package)
     write_down(attempt, None, launched_by=launched_by)
     named = [each["name"] for each in json.loads(folder.manifest(0).read_text())["plug_ins"]]
     assert named == ["vowels", "letters", "paper-mail", ".ltr"]
@@ -167,7 +167,7 @@ def test_the_manifest_names_who_launched_and_who_read_and_a_node_needs_neither(h
 def resolved(here: Path) -> Resolved:
     """The recipe as node 0 has settled it."""
     recipe = load_recipe([here / "recipe.yaml"], ["cluster.nodes=2"], of_run=True)
-    facts = DataFacts(
+    facts = DatasetMetadata(
         dir="prepared", fingerprint="f", vocab_size=300, train_tokens=1000, eval_tokens=100,
         train_documents=2, eval_documents=1, unigram_entropy=5.0,
     )  # fmt: skip

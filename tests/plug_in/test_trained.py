@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from shardyard.config.rules.custom_module import known_shape
+from shardyard.config.rules.custom_module import require_shape
 from shardyard.models.build import hf_config
 from shardyard.rundir.jsonl import read_evaluations, read_steps
 from shardyard.train.hooks import Hooks
@@ -47,7 +47,7 @@ def test_a_task_of_a_package_takes_the_steps_of_a_plain_loop(
     run_dir = make_run(tmp_path / "run", corpus, sections)
     hooks = Hooks(generation=0, drain_requested=lambda: False, events=None)
     training = set_up(run_dir, 0, hooks, local_rank=0)
-    model = LlamaForCausalLM._from_config(hf_config(known_shape(training.resolved.shape)))
+    model = LlamaForCausalLM._from_config(hf_config(require_shape(training.resolved.shape)))
     named = {n.removeprefix("model."): t for n, t in training.tensors.items() if n[:6] == "model."}
     model.load_state_dict({name: each.detach().clone() for name, each in named.items()})
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shardyard.config.resolved import DataFacts, Resolved
+from shardyard.config.resolved import DatasetMetadata, Resolved
 from shardyard.config.schema.recipe import Recipe
 from shardyard.families.presets import PRESETS
 from shardyard.hardware.machine import Machine
@@ -49,7 +49,7 @@ def resolved_run(*, steps: int = 120, **sections: dict[str, Any]) -> Resolved:
         recipe=Recipe.model_validate(settings),
         reasons={"optim.lr": "by model size <b>", "precision.compute": "a CPU gains little"},
         shape=dataclasses.replace(PRESETS["llama-laptop"].shape, vocab_size=4096),
-        data=DataFacts(
+        data=DatasetMetadata(
             dir="prepared/1234", fingerprint="1234", vocab_size=4096, train_tokens=5_000_000,
             eval_tokens=250_000, train_documents=600, eval_documents=31, unigram_entropy=6.123,
         ),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.report.cost import Cost
+from shardyard.report.cost import RunCost
 from shardyard.report.page import render
 from shardyard.report.run_data import read_run
 from shardyard.report.summary import summarize
@@ -29,7 +29,7 @@ def begun(folder: Path, *, steps: int = 120, **run: object) -> RunWriter:
     return writer
 
 
-def cost_of(writer: RunWriter) -> Cost:
+def cost_of(writer: RunWriter) -> RunCost:
     cost = summarize(read_run(writer.write())).cost
     assert cost is not None
     return cost

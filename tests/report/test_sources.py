@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
-from shardyard.config.resolved import DataFacts, PartFacts
+from shardyard.config.resolved import DatasetMetadata, SourceMetadata
 from shardyard.report.page import sources_section
 from shardyard.report.run_data import RunRecord
 
@@ -13,7 +13,7 @@ def test_times_read_count_samples_with_padding() -> None:
         "dir": "/x", "fingerprint": "f", "vocab_size": 300, "train_tokens": 500, "eval_tokens": 9,
         "train_documents": 9, "eval_documents": 1, "unigram_entropy": 4.0,
     }  # fmt: skip
-    part = PartFacts(name="a", slots=1000, data=DataFacts(**facts, train_samples=10))
+    part = SourceMetadata(name="a", slots=1000, data=DatasetMetadata(**facts, train_samples=10))
     resolved = SimpleNamespace(
         data=SimpleNamespace(parts=(part,)),
         recipe=SimpleNamespace(data=SimpleNamespace(seq_len=100)),

@@ -10,7 +10,7 @@ import pytest
 
 import shardyard
 from shardyard.rundir.counted_lines import counted
-from shardyard.rundir.jsonl import newest_evaluation, newest_steps, read_evaluations, read_steps
+from shardyard.rundir.jsonl import latest_evaluation, latest_steps, read_evaluations, read_steps
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.state import read_state
 
@@ -77,8 +77,8 @@ class Run:
         run = self.write(folder)
         assert read_steps(run.metrics) == steps
         assert read_evaluations(run.metrics) == evaluations
-        assert list(newest_steps(run.metrics)) == steps[::-1]
-        assert newest_evaluation(run.metrics) == (evaluations[-1] if evaluations else None)
+        assert list(latest_steps(run.metrics)) == steps[::-1]
+        assert latest_evaluation(run.metrics) == (evaluations[-1] if evaluations else None)
         assert read_state(run).step == (steps[-1]["step"] if steps else None)
 
 

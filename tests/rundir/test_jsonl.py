@@ -64,7 +64,7 @@ def test_an_event_that_nobody_writes_is_passed_over(tmp_path: Path, odd: str) ->
 def test_an_event_that_lacks_what_it_tells_costs_no_list_of_runs(tmp_path: Path) -> None:
     events = ['{"kind": "attempt_started"}', '{"kind": "stopping"}', '{"kind": "stalled"}']
     run = _run(tmp_path, metrics=[], events=events)
-    state = read_state(run, is_training_elsewhere=True)
+    state = read_state(run, is_training_remotely=True)
     assert (state.state, state.stop_reason, state.no_step_s) == ("running", None, None)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.errors import RequestError
-from shardyard.rundir.lease import Lease, is_held
+from shardyard.rundir.lease import Lease, is_locked
 
 
 @pytest.mark.heavy
@@ -24,7 +24,7 @@ def test_a_lease_is_handed_over_without_a_moment_in_which_it_is_free(tmp_path: P
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=lease.descriptors,
     ) as child:  # fmt: skip
         lease.close()
-        assert is_held(path)
+        assert is_locked(path)
         assert child.stdout is not None and child.stdout.readline() == b"\n"
         with pytest.raises(RequestError, match=rf"trained already \(process {child.pid} on"):
             Lease(path)
@@ -39,7 +39,7 @@ def test_a_copy_by_hard_links_has_a_lease_of_its_own(tmp_path: Path) -> None:
     os.link(original, copy)
     ours = Lease(copy)
     theirs = Lease(original)
-    assert not original.samefile(copy) and is_held(original) and is_held(copy)
+    assert not original.samefile(copy) and is_locked(original) and is_locked(copy)
     ours.close()
     theirs.close()
 

@@ -7,7 +7,7 @@ from typing import Any
 from shardyard.rundir.contracts import is_fetched
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.profiles import (
-    StepProfile,
+    ProfileSummary,
     drop_request,
     leave_request,
     new_request,
@@ -17,7 +17,7 @@ from shardyard.rundir.profiles import (
 )
 
 
-def profile_of(step: int, **others: object) -> StepProfile:
+def profile_of(step: int, **others: object) -> ProfileSummary:
     term = {
         "name": "launch", "reason": "", "predicted_s": None, "measured_s": 0.5, "lowest_s": 0.5,
         "lowest_rank": 0, "highest_s": 0.5, "highest_rank": 0,
@@ -27,7 +27,7 @@ def profile_of(step: int, **others: object) -> StepProfile:
         "step_s": 0.5, "usual_s": 0.4, "stood_still_s": 1.0, "trace_bytes": 10, "missing": {},
         "terms": [term],
     }  # fmt: skip
-    return StepProfile.from_json({**content, **others})
+    return ProfileSummary.from_json({**content, **others})
 
 
 def test_one_profile_is_asked_for_at_a_time_by_the_attempt_that_trains(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from shardyard.config.rules.check import load_checked_recipe
-from shardyard.control.resume import newest_attempt
+from shardyard.control.resume import latest_attempt
 from shardyard.errors import RecipeError, RequestError
 from shardyard.io.files import write_json
-from shardyard.rundir.attempt_files import newest_resolved, read_resolved, write_resolved
+from shardyard.rundir.attempt_files import latest_resolved, read_resolved, write_resolved
 from shardyard.rundir.layout import RunDir
 from tests.config.test_fingerprint import resolved
 
@@ -21,7 +21,7 @@ def run(tmp_path: Path) -> RunDir:
     run.recipe.write_text("model: {preset: llama-tiny}\n")
     for number, seed in ((0, 5), (1, 6)):
         write_resolved(run.resolved(number), resolved(run={"seed": seed}))
-        run.asked(number).write_text(f"run: {{seed: {seed}}}\n")
+        run.attempt_recipe(number).write_text(f"run: {{seed: {seed}}}\n")
     run.resolved(1).write_text(run.resolved(1).read_text()[:200])
     run.attempt(2).mkdir()  # killed before it began
     return run
@@ -35,7 +35,7 @@ def test_whatever_a_torn_file_holds_is_told(tmp_path: Path, text: str) -> None:
 
 
 def test_the_attempt_before_a_torn_one_is_taken(run: RunDir) -> None:
-    newest = newest_resolved(run)
+    newest = latest_resolved(run)
     assert newest.resolved is not None and newest.resolved.recipe.run.seed == 5
     assert newest.torn == (f"{run.resolved(1)} is torn",)
 
@@ -44,8 +44,8 @@ def test_a_resume_goes_on_from_what_the_torn_attempt_was_asked(
     run: RunDir, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="shardyard")
-    number, previous, asked = newest_attempt(run)
-    assert (number, asked) == (3, run.asked(1))
+    number, previous, asked = latest_attempt(run)
+    assert (number, asked) == (3, run.attempt_recipe(1))
     assert previous is not None and previous.recipe.run.seed == 5
     torn = f"{run.resolved(1)} is torn"
     assert caplog.messages == [f"{torn}; what that attempt was asked is resolved again"]
@@ -53,8 +53,8 @@ def test_a_resume_goes_on_from_what_the_torn_attempt_was_asked(
 
 def test_a_resume_goes_on_from_the_recipe_where_nothing_else_is_left(run: RunDir) -> None:
     run.resolved(0).write_text("")
-    run.asked(1).unlink()
-    assert newest_attempt(run) == (3, None, run.recipe)
+    run.attempt_recipe(1).unlink()
+    assert latest_attempt(run) == (3, None, run.recipe)
 
 
 @pytest.mark.parametrize(("loss", "target"), [(2.5, {"loss": 2.5}), (None, None)])

@@ -7,8 +7,8 @@ import pytest
 
 from shardyard.rundir.jsonl import read_lines_backwards
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lease import Lease, is_held
-from shardyard.rundir.state import LeftOutNode, read_state, state_of
+from shardyard.rundir.lease import Lease, is_locked
+from shardyard.rundir.state import ExcludedNode, read_state, state_of
 
 STARTED = {"kind": "attempt_started"}
 DRAINING = {"kind": "draining"}
@@ -47,11 +47,11 @@ def test_a_state_follows_from_events_and_lease(
 
 def test_a_lease_is_seen_without_being_taken(tmp_path: Path) -> None:
     path = tmp_path / "lease.json"
-    assert not is_held(path)
+    assert not is_locked(path)
     lease = Lease(path)
-    assert is_held(path)
+    assert is_locked(path)
     lease.close()
-    assert not is_held(path)
+    assert not is_locked(path)
     Lease(path).close()
 
 
@@ -109,4 +109,4 @@ def test_nodes_that_the_newest_attempt_goes_on_without_are_named(tmp_path: Path)
     lines = [STARTED, {**left, "node": "a"}, STARTED, left, {**left, "node_rank": "odd"}]
     run_dir.path.mkdir()
     run_dir.events.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    assert read_state(run_dir).left_out == (LeftOutNode(node="b", node_rank=1, cause="3 losses"),)
+    assert read_state(run_dir).left_out == (ExcludedNode(node="b", node_rank=1, cause="3 losses"),)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.rundir.telemetry import newest_sample, read_telemetry, read_thinned
+from shardyard.rundir.telemetry import latest_sample, read_downsampled, read_telemetry
 
 HEAD = {"t": 1.0, "node": "a", "attempt": 0, "cores": 8, "names": ["H100"] * 2,
         "memory_bytes": [80, None]}  # fmt: skip
@@ -32,16 +32,16 @@ def write(path: Path, *lines: Any) -> Path:
 def test_lines_have_the_head_before_them(tmp_path: Path) -> None:
     file = write(tmp_path / "n", HEAD, line(2.0), {**HEAD, "attempt": 1}, line(3.0))
     assert [(s.t, s.head.attempt) for s in read_telemetry(file)] == [(2.0, 0), (3.0, 1)]
-    newest = newest_sample(file)
+    newest = latest_sample(file)
     assert newest is not None and (newest.t, newest.head.attempt) == (3.0, 1)
     assert newest.devices == {"power_w": (603.0, None)}
 
 
 def test_no_file_and_no_line_are_no_sample(tmp_path: Path) -> None:
     assert list(read_telemetry(tmp_path / "none")) == []
-    assert newest_sample(tmp_path / "none") is None
-    assert newest_sample(write(tmp_path / "head", HEAD)) is None
-    assert read_thinned(tmp_path / "none", most=10) == []
+    assert latest_sample(tmp_path / "none") is None
+    assert latest_sample(write(tmp_path / "head", HEAD)) is None
+    assert read_downsampled(tmp_path / "none", most=10) == []
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_what_of_a_line_is_odd_is_left_out(tmp_path: Path, odd: dict[str, Any]) 
 
 def test_a_long_file_is_read_in_places_spread_evenly(tmp_path: Path) -> None:
     file = write(tmp_path / "n", HEAD, *(line(float(t), pad="x" * 3000) for t in range(2, 1002)))
-    found = read_thinned(file, most=50)
+    found = read_downsampled(file, most=50)
     assert len(found) == 50
     gaps = [b.t - a.t for a, b in itertools.pairwise(found)]
     assert min(gaps) >= 15 and max(gaps) <= 25

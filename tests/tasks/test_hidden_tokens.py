@@ -10,7 +10,7 @@ from torch import Tensor
 from shardyard.config.data_choices import TILE
 from shardyard.data.loader import IGNORED, MicroBatch
 from shardyard.rundir.layout import RunDir
-from shardyard.tasks.masked_lm import HiddenTokens
+from shardyard.tasks.masked_lm import MaskedTokens
 from shardyard.tasks.token_losses import LanguageModel
 from shardyard.train.evaluate import evaluate
 from shardyard.train.hooks import Hooks
@@ -68,17 +68,17 @@ def _both(run_dirs: list[RunDir]) -> list[tuple[Found, Found]]:
         hooks = Hooks(generation=0, drain_requested=lambda: False, events=None)
         training = set_up(run_dir, 0, hooks, local_rank=0)
         computation: Any = training.task.computation
-        assert isinstance(computation, HiddenTokens)
+        assert isinstance(computation, MaskedTokens)
         for _ in range(6):  # until something is guessed
             training.stepper.run(next(training.loader), lr=1e-2, drain=False)
         batches = next(training.loader)
         whole = [
-            batch.with_fields(predicted_targets=computation._mine(batch["targets"]))
+            batch.with_fields(predicted_targets=computation._local_tokens(batch["targets"]))
             for batch in batches
         ]
         found.append(
             (
-                _computed(training, batches, HiddenTokens.backward),
+                _computed(training, batches, MaskedTokens.backward),
                 _computed(training, whole, LanguageModel.backward),
             )
         )

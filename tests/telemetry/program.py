@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from shardyard.rundir.telemetry import Sample, read_telemetry
+from shardyard.rundir.telemetry import TelemetrySample, read_telemetry
 
 FAKE_NVML = Path(__file__).parent / "fake_nvml"
 
@@ -33,7 +33,7 @@ class Program:
         self.process.stdin.write(json.dumps(ranks).encode() + b"\n")
         self.process.stdin.flush()
 
-    def wait_for(self, lines: int, within_s: float = 20.0) -> list[Sample]:
+    def wait_for(self, lines: int, within_s: float = 20.0) -> list[TelemetrySample]:
         """The samples, once there are so many."""
         until_s = time.monotonic() + within_s
         while time.monotonic() < until_s:

@@ -12,8 +12,8 @@ import pytest
 from shardyard.errors import AccessError, LostError, RequestError
 from shardyard.rundir.layout import RunDir
 from shardyard.trackers import mlflow
-from shardyard.trackers.mlflow import Mlflow
-from shardyard.trackers.run_feed import Sending, facts_of
+from shardyard.trackers.mlflow import MlflowTracker
+from shardyard.trackers.run_feed import Uploader, read_attempt_metadata
 from tests.image.registries import free_port
 from tests.trackers.front import Front, front_of
 from tests.trackers.mlflow_server import mlflow_server
@@ -70,9 +70,11 @@ def points(server: Front, run: Any, name: str) -> list[tuple[int, float]]:
     return [(point.step, point.value) for point in sorted(history, key=lambda p: p.timestamp)]
 
 
-def send(run: RunDir, attempt: int) -> Sending:
+def send(run: RunDir, attempt: int) -> Uploader:
     """By a process of its own, as far as the service can tell; to the end of the attempt."""
-    sending = Sending(Mlflow(), facts_of(run, attempt), tell=print, address=print)
+    sending = Uploader(
+        MlflowTracker(), read_attempt_metadata(run, attempt), on_problem=print, address=print
+    )
     assert sending.end(until_s=time.monotonic() + 20.0), sending.problem
     return sending
 
@@ -81,8 +83,10 @@ def test_a_run_with_a_loss_a_drain_and_a_resume_is_one_run_there(
     tmp_path: Path, server: Front, experiment: str
 ) -> None:
     writer = new_run(tmp_path, mlflow={"url": server.address, "experiment": experiment})
-    live = Sending(Mlflow(), facts_of(begin(writer), 0), tell=print, address=print)
-    live.look()
+    live = Uploader(
+        MlflowTracker(), read_attempt_metadata(begin(writer), 0), on_problem=print, address=print
+    )
+    live.poll()
     (there,) = runs_there(server, experiment)
     assert there.info.status == "RUNNING" and there.info.run_name == writer.run.run_id
 
@@ -103,7 +107,10 @@ def test_a_run_with_a_loss_a_drain_and_a_resume_is_one_run_there(
     # the last line of a step that was done twice is the newest there too
     assert there.data.metrics["train/loss"] == lines[-1]["loss"]
     assert there.data.metrics["result/steps_done"] == 20
-    assert there.data.metrics["plan/parameters"] == facts_of(run, 1).predicted["parameters"]
+    assert (
+        there.data.metrics["plan/parameters"]
+        == read_attempt_metadata(run, 1).predicted["parameters"]
+    )
     # parameters cannot be changed there
     assert there.data.params["optim.lr"] == "0.001"
     assert there.data.params["model.preset"] == "llama-laptop"
@@ -126,9 +133,9 @@ def test_what_is_sent_twice_is_there_once(tmp_path: Path, server: Front, experim
     begin(writer)
     run = lose_and_drain(writer)
     send(run, 0)
-    service = Mlflow()
-    sending = Sending(service, facts_of(run, 0), tell=print, address=print)
-    assert service.open(facts_of(run, 0)) == 12, "by the server's word"
+    service = MlflowTracker()
+    sending = Uploader(service, read_attempt_metadata(run, 0), on_problem=print, address=print)
+    assert service.open(read_attempt_metadata(run, 0)) == 12, "by the server's word"
     service.send(sending._lines.read(after=0))
     (there,) = runs_there(server, experiment)
     assert [step for step, _ in points(server, there, "train/loss")] == steps_of(writer)
@@ -162,7 +169,7 @@ def test_a_server_that_is_wrong_is_told_with_what_to_do(
     server.answers = code
     kind, words = WRONG[code]
     with pytest.raises(kind, match=words) as told:
-        Mlflow().open(facts_of(run, 0))
+        MlflowTracker().open(read_attempt_metadata(run, 0))
     assert TOKEN not in str(told.value) and "\n" not in str(told.value)
 
 
@@ -175,7 +182,7 @@ def test_a_server_that_is_down_or_slow_is_given_up_soon(
         began_s = time.monotonic()
         run = begin(new_run(tmp_path / url[-5:], mlflow={"url": url}))
         with pytest.raises(LostError, match=r"it was not reached\. Look at observe\.mlflow\.url"):
-            Mlflow().open(facts_of(run, 0))
+            MlflowTracker().open(read_attempt_metadata(run, 0))
         assert time.monotonic() - began_s < 8.0
 
 
@@ -186,4 +193,4 @@ def test_a_deleted_experiment_is_refused(tmp_path: Path, server: Front, experime
     client.delete_experiment(client.create_experiment(experiment))
     run = begin(new_run(tmp_path, mlflow={"url": server.address, "experiment": experiment}))
     with pytest.raises(RequestError, match=r"was deleted.*Restore it there, or name another"):
-        Mlflow().open(facts_of(run, 0))
+        MlflowTracker().open(read_attempt_metadata(run, 0))

@@ -9,8 +9,8 @@ import pytest
 from shardyard.errors import AccessError, LostError, ShardyardError
 from shardyard.rundir.layout import RunDir
 from shardyard.trackers import run_feed
-from shardyard.trackers.run_feed import Sending, facts_of
-from shardyard.trackers.service import End, Facts, Row
+from shardyard.trackers.run_feed import Uploader, read_attempt_metadata
+from shardyard.trackers.service import AttemptEnd, AttemptMetadata, MetricsRow
 from tests.trackers.runs import begin, lose_and_drain, new_run
 
 
@@ -21,23 +21,23 @@ class Place:
 
     def __init__(self, *, keeps_count: bool = True) -> None:
         self.keeps_count = keeps_count
-        self.rows: list[Row] = []
-        self.end: End | None = None
+        self.rows: list[MetricsRow] = []
+        self.end: AttemptEnd | None = None
         self.opened = 0
         self.fails: list[ShardyardError | None] = []
         """One for each call from now on."""
 
-    def open(self, facts: Facts) -> int:
-        assert facts.run.path.is_dir()
+    def open(self, metadata: AttemptMetadata) -> int:
+        assert metadata.run.path.is_dir()
         self.opened += 1
         self._call()
         return self.rows[-1].number if self.rows else 0
 
-    def send(self, rows: Sequence[Row]) -> None:
+    def send(self, rows: Sequence[MetricsRow]) -> None:
         self._call()
         self.rows += rows
 
-    def close(self, end: End) -> None:
+    def close(self, end: AttemptEnd) -> None:
         self._call()
         self.end = end
 
@@ -52,8 +52,11 @@ class Told:
     def __init__(self, run: RunDir, place: Place) -> None:
         self.problems: list[str] = []
         self.addresses: list[str] = []
-        self.to = Sending(
-            place, facts_of(run, 0), tell=self.problems.append, address=self.addresses.append
+        self.to = Uploader(
+            place,
+            read_attempt_metadata(run, 0),
+            on_problem=self.problems.append,
+            address=self.addresses.append,
         )
 
 
@@ -69,8 +72,8 @@ DOWN = LostError("it was not reached.")
 def test_all_lines_come_once_and_in_order(tmp_path: Path) -> None:
     writer, place = new_run(tmp_path), Place()
     told = Told(begin(writer), place)
-    told.to.look()
-    told.to.look()
+    told.to.poll()
+    told.to.poll()
     lose_and_drain(writer)
     assert told.to.end(until_s=time.monotonic() + 1.0)
     assert [row.number for row in place.rows] == list(range(1, 13)) and place.opened == 1
@@ -83,14 +86,14 @@ def test_a_failure_is_told_once_until_it_is_over(tmp_path: Path) -> None:
     told = Told(run, place)
     place.fails = [DOWN, DOWN, None, DOWN]
     for _ in range(3):
-        told.to.look()
+        told.to.poll()
     assert told.problems == ["it was not reached."] and told.to.unsent == 4
-    told.to.look()
+    told.to.poll()
     assert told.to.unsent == 0 and told.to.problem == ""
     place.fails = [LostError("slow.")]
     with run.metrics.open("a") as file:
         file.write('{"step": 5, "loss": 1.0}\n')
-    told.to.look()
+    told.to.poll()
     assert told.problems == ["it was not reached.", "slow."] and told.to.unsent == 1
 
 
@@ -98,12 +101,12 @@ def test_a_send_that_failed_goes_on_where_the_service_says(tmp_path: Path) -> No
     """It may have taken a part of it before."""
     writer, place = new_run(tmp_path), Place()
     told = Told(begin(writer), place)
-    told.to.look()
+    told.to.poll()
     run = lose_and_drain(writer)
     place.rows += Told(run, Place()).to._lines.read(after=4)[:3]
     place.fails = [DOWN]
-    told.to.look()
-    told.to.look()
+    told.to.poll()
+    told.to.poll()
     assert [row.number for row in place.rows] == list(range(1, 13)) and place.opened == 2
 
 
@@ -119,7 +122,7 @@ def test_between_tries_it_waits_longer_and_longer(
     tried_s = []
     while now_s[0] < 1000.0:
         before = place.opened
-        told.to.look()
+        told.to.poll()
         tried_s += [now_s[0]] * (place.opened - before)
         now_s[0] += 1.0
     assert tried_s == [0, 5, 15, 35, 75, 155, 315, 615, 915]
@@ -153,9 +156,9 @@ def test_of_a_service_that_counts_nothing_it_is_not_known_what_it_has(tmp_path: 
     place = Place(keeps_count=False)
     told = Told(begin(new_run(tmp_path)), place)
     place.fails = [DOWN]
-    told.to.look()
+    told.to.poll()
     assert told.to.unsent == 4, "it was never spoken to"
-    told.to.look()
+    told.to.poll()
     assert told.to.unsent is None
     place.fails = [DOWN, DOWN, DOWN, DOWN]
     assert not told.to.end(until_s=time.monotonic() + 0.02)
@@ -167,7 +170,7 @@ def test_a_server_that_is_down_for_days_is_tried_again_and_again(tmp_path: Path)
     told = Told(begin(writer), place)
     place.fails = [DOWN] * 1100
     for _ in range(1100):
-        told.to.look()
+        told.to.poll()
     assert place.opened == 1100 and told.problems == [str(DOWN)]
     place.fails = [DOWN] * 10**6
     assert not told.to.end(until_s=time.monotonic() + 0.1)

@@ -6,12 +6,12 @@ import pytest
 
 from shardyard.errors import RequestError
 from shardyard.rundir.layout import RunDir
-from shardyard.trackers.run_feed import Lines, end_of, facts_of
-from shardyard.trackers.service import Row, flat
+from shardyard.trackers.run_feed import Lines, end_of, read_attempt_metadata
+from shardyard.trackers.service import MetricsRow, flat
 from tests.trackers.runs import begin, lose_and_drain, new_run, resume_and_finish, steps_of
 
 
-def rows_of(run: RunDir, *, most: int = 1000) -> list[Row]:
+def rows_of(run: RunDir, *, most: int = 1000) -> list[MetricsRow]:
     """All rows, so many lines at a time."""
     lines, found = Lines(run), []
     while True:
@@ -79,7 +79,7 @@ def test_a_torn_line_counts_and_one_that_is_being_written_waits(tmp_path: Path) 
 
 
 def test_settings_say_nothing_of_secrets(tmp_path: Path) -> None:
-    facts = facts_of(begin(new_run(tmp_path)), 0)
+    facts = read_attempt_metadata(begin(new_run(tmp_path)), 0)
     settings = flat(facts.settings)
     assert settings["optim.lr"] == 1e-3 and settings["model.preset"] == "llama-laptop"
     assert not [name for name in settings if name.startswith(("secrets", "launch.env"))]
@@ -88,7 +88,7 @@ def test_settings_say_nothing_of_secrets(tmp_path: Path) -> None:
 
 def test_an_attempt_that_nobody_wrote_down_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"resume the run to make a new attempt"):
-        facts_of(begin(new_run(tmp_path)), 1)
+        read_attempt_metadata(begin(new_run(tmp_path)), 1)
 
 
 def test_an_end_has_the_numbers_of_the_report(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from shardyard.rundir.jsonl import read_lines
 from shardyard.rundir.layout import RunDir
 from shardyard.trackers import supervisor
 from shardyard.trackers.service import without_user
-from shardyard.trackers.supervisor import Sent, environment_for, exporting
+from shardyard.trackers.supervisor import UploadResult, environment_for, exporting
 from tests.trackers.front import front_of, wait_until
 from tests.trackers.runs import KEY, TOKEN, begin, lose_and_drain, new_run
 
@@ -32,14 +32,14 @@ def test_a_process_gets_the_secrets_of_its_service_alone(tmp_path: Path) -> None
 
 
 def test_what_is_missing_is_said_in_words() -> None:
-    few = Sent(service="mlflow", unsent=1, problem="it was not reached.")
+    few = UploadResult(service="mlflow", unsent=1, problem="it was not reached.")
     assert few.words() == (
         "MLflow lacks 1 line of metrics.jsonl and the end of the run: it was not reached."
     )
-    maybe = Sent(service="wandb", unsent=None, problem="it did not take all in time.")
+    maybe = UploadResult(service="wandb", unsent=None, problem="it did not take all in time.")
     assert maybe.words().startswith("W&B may not have all of the run: it did not take all in time.")
     assert not few.has_all and not maybe.has_all
-    assert Sent(service="mlflow", unsent=0, problem="").has_all
+    assert UploadResult(service="mlflow", unsent=0, problem="").has_all
 
 
 def test_a_run_that_asks_for_no_service_starts_nothing(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from shardyard.rundir.jsonl import read_lines
 from shardyard.rundir.layout import RunDir
 from shardyard.trackers import supervisor
-from shardyard.trackers.supervisor import Sent, exporting, send_now
+from shardyard.trackers.supervisor import UploadResult, exporting, send_now
 from tests.report.synthetic import RunWriter
 from tests.trackers.front import Front, front_of, wait_until
 from tests.trackers.runs import (
@@ -56,7 +56,7 @@ def server() -> Iterator[tuple[Front, WandbServer]]:
         yield front, behind
 
 
-def send(writer: RunWriter, attempt: int, *, within_s: float = 30.0) -> Sent:
+def send(writer: RunWriter, attempt: int, *, within_s: float = 30.0) -> UploadResult:
     """All that is there, and how the attempt ended."""
     (sent,) = send_now(writer.run, attempt, writer.resolved.recipe, os.environ, within_s=within_s)
     return sent

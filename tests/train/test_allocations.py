@@ -14,7 +14,7 @@ from shardyard.train.allocations import (
     SET_UP,
     TEMPORARY,
     AllocationLog,
-    Peak,
+    MemoryPeak,
 )
 
 KIB = 1024
@@ -27,7 +27,7 @@ def log() -> Iterator[AllocationLog]:
         yield log
 
 
-def peak_of(log: AllocationLog, phase: str) -> Peak:
+def peak_of(log: AllocationLog, phase: str) -> MemoryPeak:
     return next(peak for peak in log.peaks() if peak.phase == phase)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import shardyard
 from shardyard.errors import RecipeError, RequestError, ShardyardError
 from shardyard.models.batch_norm import BatchNorms
-from shardyard.parallel.custom_module import module_problems
+from shardyard.parallel.custom_module import module_errors
 from shardyard.rundir.jsonl import read_evaluations, read_steps
 from shardyard.rundir.layout import RunDir
 from shardyard.train.hooks import Hooks
@@ -376,10 +376,10 @@ class Doubled(nn.BatchNorm1d):
 
 
 def test_what_cannot_be_counted_is_refused() -> None:
-    told = module_problems(nn.Sequential(nn.BatchNorm1d(2)), {}, tp=2)
+    told = module_errors(nn.Sequential(nn.BatchNorm1d(2)), {}, tp=2)
     assert "batch normalisation: ranks of tp hold other features" in str(RecipeError(told))
-    told = module_problems(nn.Sequential(Doubled(2)), {}, tp=1)
+    told = module_errors(nn.Sequential(Doubled(2)), {}, tp=1)
     assert "has 0, a batch normalisation with a forward method of its own" in str(RecipeError(told))
-    told = module_problems(nn.Sequential(nn.SyncBatchNorm(2)), {}, tp=1)
+    told = module_errors(nn.Sequential(nn.SyncBatchNorm(2)), {}, tp=1)
     assert "has 0, an nn.SyncBatchNorm: what it normalises over are" in str(RecipeError(told))
     assert "Use nn.BatchNorm with a larger optim.micro_batch" in str(RecipeError(told))

@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from shardyard.config.tasks import TASKS, judged_by
+from shardyard.config.tasks import TASKS, target_metric
 from shardyard.train.state import Progress
 
 METRICS = TASKS["image_classification"].targets
@@ -29,8 +29,8 @@ def test_lower_is_better_of_a_loss_and_higher_of_a_share(by: str, best: int) -> 
 
 
 def test_a_run_is_judged_by_the_first_metric_of_its_target() -> None:
-    assert judged_by(None) == "loss"
-    assert judged_by({"top1": 0.9, "loss": 1.0}) == "top1"
+    assert target_metric(None) == "loss"
+    assert target_metric({"top1": 0.9, "loss": 1.0}) == "top1"
 
 
 def test_what_is_no_number_is_never_best() -> None:

@@ -14,7 +14,7 @@ from shardyard.errors import RequestError
 from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.jsonl import read_steps
 from shardyard.tasks.causal_lm import CausalLM
-from shardyard.train.custom_model import loss_of_documents, refuse_mixed_documents
+from shardyard.train.custom_model import check_documents_separated, loss_of_documents
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import make_run, prepare_corpus, train_here
 
@@ -72,7 +72,7 @@ def tiny(kind: str) -> Any:
 )
 def test_a_document_has_the_loss_that_transformers_gives_it_alone(kind: str) -> None:
     model = tiny(kind)
-    refuse_mixed_documents(model, "data.pack=whole")
+    check_documents_separated(model, "data.pack=whole")
     tokens = torch.randint(5, 128, (2, 28), generator=torch.Generator().manual_seed(1))
     targets = tokens.roll(-1, dims=1)
     positions = torch.stack([torch.cat([torch.arange(size) for size in row]) for row in ROWS])
@@ -94,7 +94,7 @@ def test_a_document_has_the_loss_that_transformers_gives_it_alone(kind: str) -> 
 @pytest.mark.parametrize("kind", ["mamba", "bloom"])
 def test_a_model_that_mixes_documents_is_refused_before_it_trains(kind: str) -> None:
     with pytest.raises(RequestError, match=r"data.pack=whole: documents .* Set data.pack=stream"):
-        refuse_mixed_documents(tiny(kind), "data.pack=whole")
+        check_documents_separated(tiny(kind), "data.pack=whole")
 
 
 @pytest.mark.parametrize(

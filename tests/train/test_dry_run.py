@@ -187,7 +187,7 @@ def test_the_command_line_gets_the_same_answer_from_a_process() -> None:
     recipe = tiny(layout=FOUR_RANKS)
     here = dry_run(recipe, SHAPE, FOUR_RANKS)
     told: list[tuple[str, int, int]] = []
-    answer = ask_in_a_process(recipe, SHAPE, FOUR_RANKS, told=lambda *phase: told.append(phase))
+    answer = ask_in_a_process(recipe, SHAPE, FOUR_RANKS, on_phase=lambda *phase: told.append(phase))
     assert told == [("starting torch", 0, 0), *((name, n, 9) for n, name in enumerate(PHASES))]
     assert answer.peak.bytes == peak_bytes(here)
     assert [moment.phase for moment in answer.moments] == [

@@ -4,13 +4,13 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from shardyard.train.ema import Averages
+from shardyard.train.ema import WeightEma
 
 
 def test_averages_equal_torchs_over_the_steps_that_were_taken() -> None:
     torch.manual_seed(0)
     model, decay = nn.Linear(3, 2), 0.1  # below (1 + 1) / (10 + 1), where the ramp begins
-    averages = Averages(model, decay=decay)
+    averages = WeightEma(model, decay=decay)
     averages.begin()
     multi_avg_fn = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
     torchs = AveragedModel(model, multi_avg_fn=multi_avg_fn)

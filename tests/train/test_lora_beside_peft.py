@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import BertForMaskedLM, LlamaForCausalLM, PreTrainedModel
 
-from shardyard.config.rules.custom_module import known_shape
+from shardyard.config.rules.custom_module import require_shape
 from shardyard.families.lora import is_adapter, peft_targets
 from shardyard.models.build import hf_config
 from shardyard.rundir.jsonl import read_steps
@@ -38,7 +38,7 @@ def _peft(training: Training) -> Any:
     """PEFT's model with the weights of a run that has not begun."""
     from peft import LoraConfig, get_peft_model
 
-    recipe, shape = training.resolved.recipe, known_shape(training.resolved.shape)
+    recipe, shape = training.resolved.recipe, require_shape(training.resolved.shape)
     kind = LlamaForCausalLM if shape.is_causal else BertForMaskedLM
     model: PreTrainedModel = kind._from_config(hf_config(shape))
     held = {name: _whole(each).detach() for name, each in training.task.model.named_parameters()}

@@ -13,7 +13,7 @@ from shardyard.config.optimizers import OPTIMIZERS, OnePass
 from shardyard.config.schema.recipe import Optim
 from shardyard.train.optimizers import State
 from shardyard.train.optimizers.fused import AdamW as Fused
-from shardyard.train.optimizers.one_pass import AdamW, update_plainly
+from shardyard.train.optimizers.one_pass import OnePassAdamW, update_plainly
 
 OPTIM = Optim.model_validate(
     {"lr": 1e-2, "weight_decay": 0.1, "betas": [0.9, 0.95], "warmup_steps": 1, "decay_steps": 9}
@@ -40,8 +40,8 @@ class _Trained:
             for name, shard in self.shards.items()
         }
         no_norms: Any = None
-        self.update: AdamW | Fused = (
-            AdamW(self.shards, optim, self.copies)
+        self.update: OnePassAdamW | Fused = (
+            OnePassAdamW(self.shards, optim, self.copies)
             if in_one_pass
             else Fused(self.shards, optim, no_norms)
         )
@@ -159,7 +159,7 @@ def test_the_kernel_moves_as_many_bytes_as_the_row_says() -> None:
     sizes = dict(zip(MOVED_BYTES, (each.element_size() for each in held), strict=True))
     assert all({*both} <= {0, sizes[pointer]} for pointer, both in MOVED_BYTES.items())
     of_norm = sizes["grad"]
-    averages = 8 * len(OPTIMIZERS["adamw"].averages)
+    averages = 8 * len(OPTIMIZERS["adamw"].state_tensors)
     assert isinstance(row, OnePass)
     moved = of_norm + sum(map(sum, MOVED_BYTES.values()))
     assert moved == row.moved_bytes + averages <= 36

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from shardyard.config.optimizers import OPTIMIZERS, OptimizerName, readers_of
 from shardyard.config.schema.recipe import Optim
-from shardyard.parallel.gradients import WholeNorms
+from shardyard.parallel.gradients import ParamNorms
 from shardyard.train.optim import ShardOptimizer, lr_at
 from tests.train.lamb import Lamb
 from tests.train.lars import Lars
@@ -249,7 +249,7 @@ class Halved:
     most_elements = 1
 
     def __init__(
-        self, shards: Mapping[str, nn.Parameter], _optim: Optim, _norms: WholeNorms
+        self, shards: Mapping[str, nn.Parameter], _optim: Optim, _norms: ParamNorms
     ) -> None:
         self.shards = shards
 
@@ -266,9 +266,11 @@ class Halved:
 
 
 def test_an_optimizer_is_added_by_a_row_and_an_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    average = replace(OPTIMIZERS["adamw"].averages[0], name="half")
+    average = replace(OPTIMIZERS["adamw"].state_tensors[0], name="half")
     row = replace(
-        OPTIMIZERS["adamw"], averages=(average,), update=f"{Halved.__module__}:{Halved.__name__}"
+        OPTIMIZERS["adamw"],
+        state_tensors=(average,),
+        update=f"{Halved.__module__}:{Halved.__name__}",
     )
     monkeypatch.setitem(OPTIMIZERS, "halved", row)  # type: ignore[misc]
     optim = Optim(lr=0.1, weight_decay=0.1).model_copy(update={"name": "halved"})
@@ -320,7 +322,7 @@ def test_a_skipped_step_changes_neither_weights_nor_state(states: str, name: Opt
     _step_of(optimizer, model)
     untouched.load_state_dict(model.state_dict())
     before = {name: tensor.clone() for name, tensor in optimizer.tensors().items()}
-    of_state = f"optim.{OPTIMIZERS[name].averages[-1].name}."
+    of_state = f"optim.{OPTIMIZERS[name].state_tensors[-1].name}."
     assert any(key.startswith(of_state) for key in before)
     model(torch.full((1, 3), torch.inf)).sum().backward()
     optimizer.step(lr=0.1, divisor=torch.tensor(1.0), skip=torch.tensor(1.0))

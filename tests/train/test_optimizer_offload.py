@@ -45,7 +45,7 @@ def test_updates_are_those_without_offload(
     for number in range(4):
         _step(plain, models[0], number)
         _step(offloaded, models[1], number)
-    offloaded.settle()
+    offloaded.synchronize()
     expected, found = plain.tensors(), offloaded.tensors()
     assert found.keys() == expected.keys()
     assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
@@ -100,13 +100,13 @@ class _Watched(StatesOnHost):
         super().__init__(CPU)
         self.there = self.most = 0
 
-    def _fetch(self, names: Any, held: Any) -> Any:
+    def _fetch(self, names: Any, host_state: Any) -> Any:
         self.there += 1
         self.most = max(self.most, self.there)
-        return super()._fetch(names, held)
+        return super()._fetch(names, host_state)
 
-    def _let_go(self, states: dict[str, dict[str, Tensor]], left: Any) -> None:
-        super()._let_go(states, left)
+    def _release(self, states: dict[str, dict[str, Tensor]], copied_out: Any) -> None:
+        super()._release(states, copied_out)
         assert not states
         self.there -= 1
 

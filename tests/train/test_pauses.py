@@ -96,7 +96,9 @@ def test_the_loop_reports_each_pause_and_leaves_it_out_of_what_stood_still() -> 
     )
     began = clocks.clock.now()
     clocks.go(8.2)
-    loop._leave_out(8.2, began)  # a profile that was written in 0.2 s, and a stop of 8 s
+    loop._exclude_from_step_time(
+        8.2, began
+    )  # a profile that was written in 0.2 s, and a stop of 8 s
     assert loop.step_ended_at == pytest.approx(100.2)
     loop._report_pauses(7)
     assert told == [("paused", {"step": 7, "what": "stopped", "seconds": pytest.approx(8.0)})]

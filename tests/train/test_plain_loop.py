@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from transformers import LlamaForCausalLM
 
-from shardyard.config.rules.custom_module import known_shape
+from shardyard.config.rules.custom_module import require_shape
 from shardyard.models.build import hf_config
 from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir
@@ -70,7 +70,7 @@ def _plain(
     weights: dict[str, Tensor], training: Training, optim: dict[str, Any], clip: float
 ) -> tuple[LlamaForCausalLM, list[tuple[float, float]]]:
     """The loop that everybody would write; returns the model, and loss and norm of each step."""
-    model = LlamaForCausalLM._from_config(hf_config(known_shape(training.resolved.shape)))
+    model = LlamaForCausalLM._from_config(hf_config(require_shape(training.resolved.shape)))
     model.load_state_dict({n.removeprefix("model."): t.clone() for n, t in weights.items()})
     groups: list[dict[str, Any]] = [
         {"params": [p for p in model.parameters() if p.dim() > 1], "decay": DECAY},

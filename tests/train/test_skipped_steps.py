@@ -105,7 +105,7 @@ def train_with_snapshots(run: RunDir, memory: FolderMemory, faults: Faults) -> s
     def looked() -> bool:
         pieces = [memory(label) for label in slot_labels(0)]
         slots = [read_slot(piece) for piece in pieces if piece is not None]
-        taken.update(slot.moment.step for slot in slots if slot is not None)
+        taken.update(slot.snapshot_id.step for slot in slots if slot is not None)
         return False
 
     hooks = Hooks(generation=0, drain_requested=looked, events=None, faults=faults, memory=memory)

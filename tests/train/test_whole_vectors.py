@@ -28,7 +28,7 @@ def _model(cut: Sequence[int]) -> nn.Module:
 def _trained(optim: Optim, cut: Sequence[int], *, cut_free: bool = True) -> dict[str, Tensor]:
     """Weights after five steps, joined again."""
     model = _model(cut)
-    optimizer = ShardOptimizer(model, optim, given_as=WholeVectors if cut_free else None)
+    optimizer = ShardOptimizer(model, optim, wrap_update=WholeVectors if cut_free else None)
     draw = torch.Generator().manual_seed(1)
     for step in range(5):
         for name, shape in SHAPES.items():

@@ -46,7 +46,7 @@ def test_a_cut_connection_is_gone_on_with_from_where_it_stopped(
 ) -> None:
     state, source = server
     state.execs.cut_after_bytes = [300_000, 500_000]
-    receive(source, FILES, tmp_path / "here", told=ignore, sleep=lambda _: None)
+    receive(source, FILES, tmp_path / "here", on_progress=ignore, sleep=lambda _: None)
     assert (tmp_path / "here" / NAME).read_bytes() == CONTENT
     assert [command[2] for command in state.execs.commands] == ["+1", "+300001", "+800001"]
 
@@ -56,11 +56,11 @@ def test_what_came_garbled_is_fetched_once_more_and_then_refused_by_name(
 ) -> None:
     state, source = server
     state.execs.garble = [True, False]
-    receive(source, FILES, tmp_path / "here", told=ignore)
+    receive(source, FILES, tmp_path / "here", on_progress=ignore)
     assert (tmp_path / "here" / NAME).read_bytes() == CONTENT
     state.execs.garble = [True, True]
     with pytest.raises(DataError, match=r"logs/a log; .* came wrong twice"):
-        receive(source, FILES, tmp_path / "again", told=ignore)
+        receive(source, FILES, tmp_path / "again", on_progress=ignore)
 
 
 def test_a_pod_that_goes_in_the_middle_is_told(
@@ -73,7 +73,7 @@ def test_a_pod_that_goes_in_the_middle_is_told(
         state.objects.clear()
 
     with pytest.raises(LostError, match='pods "fetch" not found'):
-        receive(source, FILES, tmp_path / "here", told=ignore, sleep=gone)
+        receive(source, FILES, tmp_path / "here", on_progress=ignore, sleep=gone)
     assert not (tmp_path / "here" / NAME).exists()
 
 
@@ -83,7 +83,7 @@ def test_a_file_that_was_removed_meanwhile_is_told(
     _, source = server
     (Path(source.folder) / NAME).unlink()
     with pytest.raises(DataError, match=r"No such file.*may have removed it; repeat the command"):
-        receive(source, FILES, tmp_path / "here", told=ignore)
+        receive(source, FILES, tmp_path / "here", on_progress=ignore)
 
 
 def test_the_listing_comes_through_exec_too(

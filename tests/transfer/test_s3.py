@@ -11,9 +11,9 @@ import pytest
 
 from shardyard.errors import AccessError, DataError, LostError, RequestError
 from shardyard.io.aws import s3_client
-from shardyard.io.digests import COMPLETE, Complete, write_complete
+from shardyard.io.digests import COMPLETE, FolderDigests, write_digests
 from shardyard.transfer.download import receive_whole
-from shardyard.transfer.s3 import Place, S3Source, parse_place, upload
+from shardyard.transfer.s3 import S3Location, S3Source, parse_location, upload
 from tests.launchers.batch_server import BatchServer
 from tests.transfer.s3_front import HANG_UP, Front, s3_front
 
@@ -29,7 +29,7 @@ CONTENT = {
     "inner/words.txt": b"words",
     "empty": b"",
 }
-PLACE = Place(bucket="models", prefix="mine/tuned")
+PLACE = S3Location(bucket="models", prefix="mine/tuned")
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +47,9 @@ class World:
     front: Front
     client: Any
     folder: Path
-    complete: Complete
+    complete: FolderDigests
 
-    def send(self, place: Place = PLACE, **more: Any) -> bool:
+    def send(self, place: S3Location = PLACE, **more: Any) -> bool:
         complete = more.pop("complete", self.complete)
         return upload(
             self.client, self.folder, complete, place, told=ignore, part_bytes=PART, **more
@@ -57,7 +57,7 @@ class World:
 
     @property
     def source(self) -> S3Source:
-        return S3Source(client=self.client, place=PLACE)
+        return S3Source(client=self.client, location=PLACE)
 
     @property
     def s3(self) -> Any:
@@ -86,7 +86,7 @@ def world(moto: BatchServer, one_front: tuple[Front, Any], tmp_path: Path) -> Wo
     for name, content in CONTENT.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
-    complete = write_complete(folder, {"step": 3})
+    complete = write_digests(folder, {"step": 3})
     return World(moto, front, client, folder, complete)
 
 
@@ -104,7 +104,12 @@ def test_what_was_sent_is_there_and_comes_back_the_same(world: World, tmp_path: 
     assert found == world.complete
     world.front.cuts_after = [0, 3_000_000, 5]
     receive_whole(
-        source, found.files, tmp_path / "back", told=ignore, complete=found, sleep=lambda _: None
+        source,
+        found.files,
+        tmp_path / "back",
+        on_progress=ignore,
+        complete=found,
+        sleep=lambda _: None,
     )
     for name in names:
         assert (tmp_path / "back" / name).read_bytes() == (world.folder / name).read_bytes()
@@ -173,21 +178,23 @@ def test_a_store_that_keeps_something_else_is_told(world: World) -> None:
 
 def test_another_export_under_the_prefix_is_not_mixed_with(world: World) -> None:
     world.send()
-    other = Complete(files=world.complete.files, made_of={"step": 9})
+    other = FolderDigests(files=world.complete.files, provenance={"step": 9})
     with pytest.raises(RequestError, match=r"something else already: 4 files.*made of step 3"):
         world.send(complete=other)
     world.s3.put_object(Bucket="models", Key="other/notes.txt", Body=b"")
     with pytest.raises(RequestError, match=r"is not empty: it holds 'other/notes.txt'"):
-        world.send(Place(bucket="models", prefix="other"))
+        world.send(S3Location(bucket="models", prefix="other"))
 
 
 def test_the_files_of_a_run_are_brought_up_to_date(world: World) -> None:
-    world.send(complete=Complete(files=world.complete.files, made_of={"run": "r", "steps": [1]}))
-    newer = Complete(files=world.complete.files, made_of={"run": "r", "steps": [2]})
+    world.send(
+        complete=FolderDigests(files=world.complete.files, provenance={"run": "r", "steps": [1]})
+    )
+    newer = FolderDigests(files=world.complete.files, provenance={"run": "r", "steps": [2]})
     assert world.send(complete=newer, replaces=True) is True
     assert world.source.complete() == newer
     with pytest.raises(RequestError, match="holds something else already"):
-        another = Complete(files=world.complete.files, made_of={"run": "s"})
+        another = FolderDigests(files=world.complete.files, provenance={"run": "s"})
         world.send(complete=another, replaces=True)
 
 
@@ -200,7 +207,7 @@ def test_a_file_that_changed_meanwhile_is_told_and_not_kept(world: World) -> Non
 
 def test_a_bucket_that_is_not_there_is_told_with_how_to_make_it(world: World) -> None:
     with pytest.raises(RequestError, match=r"no bucket 'nobodys'.*aws s3 mb s3://nobodys"):
-        world.send(Place(bucket="nobodys", prefix="x"))
+        world.send(S3Location(bucket="nobodys", prefix="x"))
 
 
 def test_without_the_right_the_rights_are_named(world: World) -> None:
@@ -234,5 +241,5 @@ def test_without_credentials_it_is_said_how_to_get_them(
 )
 def test_what_is_no_place_in_s3_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(RequestError, match=r"Give s3://bucket/prefix, such as"):
-        parse_place(text)
-    assert str(parse_place("s3://models/a/b/")) == "s3://models/a/b"
+        parse_location(text)
+    assert str(parse_location("s3://models/a/b/")) == "s3://models/a/b"

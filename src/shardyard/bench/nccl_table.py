@@ -24,18 +24,18 @@ Pair = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class PairwiseResult:
     """What follows from a tournament."""
 
     best_gbs: tuple[float, ...]
     """Of each node: bus bandwidth of its best pair, GB/s."""
-    usual_gbs: float
+    median_gbs: float
     slow_nodes: tuple[int, ...]
     slow_pairs: tuple[Pair, ...]
     """Slow although neither of their nodes is: what lies between these two."""
 
 
-def judge(busbw_gbs: Mapping[Pair, float]) -> Verdict:
+def evaluate_pairs(busbw_gbs: Mapping[Pair, float]) -> PairwiseResult:
     """Judge a whole tournament.
 
     Args:
@@ -51,8 +51,8 @@ def judge(busbw_gbs: Mapping[Pair, float]) -> Verdict:
     pairs = [
         pair for pair, rate in sorted(busbw_gbs.items()) if rate < bar and not set(pair) & set(slow)
     ]
-    return Verdict(
-        best_gbs=tuple(best), usual_gbs=usual, slow_nodes=tuple(slow), slow_pairs=tuple(pairs)
+    return PairwiseResult(
+        best_gbs=tuple(best), median_gbs=usual, slow_nodes=tuple(slow), slow_pairs=tuple(pairs)
     )
 
 
@@ -63,7 +63,7 @@ def lines(busbw_gbs: Mapping[Pair, float], names: Sequence[str], size_bytes: int
         names: Of the nodes.
         size_bytes: Of each rank's tensor.
     """
-    verdict = judge(busbw_gbs)
+    verdict = evaluate_pairs(busbw_gbs)
     widest = max(4, *(len(name) for name in names))
     found = [
         f"# pairs of nodes: all-reduce of {size_bytes} bytes in place, busbw in GB/s",
@@ -81,18 +81,18 @@ def lines(busbw_gbs: Mapping[Pair, float], names: Sequence[str], size_bytes: int
     return found + _words(verdict, names)
 
 
-def _words(verdict: Verdict, names: Sequence[str]) -> list[str]:
+def _words(result: PairwiseResult, names: Sequence[str]) -> list[str]:
     if len(names) < LEAST_NODES:
         return [f"# of {len(names)} nodes none can be named slow: it takes {LEAST_NODES}"]
-    usual = f"the median of all nodes' best is {verdict.usual_gbs:.3g}"
+    usual = f"the median of all nodes' best is {result.median_gbs:.3g}"
     found = [
-        f"# slow: {names[node]}, {verdict.best_gbs[node]:.3g} GB/s with its best partner, where "
+        f"# slow: {names[node]}, {result.best_gbs[node]:.3g} GB/s with its best partner, where "
         f"{usual}"
-        for node in verdict.slow_nodes
+        for node in result.slow_nodes
     ]
     found += [
         f"# slow between: {names[a]} and {names[b]}, each of which is sound with others"
-        for a, b in verdict.slow_pairs
+        for a, b in result.slow_pairs
     ]
     return found or [f"# no node is slow: {usual} GB/s"]
 
@@ -105,7 +105,7 @@ def _words(verdict: Verdict, names: Sequence[str]) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class CollectiveTiming:
     """One row: out of place and in place."""
 
     collective: Collective
@@ -126,7 +126,7 @@ class Measured:
         )
 
     @property
-    def wrong(self) -> int:
+    def incorrect_values(self) -> int:
         """Values that were not what they must be."""
         return self.out_wrong + (self.in_wrong or 0)
 
@@ -189,7 +189,7 @@ def preamble(
     ]
 
 
-def row(measured: Measured, ranks: int) -> str:
+def row(measured: CollectiveTiming, ranks: int) -> str:
     """One line of numbers."""
     redop = "sum" if measured.collective in ("all_reduce", "reduce_scatter") else "none"
     size, count = measured.size_bytes, measured.count
@@ -204,9 +204,9 @@ def row(measured: Measured, ranks: int) -> str:
     )
 
 
-def ending(rows: Sequence[Measured], ranks: int) -> list[str]:
+def ending(rows: Sequence[CollectiveTiming], ranks: int) -> list[str]:
     """The lines below the rows."""
-    wrong = sum(each.wrong for each in rows)
+    wrong = sum(each.incorrect_values for each in rows)
     return [
         f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}",
         f"# Avg bus bandwidth    : {average_busbw_gbs(rows, ranks):g} ",
@@ -214,7 +214,7 @@ def ending(rows: Sequence[Measured], ranks: int) -> list[str]:
     ]
 
 
-def average_busbw_gbs(rows: Sequence[Measured], ranks: int) -> float:
+def average_busbw_gbs(rows: Sequence[CollectiveTiming], ranks: int) -> float:
     """Of all rows, out of place and in place alike."""
     both = [value for each in rows for value in each.busbw_gbs(ranks)]
     return sum(both) / len(both) if both else 0.0
@@ -246,7 +246,9 @@ def bytes_between_nodes(collective: Collective, size_bytes: int, *, ranks: int, 
             assert_never(collective)
 
 
-def must_send(collective: Collective, calls: Mapping[int, int], *, ranks: int, nodes: int) -> int:
+def required_send_bytes(
+    collective: Collective, calls: Mapping[int, int], *, ranks: int, nodes: int
+) -> int:
     """Bytes that all nodes together must have sent out.
 
     Args:
@@ -258,22 +260,22 @@ def must_send(collective: Collective, calls: Mapping[int, int], *, ranks: int, n
     )
 
 
-def carried(sent: Sequence[Mapping[str, int]]) -> dict[str, int]:
+def bytes_by_interface(sent: Sequence[Mapping[str, int]]) -> dict[str, int]:
     """Bytes by interface of all nodes together, those of EFA as one.
 
     Args:
         sent: Of each node its interfaces' bytes.
     """
-    found: dict[str, int] = {}
+    totals: dict[str, int] = {}
     for node in sent:
         for name, size in node.items():
             kind = EFA if name.startswith(f"{EFA}/") else name
-            found[kind] = found.get(kind, 0) + size
-    return found
+            totals[kind] = totals.get(kind, 0) + size
+    return totals
 
 
-def proof(sent: Mapping[str, int], must: int) -> list[str]:
-    """What interfaces carried, against what had to be carried: ``carried`` and ``must_send``."""
+def traffic_check_lines(sent: Mapping[str, int], must: int) -> list[str]:
+    """What interfaces carried, against what had to be carried: ``bytes_by_interface`` and ``required_send_bytes``."""
     return [
         f"# {kind} carried {format_bytes(size)} of {format_bytes(must)} that nodes must send"
         for kind, size in sorted(sent.items(), key=lambda item: -item[1])

@@ -10,11 +10,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shardyard.bench.nccl_table import Measured
+from shardyard.bench.nccl_table import CollectiveTiming
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import instance
-from shardyard.rundir.network import Collective, Network, Transport
+from shardyard.rundir.network import Collective, ObservedNetwork, Transport
 
 _VARIANT = re.compile(r"(efa|one-efa|sockets)(?::([A-Za-z0-9_.-]{1,15}))?", re.ASCII)
 _CHOOSES_NETWORK = ("NCCL_NET", "FI_EFA_IFACE")
@@ -39,7 +39,7 @@ class Variant:
         """Ends the ids of its runs."""
         return self.name.replace(":", "-")
 
-    def is_used(self, network: Network | None) -> bool:
+    def is_used(self, network: ObservedNetwork | None) -> bool:
         """Whether this is what was used in truth, as NCCL's log or gloo's interfaces say."""
         if network is None or network.transport != self.transport:
             return False
@@ -82,7 +82,7 @@ def overrides_of(variant: Variant, recipe: Recipe, *, device: str, launcher: str
         RequestError: It cannot be chosen there, or the recipe chooses already.
     """
     what = f"--transports {variant.name}"
-    _refuse_where_not_chosen(what, variant, recipe, device)
+    _check_network_choice(what, variant, recipe, device)
     variables = _variables(variant, device)
     if variant.name == "one-efa" and launcher != "kubernetes":
         raise RequestError(
@@ -106,7 +106,7 @@ def overrides_of(variant: Variant, recipe: Recipe, *, device: str, launcher: str
     return [*found, "launch.kubernetes.efa=1"] if variant.name == "one-efa" else found
 
 
-def _refuse_where_not_chosen(what: str, variant: Variant, recipe: Recipe, device: str) -> None:
+def _check_network_choice(what: str, variant: Variant, recipe: Recipe, device: str) -> None:
     if recipe.cluster.nodes == 1:
         raise RequestError(
             f"{what} with cluster.nodes=1: no network is between the processes of one node. Ask "
@@ -144,29 +144,29 @@ def _variables(variant: Variant, device: str) -> dict[str, str]:
 # --- table --------------------------------------------------------------------------------------
 
 
-def rates(measured: Mapping[str, Sequence[Measured]], ranks: int) -> Rates:
+def rates(measured: Mapping[str, Sequence[CollectiveTiming]], ranks: int) -> Rates:
     """Bus bandwidths of all variants: the mean of out of place and in place.
 
     Args:
         measured: Variant -> its rows.
     """
-    found: Rates = {}
+    bandwidths: Rates = {}
     for name, rows in measured.items():
         for row in rows:
             gbs = sum(row.busbw_gbs(ranks)) / 2
-            found.setdefault((row.collective, row.size_bytes), {})[name] = gbs
-    return found
+            bandwidths.setdefault((row.collective, row.size_bytes), {})[name] = gbs
+    return bandwidths
 
 
-def lines(found: Rates, names: Sequence[str]) -> list[str]:
+def lines(bandwidths: Rates, names: Sequence[str]) -> list[str]:
     """A table of each collective: a row for each size, a column for each variant, and ratios.
 
     Args:
         names: Of the variants; ratios are to the first.
     """
     said = []
-    for collective in dict.fromkeys(collective for collective, _ in found):
-        of_sizes = {size: by for (one, size), by in found.items() if one == collective}
+    for collective in dict.fromkeys(collective for collective, _ in bandwidths):
+        of_sizes = {size: by for (one, size), by in bandwidths.items() if one == collective}
         said += [f"# {collective}: busbw, GB/s, mean of out of place and in place", _head(names)]
         said += [_line(str(size), by, names) for size, by in of_sizes.items()]
         means = {

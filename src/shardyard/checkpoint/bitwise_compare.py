@@ -30,7 +30,7 @@ _COMPARED = ("loss", "grad_norm", "lr", "tokens", "samples", "targets")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class BitwiseComparison:
     """What two runs are to each other."""
 
     outcome: Literal["equal", "different", "not proven"]
@@ -43,7 +43,7 @@ class Verdict:
     """Who wrote its first element that differs, of the second run."""
 
 
-def compare_bits(left: RunDir, right: RunDir) -> Verdict:
+def compare_bits(left: RunDir, right: RunDir) -> BitwiseComparison:
     """Compare every line of every step, and all tensors of the newest checkpoint of both."""
     steps = [_lines_by_step(run) for run in (left, right)]
     shared = sorted(steps[0].keys() & steps[1].keys())
@@ -56,23 +56,29 @@ def compare_bits(left: RunDir, right: RunDir) -> Verdict:
                 tensor, rank = found
                 first = number if step is None else step
                 why = f"step {first}; {tensor} of step {number}, written by rank {rank}"
-                return Verdict(outcome="different", why=why, step=first, tensor=tensor, rank=rank)
+                return BitwiseComparison(
+                    outcome="different", why=why, step=first, tensor=tensor, rank=rank
+                )
     if step is not None:
-        return Verdict(outcome="different", why=f"step {step}: {_told(steps, step)}", step=step)
+        return BitwiseComparison(
+            outcome="different", why=f"step {step}: {_describe_step(steps, step)}", step=step
+        )
     return _equal_or_not_proven(steps, saved)
 
 
-def _equal_or_not_proven(steps: list[dict[int, set[str]]], saved: list[int]) -> Verdict:
+def _equal_or_not_proven(steps: list[dict[int, set[str]]], saved: list[int]) -> BitwiseComparison:
     """Of two runs in which nothing differs that both have."""
     last = max([*steps[0], *steps[1]], default=0)
     for number, found in enumerate(steps, 1):
         lacking = next((s for s in range(1, last + 1) if s not in found), None)
         if lacking is not None:
-            return Verdict(outcome="not proven", why=f"run {number} has no line of step {lacking}")
+            return BitwiseComparison(
+                outcome="not proven", why=f"run {number} has no line of step {lacking}"
+            )
     if not last or last not in saved:
         why = f"there are not two checkpoints of step {last}"
-        return Verdict(outcome="not proven", why=why)
-    return Verdict(outcome="equal", why=f"{last} steps and all tensors of step {last}")
+        return BitwiseComparison(outcome="not proven", why=why)
+    return BitwiseComparison(outcome="equal", why=f"{last} steps and all tensors of step {last}")
 
 
 def _lines_by_step(run: RunDir) -> dict[int, set[str]]:
@@ -90,7 +96,7 @@ def _lines_by_step(run: RunDir) -> dict[int, set[str]]:
     return lines
 
 
-def _told(steps: list[dict[int, set[str]]], step: int) -> str:
+def _describe_step(steps: list[dict[int, set[str]]], step: int) -> str:
     return " and ".join(" or ".join(sorted(found[step])) for found in steps)
 
 
@@ -119,7 +125,7 @@ def _bits(tensor: Tensor) -> Tensor:
     return tensor.contiguous().unsqueeze(-1).view(torch.uint8)
 
 
-def _rank_of(path: Path, name: str, place: tuple[int, ...]) -> int | None:
+def _rank_of(path: Path, name: str, index: tuple[int, ...]) -> int | None:
     """The rank whose file has an element of a tensor."""
     for file in sorted(path.glob("rank-*.safetensors")):
         with safe_open(file, framework="pt") as held:
@@ -128,7 +134,7 @@ def _rank_of(path: Path, name: str, place: tuple[int, ...]) -> int | None:
             about = parse_json((held.metadata() or {}).get("DCP_SHARDING_INFO", "{}"))
             shape = held.get_slice(name).get_shape()
         starts = about.get(name, {}).get("saved_offsets", [0] * len(shape))
-        if all(s <= p < s + n for s, p, n in zip(starts, place, shape, strict=True)):
+        if all(s <= p < s + n for s, p, n in zip(starts, index, shape, strict=True)):
             return int(file.stem.removeprefix("rank-"))
     return None
 

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from shardyard.errors import CheckpointError, NotFiniteError
-from shardyard.torch_private import names_not_saved
+from shardyard.torch_private import non_persistent_buffers
 
 _PREFIX = "buffer."
 
@@ -37,7 +37,7 @@ def buffers_of(model: nn.Module) -> dict[str, Tensor]:
     derived = {
         f"{place}.{name}" if place else name
         for place, module in model.named_modules()
-        for name in names_not_saved(module)
+        for name in non_persistent_buffers(module)
     }
     return {
         f"{_PREFIX}{name}": buffer for name, buffer in model.named_buffers() if name not in derived
@@ -49,23 +49,23 @@ def digests(buffers: Mapping[str, Tensor]) -> dict[str, str]:
     return {name: _digest(buffer) for name, buffer in buffers.items()}
 
 
-def refuse_differing(digests_by_rank: Sequence[Mapping[str, str]]) -> None:
+def check_buffers_equal(digests_by_rank: Sequence[Mapping[str, str]]) -> None:
     """Compare what ``digests`` said on each rank; a rank may lack a buffer of another stage.
 
     Raises:
         CheckpointError: Two ranks hold the same buffer with other values.
     """
     first: dict[str, tuple[int, str]] = {}
-    found: dict[str, tuple[int, int]] = {}
+    mismatches: dict[str, tuple[int, int]] = {}
     for rank, of_rank in enumerate(digests_by_rank):
         for name, digest in of_rank.items():
             holder, wanted = first.setdefault(name, (rank, digest))
             if digest != wanted:
-                found.setdefault(name, (holder, rank))
-    if not found:
+                mismatches.setdefault(name, (holder, rank))
+    if not mismatches:
         return
-    name, (one, other) = next(iter(found.items()))
-    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    name, (one, other) = next(iter(mismatches.items()))
+    more = f" and {len(mismatches) - 1} more" if len(mismatches) > 1 else ""
     raise CheckpointError(
         f"buffer {name.removeprefix(_PREFIX)}{more} of rank {one} is not that of rank {other}. A "
         "checkpoint holds each buffer once, so after a load all ranks would go on with that of "
@@ -96,11 +96,11 @@ _TOLD = 3
 
 def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
     """What is wrong with each tensor that is not finite, such as ``model.x holds NaN``."""
-    found = ((name, _wrong(name, tensor)) for name, tensor in tensors.items())
+    found = ((name, _nonfinite_kind(name, tensor)) for name, tensor in tensors.items())
     return [f"{name} holds {what}" for name, what in found if what is not None]
 
 
-def refuse_not_finite(tensors: Mapping[str, Tensor]) -> None:
+def check_finite(tensors: Mapping[str, Tensor]) -> None:
     """Refuse a state that is not finite.
 
     Raises:
@@ -119,14 +119,14 @@ def not_finite_in_file(path: Path) -> list[str]:
         SafetensorError: The file is torn.
     """
     with safe_open(path, framework="pt") as file:
-        found: Iterable[list[str]] = [
+        messages: Iterable[list[str]] = [
             not_finite({name: file.get_tensor(name)})
             for name in file.keys()  # noqa: SIM118 (it is no dict)
         ]
-        return [text for texts in found for text in texts]
+        return [text for texts in messages for text in texts]
 
 
-def _wrong(name: str, tensor: Tensor) -> str | None:
+def _nonfinite_kind(name: str, tensor: Tensor) -> str | None:
     if not tensor.numel() or not tensor.is_floating_point():
         return None
     values = tensor.float() if tensor.dtype in _NARROW else tensor

@@ -22,25 +22,25 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from shardyard.checkpoint.buffers import buffer_name, is_buffer
-from shardyard.checkpoint.ema import judged_name
+from shardyard.checkpoint.ema import inference_name
 from shardyard.checkpoint.export_files import (
-    BesideWeights,
+    ExportFiles,
     copy_files,
-    find_beside_weights,
-    write_beside_weights,
+    find_export_files,
+    write_export_files,
 )
 from shardyard.checkpoint.export_formats import (
     Merged,
     adapter_shapes,
-    beside_network,
+    check_adapters_nonzero,
     has_adapters,
-    refuse_without_effect,
+    image_export_files,
     write_adapter_config,
     write_generic,
     write_network,
 )
 from shardyard.checkpoint.export_formats import planned as planned_adapters
-from shardyard.checkpoint.load import Chosen, SavedTensors, load_tensors, read_shapes
+from shardyard.checkpoint.load import SavedTensors, SelectedCheckpoint, load_tensors, read_shapes
 from shardyard.checkpoint.retention import step_name
 from shardyard.checkpoint.select import choose_checkpoint
 from shardyard.checkpoint.verify import MANIFEST, read_manifest
@@ -54,19 +54,19 @@ from shardyard.errors import (
     ShardyardError,
     StorageError,
 )
-from shardyard.families.file_tensors import Piece, file_tensors, whole_shape
+from shardyard.families.file_tensors import ParameterPiece, file_tensors, whole_shape
 from shardyard.families.registry import family_of
 from shardyard.families.shape import ModelShape
 from shardyard.io.digests import (
-    Complete,
-    damage_of,
+    FolderDigests,
     digest_file,
-    read_complete,
-    write_complete,
+    find_damage,
+    read_digests,
+    write_digests,
 )
 from shardyard.io.files import publish_folder
 from shardyard.models.build import build_on_meta
-from shardyard.rundir.attempt_files import newest_resolved
+from shardyard.rundir.attempt_files import latest_resolved
 from shardyard.rundir.contracts import sentence
 from shardyard.rundir.layout import RunDir
 from shardyard.units import format_bytes
@@ -94,8 +94,8 @@ Form = Literal["weights", "adapter", "merged"]
 class Exported:
     """What lies in the folder now."""
 
-    complete: Complete
-    was_there: bool
+    complete: FolderDigests
+    existed: bool
     """An earlier call had written it; every file was read and held to its SHA-256."""
 
 
@@ -106,14 +106,14 @@ class ExportPlan:
     checkpoint: Path
     to: Path
     dtype: torch.dtype
-    files: dict[str, dict[str, tuple[Piece, ...]]]
+    files: dict[str, dict[str, tuple[ParameterPiece, ...]]]
     """Name of each weights file -> its tensors, and what of our parameters each is made of."""
-    beside: BesideWeights
+    extra_files: ExportFiles
     """Config, tokenizer and whatever else belongs to the model."""
     form: Form
 
     @property
-    def made_of(self) -> dict[str, Any]:
+    def provenance(self) -> dict[str, Any]:
         """What decides every byte of the weights; stands in ``complete.json``."""
         return {
             "step": read_manifest(self.checkpoint).step,
@@ -167,7 +167,7 @@ def plan_export(
         wanted = adapter_shapes(resolved)
     elif resolved.shape is not None:
         wanted = _shapes_of(resolved.shape)
-    _refuse_other_model(checkpoint_dir, wanted, held)
+    _check_same_model(checkpoint_dir, wanted, held)
     # what is frozen may be held in 16 bit beside master weights: none of them is rounded
     chosen_dtype = dtype or max(
         (each for _, each in saved.values()), key=lambda each: each.itemsize
@@ -178,25 +178,27 @@ def plan_export(
         shapes = wanted if resolved.shape is None else _shapes_of(resolved.shape)
         files = _deal(_tensors(shapes, resolved), max_shard_bytes // chosen_dtype.itemsize)
     if form != "weights":
-        refuse_without_effect(checkpoint_dir, wanted)
+        check_adapters_nonzero(checkpoint_dir, wanted)
     return ExportPlan(
         checkpoint=checkpoint_dir,
         to=to,
         dtype=chosen_dtype,
         files=files,
-        beside=find_beside_weights(resolved)
+        extra_files=find_export_files(resolved)
         if resolved.network is None
-        else beside_network(resolved),
+        else image_export_files(resolved),
         form=form,
     )
 
 
-def _refuse_other_model(
-    checkpoint_dir: Path, wanted: Mapping[str, torch.Size], held: Mapping[str, torch.Size]
+def _check_same_model(
+    checkpoint_dir: Path, expected: Mapping[str, torch.Size], saved: Mapping[str, torch.Size]
 ) -> None:
-    if wanted == held:
+    if expected == saved:
         return
-    differing = sorted(name for name in {*wanted, *held} if wanted.get(name) != held.get(name))
+    differing = sorted(
+        name for name in {*expected, *saved} if expected.get(name) != saved.get(name)
+    )
     raise CheckpointError(
         f"{checkpoint_dir} does not hold the model of this run: {len(differing)} tensors "
         f"differ in name or shape, the first is {differing[0]}. The checkpoint was written "
@@ -246,16 +248,16 @@ def write_export(plan: ExportPlan, resolved: Resolved) -> Exported:
         CheckpointError: The checkpoint cannot be read.
         StorageError: The folder cannot be written.
     """
-    to, made_of = plan.to, plan.made_of
+    to, made_of = plan.to, plan.provenance
     there = find_export(to, made_of)
     if there is not None:
-        return Exported(complete=there, was_there=True)
+        return Exported(complete=there, existed=True)
     scratch = to.absolute().with_name(f".{to.absolute().name}.export.tmp")
     try:
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)
         _write(plan, resolved, scratch)
-        complete = write_complete(scratch, made_of)
+        complete = write_digests(scratch, made_of)
         publish_folder(scratch, to)
     except (OSError, SafetensorError) as error:
         raise StorageError(
@@ -265,10 +267,10 @@ def write_export(plan: ExportPlan, resolved: Resolved) -> Exported:
         ) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return Exported(complete=complete, was_there=False)
+    return Exported(complete=complete, existed=False)
 
 
-def find_export(to: Path, made_of: dict[str, Any]) -> Complete | None:
+def find_export(to: Path, provenance: dict[str, Any]) -> FolderDigests | None:
     """The same export where it is there already, every file held to it; None: nothing is there.
 
     Raises:
@@ -277,15 +279,15 @@ def find_export(to: Path, made_of: dict[str, Any]) -> Complete | None:
     if not to.exists() or (to.is_dir() and next(to.iterdir(), None) is None):
         return None
     try:
-        complete = read_complete(to)
+        complete = read_digests(to)
     except DataError:
         complete = None
-    if complete is None or complete.made_of != made_of:
+    if complete is None or complete.provenance != provenance:
         raise RequestError(
             f"--to {to} exists and is not an empty folder; an export would mix with what is there."
             " Give another folder, or remove that one."
         )
-    damage = damage_of(to, complete)
+    damage = find_damage(to, complete)
     if damage:
         raise RequestError(
             f"--to {to} holds this export, but it was changed since: {'; '.join(damage)}. Remove "
@@ -294,18 +296,20 @@ def find_export(to: Path, made_of: dict[str, Any]) -> Complete | None:
     return complete
 
 
-def _tensors(shapes: Mapping[str, torch.Size], resolved: Resolved) -> dict[str, tuple[Piece, ...]]:
+def _tensors(
+    shapes: Mapping[str, torch.Size], resolved: Resolved
+) -> dict[str, tuple[ParameterPiece, ...]]:
     """Those of the files, by name; of a module of the user's own they are its parameters."""
     if resolved.shape is None:
-        return {name: (Piece(name, tuple(shape)),) for name, shape in shapes.items()}
+        return {name: (ParameterPiece(name, tuple(shape)),) for name, shape in shapes.items()}
     return file_tensors(shapes, family_of(resolved.shape.model_type))
 
 
 def _deal(
-    tensors: Mapping[str, tuple[Piece, ...]], max_elements: int
-) -> dict[str, dict[str, tuple[Piece, ...]]]:
+    tensors: Mapping[str, tuple[ParameterPiece, ...]], max_elements: int
+) -> dict[str, dict[str, tuple[ParameterPiece, ...]]]:
     """Fill one file after the other, in the model's order."""
-    groups: list[dict[str, tuple[Piece, ...]]] = [{}]
+    groups: list[dict[str, tuple[ParameterPiece, ...]]] = [{}]
     used = 0
     for name, pieces in tensors.items():
         elements = math.prod(whole_shape(pieces))
@@ -326,7 +330,7 @@ Rows = Callable[[str, int, int], Tensor]
 """From the name of a parameter, a row and a number of rows to their values as they are written."""
 
 
-def _rows_of(read: Rows, pieces: Sequence[Piece], itemsize: int) -> Iterator[Tensor]:
+def _rows_of(read: Rows, pieces: Sequence[ParameterPiece], itemsize: int) -> Iterator[Tensor]:
     """The rows of a tensor of the files, some at a time; of a transposed one all at once."""
     if pieces[0].is_transposed:
         yield _transposed(read, pieces)
@@ -341,7 +345,7 @@ def _rows_of(read: Rows, pieces: Sequence[Piece], itemsize: int) -> Iterator[Ten
             yield read(piece.parameter, start, min(at_once, rows - start))
 
 
-def _transposed(read: Rows, pieces: Sequence[Piece]) -> Tensor:
+def _transposed(read: Rows, pieces: Sequence[ParameterPiece]) -> Tensor:
     whole = torch.cat([read(piece.parameter, 0, piece.shape[0]) for piece in pieces])
     return whole.mT.contiguous()
 
@@ -351,7 +355,7 @@ def _parameters(plan: ExportPlan, resolved: Resolved) -> Rows:
     names = saved.shapes().keys()
 
     def read(name: str, start: int, rows: int) -> Tensor:
-        return saved.rows(judged_name(f"{_PREFIX}{name}", names), start, rows, plan.dtype)
+        return saved.rows(inference_name(f"{_PREFIX}{name}", names), start, rows, plan.dtype)
 
     match plan.form:
         case "weights" | "adapter":
@@ -367,21 +371,21 @@ def _merged(saved: SavedTensors, resolved: Resolved, dtype: torch.dtype) -> Rows
     shapes = {name: shape for name, (shape, _) in saved.shapes().items()}
 
     def whole(name: str) -> Tensor:
-        saved_as = judged_name(f"{_PREFIX}{name}", shapes)
+        saved_as = inference_name(f"{_PREFIX}{name}", shapes)
         return saved.rows(saved_as, 0, shapes[saved_as][0], torch.float32)
 
     merged = Merged(resolved, whole)
 
     @lru_cache(maxsize=1)
-    def made(name: str) -> Tensor:
+    def converted(name: str) -> Tensor:
         return merged(name).to(dtype)
 
-    return lambda name, start, rows: made(name)[start : start + rows]
+    return lambda name, start, rows: converted(name)[start : start + rows]
 
 
 def _write(plan: ExportPlan, resolved: Resolved, folder: Path) -> None:
     if is_generic(resolved.recipe):
-        write_generic(plan.checkpoint, plan.beside, folder, dtype=plan.dtype)
+        write_generic(plan.checkpoint, plan.extra_files, folder, dtype=plan.dtype)
     elif resolved.network is not None:
         write_network(plan.checkpoint, resolved, folder, dtype=plan.dtype)
     else:
@@ -393,7 +397,7 @@ def _write_tensors(plan: ExportPlan, resolved: Resolved, folder: Path) -> None:
     for file, tensors in plan.files.items():
         shapes = {name: whole_shape(pieces) for name, pieces in tensors.items()}
         made = (_rows_of(read, pieces, plan.dtype.itemsize) for pieces in tensors.values())
-        write_tensors(folder / file, shapes, plan.dtype, made=made)
+        write_tensors(folder / file, shapes, plan.dtype, tensor_rows=made)
     if len(plan.files) > 1:
         index = {
             "metadata": {"total_size": plan.bytes, "total_parameters": plan.parameters},
@@ -402,12 +406,12 @@ def _write_tensors(plan: ExportPlan, resolved: Resolved, folder: Path) -> None:
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
     if plan.form == "adapter":
         write_adapter_config(resolved, folder)
-        copy_files(plan.beside.of_tokenizer, folder)
+        copy_files(plan.extra_files.tokenizer_files, folder)
     elif resolved.shape is None:
         _write_buffers(plan.checkpoint, folder)
-        copy_files(plan.beside.copied, folder)
+        copy_files(plan.extra_files.copied, folder)
     else:
-        write_beside_weights(plan.beside, folder, shape=resolved.shape, dtype=plan.dtype)
+        write_export_files(plan.extra_files, folder, shape=resolved.shape, dtype=plan.dtype)
 
 
 def _write_buffers(checkpoint: Path, folder: Path) -> None:
@@ -419,13 +423,15 @@ def _write_buffers(checkpoint: Path, folder: Path) -> None:
         if is_buffer(name)
     }
     if tensors:
-        judged = {judged_name(name, shapes): each for name, each in tensors.items()}
+        judged = {inference_name(name, shapes): each for name, each in tensors.items()}
         load_tensors(checkpoint, judged, allow_extra=True)
         named = {buffer_name(name): tensor for name, tensor in tensors.items()}
         save_file(named, folder / BUFFERS_FILE, metadata={"format": "pt"})
 
 
-def _describe(plan: ExportPlan, chosen: Chosen, exported: Exported | None) -> dict[str, Any]:
+def _describe(
+    plan: ExportPlan, chosen: SelectedCheckpoint, exported: Exported | None
+) -> dict[str, Any]:
     manifest = read_manifest(plan.checkpoint)
     return {
         "step": chosen.step,
@@ -436,8 +442,8 @@ def _describe(plan: ExportPlan, chosen: Chosen, exported: Exported | None) -> di
         "dtype": str(plan.dtype).removeprefix("torch."),
         "form": plan.form,
         "files": list(plan.files),
-        "tokenizer": plan.beside.has_tokenizer,
-        "copied": sorted(plan.beside.copied),
+        "tokenizer": plan.extra_files.has_tokenizer,
+        "copied": sorted(plan.extra_files.copied),
         "verified": {"files": len(manifest.files), "bytes": manifest.bytes},
         "complete": None
         if exported is None
@@ -445,17 +451,17 @@ def _describe(plan: ExportPlan, chosen: Chosen, exported: Exported | None) -> di
             "files": len(exported.complete.files),
             "bytes": exported.complete.bytes,
             "sha256": exported.complete.sha256,
-            "was_there": exported.was_there,
+            "was_there": exported.existed,
         },
     }
 
 
-def _newest_attempt(run_dir: RunDir) -> Resolved:
+def _latest_resolved(run_dir: RunDir) -> Resolved:
     if not run_dir.attempts():
         raise RequestError(
             f"{run_dir.path} is no run folder: it has no attempts/. Give the path or id of a run."
         )
-    newest = newest_resolved(run_dir)
+    newest = latest_resolved(run_dir)
     for torn in newest.torn:
         print(f"warning: {torn}. The attempt before it is taken.", file=sys.stderr)
     if newest.resolved is None:
@@ -500,24 +506,24 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _export(asked: argparse.Namespace) -> dict[str, Any]:
-    run_dir, dtype = RunDir(asked.run_dir.resolve()), DTYPES.get(asked.dtype)
-    resolved = _newest_attempt(run_dir)
-    chosen = choose_checkpoint(run_dir, asked.step)
+def _export(args: argparse.Namespace) -> dict[str, Any]:
+    run_dir, dtype = RunDir(args.run_dir.resolve()), DTYPES.get(args.dtype)
+    resolved = _latest_resolved(run_dir)
+    chosen = choose_checkpoint(run_dir, args.step)
     if chosen.note is not None:
         print(f"warning: {chosen.note}. The newest sound one is exported.", file=sys.stderr)
     for damaged in chosen.damaged:
         print(f"warning: {damaged}. An older one is exported.", file=sys.stderr)
-    to, merged = asked.to or asked.into, asked.merged
+    to, merged = args.to or args.into, args.merged
     plan = plan_export(chosen.path, resolved, to, dtype=dtype, merged=merged)
-    if asked.into is not None:
+    if args.into is not None:
         name = f"{step_name(chosen.step)}-{str(plan.dtype).removeprefix('torch.')}"
         name += "" if plan.form == "weights" else f"-{plan.form}"
-        plan = replace(plan, to=asked.into / name)
-    if asked.dry_run:
-        find_export(plan.to, plan.made_of)
-    exported = None if asked.dry_run else write_export(plan, resolved)
-    for warning in plan.beside.warnings:
+        plan = replace(plan, to=args.into / name)
+    if args.dry_run:
+        find_export(plan.to, plan.provenance)
+    exported = None if args.dry_run else write_export(plan, resolved)
+    for warning in plan.extra_files.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     return _describe(plan, chosen, exported)
 

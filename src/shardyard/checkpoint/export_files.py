@@ -44,7 +44,7 @@ _ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 @dataclass(frozen=True, kw_only=True)
-class BesideWeights:
+class ExportFiles:
     """Where the files beside the weights come from; finding out writes nothing."""
 
     copied: dict[str, Path]
@@ -60,12 +60,12 @@ class BesideWeights:
         return _TOKENIZER in self.copied
 
     @property
-    def of_tokenizer(self) -> dict[str, Path]:
+    def tokenizer_files(self) -> dict[str, Path]:
         """Of ``copied`` what says how text becomes tokens, or messages text."""
         return {name: path for name, path in self.copied.items() if _is_of_tokenizer(name)}
 
 
-def find_beside_weights(resolved: Resolved) -> BesideWeights:
+def find_export_files(resolved: Resolved) -> ExportFiles:
     """Look for the files that belong to a run's model.
 
     Raises:
@@ -74,7 +74,7 @@ def find_beside_weights(resolved: Resolved) -> BesideWeights:
     data = _tokenizer_files(Path(resolved.data.dir))
     source, warnings = _source(resolved)
     if source is None:
-        return BesideWeights(
+        return ExportFiles(
             copied=data, config=None, has_own_tokenizer=False,
             warnings=(*warnings, *_without_tokenizer(data, resolved)),
         )  # fmt: skip
@@ -90,35 +90,35 @@ def find_beside_weights(resolved: Resolved) -> BesideWeights:
             f"of {source} these were not taken, being weights, code or of a kind that is not "
             f"known: {', '.join(left_out)}. Copy what you need yourself.",
         )
-    return BesideWeights(
+    return ExportFiles(
         copied=taken, config=config, has_own_tokenizer=is_own,
         warnings=(*warnings, *_without_tokenizer(taken, resolved)),
     )  # fmt: skip
 
 
-def write_beside_weights(
-    found: BesideWeights, folder: Path, *, shape: ModelShape, dtype: torch.dtype
+def write_export_files(
+    files: ExportFiles, folder: Path, *, shape: ModelShape, dtype: torch.dtype
 ) -> None:
     """Write everything but the weights.
 
     Raises:
         OSError: The file system refused.
     """
-    copy_files(found.copied, folder)
-    _name_no_code(folder / name for name in found.copied if name.endswith(".json"))
+    copy_files(files.copied, folder)
+    _name_no_code(folder / name for name in files.copied if name.endswith(".json"))
     ends = {}
-    if found.has_tokenizer and not found.has_own_tokenizer:
+    if files.has_tokenizer and not files.has_own_tokenizer:
         tokenizer = AutoTokenizer.from_pretrained(folder)
         ends = {name: getattr(tokenizer, name) for name in _ENDS}
     architecture = type(build_on_meta(shape)).__name__
-    if found.config is None:
+    if files.config is None:
         config = hf_config(shape)
         config.architectures = [architecture]
         config.dtype = dtype
         config.update(ends)
         config.save_pretrained(folder)
     else:
-        content = changed_config(found.config, architecture=architecture, dtype=dtype, ends=ends)
+        content = changed_config(files.config, architecture=architecture, dtype=dtype, ends=ends)
         _write(folder / CONFIG, content)
     if (folder / GENERATION).exists():
         _write(folder / GENERATION, {**_read(folder / GENERATION), **ends})

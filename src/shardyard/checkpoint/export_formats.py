@@ -12,15 +12,15 @@ from torch.utils import swap_tensors
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from shardyard.checkpoint.buffers import buffers_of
-from shardyard.checkpoint.ema import judged_name
-from shardyard.checkpoint.export_files import CONFIG, BesideWeights, changed_config, copy_files
+from shardyard.checkpoint.ema import inference_name
+from shardyard.checkpoint.export_files import CONFIG, ExportFiles, changed_config, copy_files
 from shardyard.checkpoint.load import SavedTensors, load_tensors, read_shapes
 from shardyard.config.image_classes import class_names
 from shardyard.config.model.files import base_digest
 from shardyard.config.model.source import model_folder
 from shardyard.config.resolved import Resolved
 from shardyard.errors import CheckpointError, RequestError
-from shardyard.families.file_tensors import Piece
+from shardyard.families.file_tensors import ParameterPiece
 from shardyard.families.images.network import ImageNetwork
 from shardyard.families.lora import A, B, is_adapter, peft_targets, scale_of, targets_of
 from shardyard.families.shape import ModelShape
@@ -30,7 +30,7 @@ from shardyard.models.lora import add_adapters
 
 
 def write_generic(
-    checkpoint: Path, beside: BesideWeights, folder: Path, *, dtype: torch.dtype
+    checkpoint: Path, files: ExportFiles, folder: Path, *, dtype: torch.dtype
 ) -> None:
     """Write weights, config.json, and the files of the model's own folder.
 
@@ -38,13 +38,13 @@ def write_generic(
         RequestError: That folder is gone, and with it what the model is.
         CheckpointError: The checkpoint cannot be read, or is of another model.
     """
-    if beside.config is None:
+    if files.config is None:
         raise RequestError(
             f"{checkpoint} holds weights of a model of no family here, whose config.json lies in "
             "the folder that it came from, which is gone. Bring it back and export once more."
         )
-    config: Any = AutoConfig.for_model(**beside.config)
-    saved, about = read_shapes(checkpoint), beside.config
+    config: Any = AutoConfig.for_model(**files.config)
+    saved, about = read_shapes(checkpoint), files.config
     if _has_own_head(config, saved):  # its folder held a head that differs from its table
         config.tie_word_embeddings = False
         about = {**about, "tie_word_embeddings": False}
@@ -53,12 +53,12 @@ def write_generic(
         f"model.{name}": param.detach() for name, param in model.named_parameters()
     }
     wanted = {**tensors, **buffers_of(model)}
-    judged = {judged_name(name, saved): each for name, each in wanted.items()}
+    judged = {inference_name(name, saved): each for name, each in wanted.items()}
     load_tensors(checkpoint, judged, allow_extra=True)
     model.save_pretrained(folder)
     content = changed_config(about, architecture=type(model).__name__, dtype=dtype, ends={})
     (folder / CONFIG).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-    copy_files(beside.copied, folder)
+    copy_files(files.copied, folder)
 
 
 def _has_own_head(config: Any, saved: Container[str]) -> bool:
@@ -91,7 +91,7 @@ def adapter_shapes(resolved: Resolved) -> dict[str, Size]:
     return {name: each.shape for name, each in model.named_parameters() if is_adapter(name)}
 
 
-def refuse_without_effect(checkpoint: Path, shapes: Mapping[str, Size]) -> None:
+def check_adapters_nonzero(checkpoint: Path, shapes: Mapping[str, Size]) -> None:
     """Raise if every adapter is as it began, and the export would be the base.
 
     Raises:
@@ -118,7 +118,7 @@ def refuse_without_effect(checkpoint: Path, shapes: Mapping[str, Size]) -> None:
 
 def planned(
     resolved: Resolved, shapes: Mapping[str, Size]
-) -> dict[str, dict[str, tuple[Piece, ...]]]:
+) -> dict[str, dict[str, tuple[ParameterPiece, ...]]]:
     """The one file of weights: PEFT's names, and our matrix for each.
 
     Raises:
@@ -133,7 +133,11 @@ def planned(
                 "Hugging Face's model, beside which PEFT would put one for all parts. Export with "
                 "--merged: the weights of the whole model."
             )
-    return {WEIGHTS: {f"{PREFIX}{name}": (Piece(name, tuple(s)),) for name, s in shapes.items()}}
+    return {
+        WEIGHTS: {
+            f"{PREFIX}{name}": (ParameterPiece(name, tuple(s)),) for name, s in shapes.items()
+        }
+    }
 
 
 def write_adapter_config(resolved: Resolved, folder: Path) -> None:
@@ -235,7 +239,7 @@ _RESAMPLE = {"bilinear": 2, "bicubic": 3}
 """Numbers of Pillow's ``Image.Resampling``, which transformers writes."""
 
 
-def beside_network(resolved: Resolved) -> BesideWeights:
+def image_export_files(resolved: Resolved) -> ExportFiles:
     """What is known of an export before it is written: whether classes have their names."""
     warnings: tuple[str, ...] = ()
     if class_names(resolved) is None:
@@ -243,7 +247,7 @@ def beside_network(resolved: Resolved) -> BesideWeights:
             f"{resolved.data.dir} is gone, and with it the names of the classes: they are called "
             "LABEL_0 and so on. Bring it back and export anew, or edit id2label in config.json.",
         )
-    return BesideWeights(copied={}, config=None, has_own_tokenizer=False, warnings=warnings)
+    return ExportFiles(copied={}, config=None, has_own_tokenizer=False, warnings=warnings)
 
 
 def write_network(
@@ -265,7 +269,7 @@ def write_network(
     }
     saved = read_shapes(checkpoint)
     wanted = {**tensors, **buffers_of(model)}
-    judged = {judged_name(name, saved): each for name, each in wanted.items()}
+    judged = {inference_name(name, saved): each for name, each in wanted.items()}
     load_tensors(checkpoint, judged, allow_extra=True)
     # in memory transformers gives some tensors other names than files have
     model.save_pretrained(folder, max_shard_size="1TB")

@@ -49,7 +49,7 @@ from shardyard.checkpoint.verify import (
 )
 from shardyard.errors import CheckpointError, JsonFileError, LostRankError, StorageError
 from shardyard.io.files import read_json_object
-from shardyard.models.local_shard import place_of
+from shardyard.models.local_shard import shard_bounds
 
 UPGRADES: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: lambda values: values}
 """Format version -> rule that turns its values into those of the next version."""
@@ -69,7 +69,7 @@ class Damaged(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Chosen:
+class SelectedCheckpoint:
     """The checkpoint to load."""
 
     step: int
@@ -80,14 +80,14 @@ class Chosen:
     """Why ``latest`` could not be followed; to be told loudly too."""
 
 
-def choose(
+def select_sound_checkpoint(
     checkpoints_dir: Path,
     *,
     group: dist.ProcessGroup,
     rank: int,
     world_size: int,
     timeout_s: float,
-) -> Chosen | None:
+) -> SelectedCheckpoint | None:
     """Find the newest sound checkpoint, every rank reading its share of the files.
 
     Every folder with its final name counts, newer than ``latest`` too: a folder gets that name
@@ -106,7 +106,7 @@ def choose(
     Raises:
         CheckpointError: A rank did not arrive, or there are checkpoints but none is sound.
     """
-    meet(group, timeout_s)
+    wait_for_all_ranks(group, timeout_s)
 
     def verify_together(folder: Path) -> list[Damage]:
         return _verify_share(folder, group, rank=rank, world_size=world_size)
@@ -114,7 +114,7 @@ def choose(
     steps = agreed_steps(checkpoints_dir, group)
     chosen = find_sound(checkpoints_dir, steps, verify=verify_together)
     if chosen is not None:
-        _settle_together(checkpoints_dir, chosen, group)
+        _record_selection_on_rank0(checkpoints_dir, chosen, group)
     return chosen
 
 
@@ -130,7 +130,7 @@ def find_sound(
     steps: Sequence[int] | None = None,
     *,
     verify: Callable[[Path], list[Damage]] = verify_manifest,
-) -> Chosen | None:
+) -> SelectedCheckpoint | None:
     """Return the newest sound checkpoint and the damaged ones before it. Changes nothing.
 
     Raises:
@@ -143,7 +143,7 @@ def find_sound(
         damage = verify(path)
         if not damage:
             note = pointer_problem(checkpoints_dir, "latest")
-            return Chosen(step, path, tuple(damaged), note)
+            return SelectedCheckpoint(step, path, tuple(damaged), note)
         damaged.append(Damaged(step, tuple(str(entry) for entry in damage)))
     if not damaged:
         return None
@@ -290,7 +290,7 @@ def read_values(
 class TensorsOnlyPlanner(DefaultLoadPlanner):
     """torch's planner, without its way to unpickle what is no tensor.
 
-    Where a rank's part lies is our own arithmetic (``place_of``).
+    Where a rank's part lies is our own arithmetic (``shard_bounds``).
     """
 
     def __init__(self) -> None:
@@ -302,7 +302,7 @@ class TensorsOnlyPlanner(DefaultLoadPlanner):
         items: list[ReadItem] = []
         for name, tensor in self.state_dict.items():
             if isinstance(tensor, DTensor):
-                offsets, sizes = (torch.Size(each) for each in place_of(tensor))
+                offsets, sizes = (torch.Size(each) for each in shard_bounds(tensor))
             else:
                 offsets, sizes = torch.Size([0] * tensor.dim()), tensor.shape
             saved = self.metadata.state_dict_metadata[name]
@@ -341,11 +341,11 @@ class _RowsPlanner(TensorsOnlyPlanner):
 
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:
         """Where they go: torch's own would want them to begin at 0."""
-        found: Tensor = self.state_dict[index.fqn]
-        return found
+        tensor: Tensor = self.state_dict[index.fqn]
+        return tensor
 
 
-def meet(group: dist.ProcessGroup, timeout_s: float) -> None:
+def wait_for_all_ranks(group: dist.ProcessGroup, timeout_s: float) -> None:
     """Wait for all ranks; name those that stay away."""
     try:
         dist.monitored_barrier(group, timedelta(seconds=timeout_s), wait_all_ranks=True)
@@ -376,11 +376,13 @@ def _verify_share(
     return list(dict.fromkeys(damage for found in by_rank for damage in found))
 
 
-def _settle_together(checkpoints_dir: Path, chosen: Chosen, group: dist.ProcessGroup) -> None:
+def _record_selection_on_rank0(
+    checkpoints_dir: Path, chosen: SelectedCheckpoint, group: dist.ProcessGroup
+) -> None:
     problem: list[str | None] = [None]
     if dist.get_rank(group) == 0:
         try:
-            _settle(checkpoints_dir, chosen)
+            _record_selection(checkpoints_dir, chosen)
         except StorageError as error:
             problem = [str(error)]
     dist.broadcast_object_list(problem, group=group, group_src=0)
@@ -388,7 +390,7 @@ def _settle_together(checkpoints_dir: Path, chosen: Chosen, group: dist.ProcessG
         raise StorageError(problem[0])
 
 
-def _settle(checkpoints_dir: Path, chosen: Chosen) -> None:
+def _record_selection(checkpoints_dir: Path, chosen: SelectedCheckpoint) -> None:
     """Rank 0: let the folder say what was decided; the pointer first, so it never dangles."""
     if read_pointer(checkpoints_dir, "latest") != chosen.step:
         mark_latest(checkpoints_dir, chosen.step)

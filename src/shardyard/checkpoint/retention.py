@@ -101,12 +101,12 @@ def pointer_problem(checkpoints_dir: Path, name: str) -> str | None:
         return f"{name} cannot be read: {error.strerror}"
     except StorageError as error:
         return f"{error}".removeprefix(f"{pointer.parent}/").removesuffix(".")
-    return f"{name} names no checkpoint that is there: {_shown(held)}"
+    return f"{name} names no checkpoint that is there: {_describe_pointer(held)}"
 
 
-def _shown(held: bytes) -> str:
+def _describe_pointer(content: bytes) -> str:
     """What a pointer holds, in words: a checkpoint's name, or other content quoted."""
-    text = held.decode(errors="replace").strip()
+    text = content.decode(errors="replace").strip()
     if not text.strip("\0 "):
         return "it is empty"
     if step_of_name(text) is not None:

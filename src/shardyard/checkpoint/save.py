@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from shardyard.checkpoint.retention import step_name
 from shardyard.checkpoint.staging import HostCopy, Staging, yield_to_training
-from shardyard.checkpoint.writer import DTYPES, CheckpointWriter, Order, ShardPlanner
+from shardyard.checkpoint.writer import DTYPES, CheckpointWriter, SaveRequest, ShardPlanner
 from shardyard.errors import CheckpointError, LostRankError, NotFiniteError, StorageError
 from shardyard.parallel.device import synchronize_stream
 
@@ -122,7 +122,7 @@ class Saver:
         started = time.monotonic()
         self.wait()
         self._planner.describe(tensors, self._staging.take_for_save(step, tensors, values_json))
-        order = Order(
+        order = SaveRequest(
             checkpoints_dir=self._dir,
             step=step,
             values_json=values_json,
@@ -167,17 +167,17 @@ class Saver:
         """End the thread, after a running save. A failure of that save is not raised here."""
         self._thread.shutdown(wait=True)
 
-    def _write_and_agree(self, order: Order) -> Durable | Abandoned:
+    def _write_and_agree(self, request: SaveRequest) -> Durable | Abandoned:
         """In the thread: write, then agree with the other ranks on the poll that reports it."""
         try:
-            outcome = self._write(order)
+            outcome = self._write(request)
             self._agree()
         except RuntimeError as error:  # what gloo raises when a connection breaks
             with self._lock:
                 self._report_at = self._report_at or Future()
                 self._report_at.set_result(0)
             raise LostRankError(
-                f"{order.folder} was not saved: the ranks lost contact during the save ({error}). "
+                f"{request.folder} was not saved: the ranks lost contact during the save ({error}). "
                 "Another process died or its node is gone; its own log says why. The run goes on "
                 "from the newest durable checkpoint when it is resumed."
             ) from error
@@ -185,7 +185,7 @@ class Saver:
             raise outcome
         return outcome
 
-    def _write(self, order: Order) -> Durable | Abandoned | CheckpointError:
+    def _write(self, order: SaveRequest) -> Durable | Abandoned | CheckpointError:
         """Returns the same on every rank."""
         writer = CheckpointWriter(order, self._planner)
         try:

@@ -56,23 +56,23 @@ class Interval:
         self._mtbf_s = mtbf_s
         self._group = group
         self._report = report
-        self._known = 0
-        self._asked_at: float | None = None
+        self._num_measured = 0
+        self._last_checked_at: float | None = None
         self._steps_s: deque[float] = deque(maxlen=_STEPS_KEPT)
 
     def is_due(self, step: int) -> bool:
         """Whether to take one after this step; call it once a step."""
         now = time.monotonic()
-        if self._asked_at is not None:
-            self._steps_s.append(now - self._asked_at)
-        self._asked_at = now
-        return self.was_due(step, newest=self._last)
+        if self._last_checked_at is not None:
+            self._steps_s.append(now - self._last_checked_at)
+        self._last_checked_at = now
+        return self.was_due(step, latest=self._last)
 
-    def was_due(self, step: int, *, newest: int) -> bool:
+    def was_due(self, step: int, *, latest: int) -> bool:
         """Whether one is due at this step, or was at a step since the newest one."""
         if self._is_fixed:
-            return newest < step - step % self.every
-        return step - newest >= self.every
+            return latest < step - step % self.every
+        return step - latest >= self.every
 
     def taken(self, step: int) -> None:
         """After one of this step, due or not."""
@@ -86,8 +86,8 @@ class Interval:
         """
         if self._is_fixed or not self._steps_s:
             return
-        self._known += 1
-        is_power_of_two = self._known & (self._known - 1) == 0
+        self._num_measured += 1
+        is_power_of_two = self._num_measured & (self._num_measured - 1) == 0
         if not is_power_of_two:
             return
         known = (self._steps_s, self.blocked_s, self.counts_s)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from shardyard.checkpoint.load import Chosen, find_sound
+from shardyard.checkpoint.load import SelectedCheckpoint, find_sound
 from shardyard.checkpoint.retention import complete_steps, pointer_problem, read_pointer, step_name
 from shardyard.checkpoint.verify import MANIFEST, read_manifest, verify_manifest
 from shardyard.errors import CheckpointError, RequestError, ShardyardError
@@ -18,7 +18,7 @@ from shardyard.rundir.contracts import is_fetched
 from shardyard.rundir.layout import RunDir
 
 
-def choose_checkpoint(run_dir: RunDir, step: str) -> Chosen:
+def choose_checkpoint(run_dir: RunDir, step: str) -> SelectedCheckpoint:
     """The checkpoint that ``--step`` means, verified.
 
     Args:
@@ -57,7 +57,7 @@ def choose_checkpoint(run_dir: RunDir, step: str) -> Chosen:
             f"{path} is damaged: {'; '.join(map(str, damage))}. Its weights cannot be trusted. "
             "Use --step latest for the newest sound checkpoint."
         )
-    return Chosen(number, path, ())
+    return SelectedCheckpoint(number, path, ())
 
 
 def _number(step: str) -> int | None:
@@ -71,11 +71,11 @@ def _number(step: str) -> int | None:
 
 ALL = "all"
 
-Told = Callable[[str, FileDigest], None]
+FileCallback = Callable[[str, FileDigest], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class End:
+class ListingEnd:
     """What stands in the last line."""
 
     steps: list[int]
@@ -85,7 +85,7 @@ class End:
     warnings: list[str]
 
 
-def list_run(run_dir: RunDir, step: str, told: Told) -> End:
+def list_run(run_dir: RunDir, step: str, report: FileCallback) -> ListingEnd:
     """Tell every file that comes here, and what it must be.
 
     Args:
@@ -103,7 +103,7 @@ def list_run(run_dir: RunDir, step: str, told: Told) -> End:
     steps, warnings = _chosen(run_dir, step)
     for name in _names(run_dir.path):
         try:
-            told(name, digest_file(run_dir.path / name))
+            report(name, digest_file(run_dir.path / name))
         except FileNotFoundError:
             continue  # a log that was rotated away, a report that is being replaced
         except OSError as error:
@@ -112,9 +112,11 @@ def list_run(run_dir: RunDir, step: str, told: Told) -> End:
         folder = run_dir.checkpoint(number)
         inside = f"{run_dir.checkpoints.name}/{folder.name}"
         for name, digest in read_manifest(folder).files.items():
-            told(f"{inside}/{name}", digest)  # was read and held to the manifest just now
-        told(f"{inside}/{MANIFEST}", digest_file(folder / MANIFEST))
-    return End(steps=steps, best=read_pointer(run_dir.checkpoints, "best"), warnings=warnings)
+            report(f"{inside}/{name}", digest)  # was read and held to the manifest just now
+        report(f"{inside}/{MANIFEST}", digest_file(folder / MANIFEST))
+    return ListingEnd(
+        steps=steps, best=read_pointer(run_dir.checkpoints, "best"), warnings=warnings
+    )
 
 
 def _chosen(run_dir: RunDir, step: str) -> tuple[list[int], list[str]]:
@@ -157,11 +159,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--step", default="latest", help="a number, latest, best or all")
     asked = parser.parse_args(argv)
 
-    def told(name: str, digest: FileDigest) -> None:
+    def report_file(name: str, digest: FileDigest) -> None:
         _print({"file": name, **asdict(digest)})
 
     try:
-        end = list_run(RunDir(asked.run_dir), asked.step, told)
+        end = list_run(RunDir(asked.run_dir), asked.step, report_file)
     except ShardyardError as error:
         _print({"error": str(error), "exit_code": error.exit_code})
         return error.exit_code

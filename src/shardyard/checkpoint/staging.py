@@ -35,7 +35,7 @@ class Staging(Protocol):
         """
 
 
-class Keeping(Staging, Protocol):
+class PersistentStaging(Staging, Protocol):
     """A place for the state that outlives this process."""
 
     def is_due(self, step: int) -> bool:
@@ -48,7 +48,7 @@ class Keeping(Staging, Protocol):
         """End what goes on in the background."""
 
 
-class Memory(Protocol):
+class MemoryProvider(Protocol):
     """Gives memory that outlives this process."""
 
     def __call__(self, label: str, size_bytes: int | None = None, /) -> mmap.mmap | None:
@@ -80,7 +80,7 @@ _ALIGN = 64
 
 
 @dataclass(frozen=True)
-class Place:
+class ChunkLocation:
     """Where a tensor lies."""
 
     chunk: int
@@ -90,24 +90,26 @@ class Place:
 
 def packed(
     sizes: Mapping[str, int], *, chunk_bytes: int = CHUNK_BYTES
-) -> tuple[dict[str, Place], list[int]]:
+) -> tuple[dict[str, ChunkLocation], list[int]]:
     """Places of tensors, and the bytes that each piece needs: largest first, where it first fits.
 
     Args:
         sizes: Name of a tensor -> its bytes.
     """
-    places: dict[str, Place] = {}
-    room: list[int] = []
+    locations: dict[str, ChunkLocation] = {}
+    capacities: list[int] = []
     used: list[int] = []
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
         size = -(-sizes[name] // _ALIGN) * _ALIGN
-        index = next((i for i, free in enumerate(room) if free - used[i] >= size), len(room))
-        if index == len(room):
-            room.append(max(chunk_bytes, 1 << max(0, size - 1).bit_length()))
+        index = next(
+            (i for i, free in enumerate(capacities) if free - used[i] >= size), len(capacities)
+        )
+        if index == len(capacities):
+            capacities.append(max(chunk_bytes, 1 << max(0, size - 1).bit_length()))
             used.append(0)
-        places[name] = Place(index, used[index])
+        locations[name] = ChunkLocation(index, used[index])
         used[index] += size
-    return places, used
+    return locations, used
 
 
 def host_buffers(

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 
 from shardyard.checkpoint.buffers import not_finite_in_file
 from shardyard.errors import CheckpointError, JsonFileError
-from shardyard.io.digests import FileDigest, why_differs
+from shardyard.io.digests import FileDigest, digest_mismatch
 from shardyard.io.files import read_json_object
 from shardyard.rundir.layout import step_of_name
 
@@ -142,7 +142,7 @@ def verify_manifest(folder: Path, files: Collection[str] | None = None) -> list[
     found = [Damage(name, "not in the manifest") for name in sorted(strangers)]
     chosen = manifest.files if files is None else files
     for name in sorted(chosen):
-        reason = why_differs(folder / name, manifest.files[name])
+        reason = digest_mismatch(folder / name, manifest.files[name])
         if not reason and manifest.format < FORMAT and name.endswith(".safetensors"):
             reason = _not_finite(folder / name)
         if reason:

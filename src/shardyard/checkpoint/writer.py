@@ -36,7 +36,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
-from shardyard.checkpoint.buffers import digests, is_buffer, refuse_differing, refuse_not_finite
+from shardyard.checkpoint.buffers import check_buffers_equal, check_finite, digests, is_buffer
 from shardyard.checkpoint.retention import (
     clear,
     complete_steps,
@@ -52,7 +52,7 @@ from shardyard.errors import StorageError
 from shardyard.io import digests as safetensors_header
 from shardyard.io.digests import FileDigest
 from shardyard.io.files import flush_folder
-from shardyard.models.local_shard import place_of
+from shardyard.models.local_shard import shard_bounds
 from shardyard.units import format_bytes
 
 # A safetensors file written tensor by tensor.
@@ -97,19 +97,19 @@ def write_tensors(
     shapes: Mapping[str, Sequence[int]],
     dtype: torch.dtype,
     *,
-    made: Iterable[Iterable[Tensor]],
+    tensor_rows: Iterable[Iterable[Tensor]],
 ) -> None:
     """Write a file of which some rows of a tensor are in memory at a time.
 
     Args:
-        made: Of each tensor, in the order of ``shapes``, its rows, in order.
+        tensor_rows: Of each tensor, in the order of ``shapes``, its rows, in order.
 
     Raises:
         OSError: The file system refused.
     """
     with path.open("wb") as file:
         file.write(header({name: (dtype, shapes[name]) for name in shapes}, {"format": "pt"}))
-        for (name, shape), parts in zip(shapes.items(), made, strict=True):
+        for (name, shape), parts in zip(shapes.items(), tensor_rows, strict=True):
             written = 0
             for part in parts:
                 assert part.dtype == dtype, name
@@ -133,13 +133,13 @@ class ShardPlanner(SavePlanner):
         """Bytes of all shards together; known to rank 0."""
 
     @property
-    def held(self) -> dict[str, Tensor]:
+    def shards(self) -> dict[str, Tensor]:
         """This rank's part of the state, copies of what another rank writes included."""
         return self._shards
 
     def describe(self, tensors: dict[str, Tensor], shards: dict[str, Tensor]) -> None:
         """Take the next state to save: ``shards`` is this rank's part of ``tensors``."""
-        layout = {name: _place(tensor) for name, tensor in tensors.items()}
+        layout = {name: _layout_key(tensor) for name, tensor in tensors.items()}
         self._shards = shards
         self._whole_buffers = [
             name
@@ -174,7 +174,7 @@ class ShardPlanner(SavePlanner):
         Raises:
             CheckpointError: Ranks hold one buffer with different values.
         """
-        refuse_differing([plan.planner_data for plan in all_plans])
+        check_buffers_equal([plan.planner_data for plan in all_plans])
         if not any(plan.usable for plan in all_plans):
             return all_plans, Metadata({})
         known = self._plans_by_rank or all_plans
@@ -199,7 +199,7 @@ class ShardPlanner(SavePlanner):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class SaveRequest:
     """One checkpoint to be written."""
 
     checkpoints_dir: Path
@@ -225,8 +225,8 @@ class Order:
 class CheckpointWriter(StorageWriter):
     """Writes one checkpoint: every rank its file, then rank 0 the commit."""
 
-    def __init__(self, order: Order, planner: ShardPlanner) -> None:
-        self._order = order
+    def __init__(self, request: SaveRequest, planner: ShardPlanner) -> None:
+        self._request = request
         self._planner = planner
         self._rank = 0
 
@@ -243,13 +243,13 @@ class CheckpointWriter(StorageWriter):
         self._rank = kwargs["rank"]
         if is_coordinator:
             try:
-                if not self._order.checkpoints_dir.is_dir():
-                    self._order.checkpoints_dir.mkdir(parents=True)
-                    flush_folder(self._order.checkpoints_dir.parent)
-                remove_leftovers(self._order.checkpoints_dir)
-                self._order.scratch.mkdir()
+                if not self._request.checkpoints_dir.is_dir():
+                    self._request.checkpoints_dir.mkdir(parents=True)
+                    flush_folder(self._request.checkpoints_dir.parent)
+                remove_leftovers(self._request.checkpoints_dir)
+                self._request.scratch.mkdir()
             except OSError as error:
-                raise self._refused(error, needed_bytes=0) from error
+                raise self._storage_error(error, needed_bytes=0) from error
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Add nothing."""
@@ -270,7 +270,7 @@ class CheckpointWriter(StorageWriter):
         training goes on with each of them.
         """
         results = []
-        refuse_not_finite(self._planner.held)
+        check_finite(self._planner.shards)
         if plan.items:
             name = f"rank-{self._rank:05d}.safetensors"
             shards = {
@@ -278,9 +278,9 @@ class CheckpointWriter(StorageWriter):
                 for item in plan.items
             }
             try:
-                digest = write_flushed(self._order.scratch / name, _safetensors(shards))
+                digest = write_flushed(self._request.scratch / name, _safetensors(shards))
             except OSError as error:
-                raise self._refused(error, needed_bytes=plan.storage_data) from error
+                raise self._storage_error(error, needed_bytes=plan.storage_data) from error
             results.append(WriteResult(MetadataIndex(name), digest.bytes, digest))
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
@@ -292,11 +292,11 @@ class CheckpointWriter(StorageWriter):
         try:
             metadata.storage_data = self._commit(files)
         except OSError as error:
-            raise self._refused(error, needed_bytes=self._planner.total_bytes) from error
+            raise self._storage_error(error, needed_bytes=self._planner.total_bytes) from error
 
     def _commit(self, files: dict[str, FileDigest]) -> tuple[float, int, str | None]:
         """Returns seconds until it was durable, its bytes, and which old ones could not go."""
-        order = self._order
+        order = self._request
         values = memoryview(order.values_json.encode())
         files[VALUES] = write_flushed(order.scratch / VALUES, [values])
         manifest = Manifest(
@@ -323,7 +323,7 @@ class CheckpointWriter(StorageWriter):
 
     def _clear_the_way(self) -> None:
         """Remove an older checkpoint of the same step, once ``latest`` names it no more."""
-        order = self._order
+        order = self._request
         older = [step for step in complete_steps(order.checkpoints_dir) if step < order.step]
         if read_pointer(order.checkpoints_dir, "latest") == order.step:
             if older:
@@ -333,14 +333,14 @@ class CheckpointWriter(StorageWriter):
         flush_folder(order.checkpoints_dir)
         clear(order.folder)
 
-    def _refused(self, error: OSError, *, needed_bytes: int) -> StorageError:
-        order = self._order
+    def _storage_error(self, error: OSError, *, needed_bytes: int) -> StorageError:
+        order = self._request
         previous = read_pointer(order.checkpoints_dir, "latest")
         return StorageError(
             f"{order.folder} cannot be saved: rank {self._rank} got "
             f"{os.strerror(error.errno or errno.EIO)!r}"
             f"{f' for {error.filename}' if error.filename else ''}. "
-            f"{_why(error, order.checkpoints_dir, needed_bytes)} "
+            f"{_remedy(error, order.checkpoints_dir, needed_bytes)} "
             + (
                 f"The checkpoint of step {previous} is intact; "
                 if previous is not None
@@ -350,7 +350,7 @@ class CheckpointWriter(StorageWriter):
         )
 
 
-def _why(error: OSError, folder: Path, needed_bytes: int) -> str:
+def _remedy(error: OSError, folder: Path, needed_bytes: int) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         needs = f"A checkpoint needs about {format_bytes(needed_bytes)}" if needed_bytes else ""
         free = format_bytes(shutil.disk_usage(folder).free) if folder.is_dir() else "nothing"
@@ -366,7 +366,7 @@ def _why(error: OSError, folder: Path, needed_bytes: int) -> str:
     return "Check that the storage is mounted, healthy and writable."
 
 
-def _place(tensor: Tensor) -> tuple[Any, ...]:
+def _layout_key(tensor: Tensor) -> tuple[Any, ...]:
     """What the plan depends on."""
     mesh = getattr(tensor, "device_mesh", None)
     return (tensor.shape, tensor.dtype, getattr(tensor, "placements", None), mesh)
@@ -387,11 +387,11 @@ def _safetensors(shards: dict[str, tuple[Tensor, list[int]]]) -> Iterator[memory
 
 
 def _placed(item: WriteItem, tensor: Tensor) -> WriteItem:
-    """The item with our own arithmetic in the place of torch's (``place_of``)."""
+    """The item with our own arithmetic in the place of torch's (``shard_bounds``)."""
     if not isinstance(tensor, DTensor):
         return item
     assert item.tensor_data is not None
-    offsets, sizes = (torch.Size(each) for each in place_of(tensor))
+    offsets, sizes = (torch.Size(each) for each in shard_bounds(tensor))
     return replace(
         item,
         index=MetadataIndex(item.index.fqn, offsets, item.index.index),

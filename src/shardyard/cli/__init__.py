@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardyard import __version__
-from shardyard.foreign_variables import refuse_several_starts
-from shardyard.io.terminal import run, tell
+from shardyard.foreign_variables import reject_multi_process_start
+from shardyard.io.terminal import echo, run
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -110,9 +110,9 @@ class _Verbs(click.Group):
 def shardyard(ctx: click.Context) -> None:
     """Train a model on many accelerators from one recipe."""
     if ctx.invoked_subcommand is None:
-        tell(ctx.get_help())
+        echo(ctx.get_help())
     elif ctx.invoked_subcommand in _STARTS:
-        refuse_several_starts(ctx.invoked_subcommand, os.environ)
+        reject_multi_process_start(ctx.invoked_subcommand, os.environ)
 
 
 def main(

@@ -8,11 +8,11 @@ import click
 
 from shardyard.cli.options import json_option, launchers_in, recipe_argument
 from shardyard.errors import RequestError
-from shardyard.io.terminal import say, tell
+from shardyard.io.terminal import echo, echo_err
 from shardyard.rundir.network import COLLECTIVES
 
 if TYPE_CHECKING:
-    from shardyard.control.bench import Asked
+    from shardyard.control.bench import BenchOptions
     from shardyard.launchers.base import Launcher
 
 
@@ -96,7 +96,7 @@ def network(
     # not above: `--help` waits for no schema
     from shardyard.bench.nccl_table import collective_named
     from shardyard.cli.confirm import confirm, print_request
-    from shardyard.control.bench import Asked, bench_proposal, describe_bench, follow_bench
+    from shardyard.control.bench import BenchOptions, bench_proposal, describe_bench, follow_bench
     from shardyard.control.launch import submitted
     from shardyard.control.submission import describe, launcher_named
 
@@ -112,7 +112,7 @@ def network(
     if is_pairs and transports is not None:
         raise click.UsageError("--pairs and --transports are two measurements: give one of them.")
     named = tuple(collective_named(name) for name in collectives or COLLECTIVES)
-    asked = Asked(
+    asked = BenchOptions(
         collectives=named, begin_bytes=begin, end_bytes=end, warmup=warmup, iterations=iters,
         is_pairs=is_pairs,
     )  # fmt: skip
@@ -125,24 +125,24 @@ def network(
     assert proposal.request.bench is not None
     lines = describe(proposal, in_full=dry_run)
     for line in [*lines, f"measured: {describe_bench(proposal.request.bench)}"]:
-        say(line)
+        echo_err(line)
     if dry_run:
         print_request(proposal, as_json=as_json)
         return 0
     confirm("submit it?", is_yes=is_yes)
     job = submitted(proposal)
-    say(f"job: {job.id} ({job.name}) on {job.on}")
-    answers = follow_bench(job, shown=say if as_json else tell)
+    echo_err(f"job: {job.id} ({job.name}) on {job.on}")
+    answers = follow_bench(job, print_line=echo_err if as_json else echo)
     if as_json:
         place = {"run_id": job.run_id, "run_dir": str(job.run_dir.path)}
-        tell(json.dumps({**place, **answers.to_json()}, indent=1))
+        echo(json.dumps({**place, **answers.to_json()}, indent=1))
     return 1 if answers.wrong_values or answers.slow_nodes else 0
 
 
 def _side_by_side(
     recipe: tuple[str, ...],
     launcher: "Launcher",
-    asked: "Asked",
+    options: "BenchOptions",
     transports: str,
     *,
     is_yes: bool,
@@ -154,19 +154,19 @@ def _side_by_side(
     from shardyard.control.bench import measure_each, proposals_of, words_of
     from shardyard.control.submission import describe
 
-    found = words_of(variants_in(transports), recipe, launcher, asked)
-    proposals = proposals_of(found, launcher, asked, is_dry_run=dry_run)
+    found = words_of(variants_in(transports), recipe, launcher, options)
+    proposals = proposals_of(found, launcher, options, is_dry_run=dry_run)
     for proposal in proposals:
-        say("\n".join(describe(proposal, in_full=dry_run)))
+        echo_err("\n".join(describe(proposal, in_full=dry_run)))
     if dry_run:
         print_requests(proposals, as_json=as_json)
         return 0
     confirm(f"submit {len(proposals)} jobs, one after the other?", is_yes=is_yes)
-    side_by_side = measure_each(found, launcher, asked, shown=say)
+    side_by_side = measure_each(found, launcher, options, print_line=echo_err)
     if as_json:
-        tell(json.dumps(side_by_side.to_json(), indent=1))
+        echo(json.dumps(side_by_side.to_json(), indent=1))
     else:
-        tell("\n".join(side_by_side.lines))
+        echo("\n".join(side_by_side.lines))
     if side_by_side.failures:  # each is said already
         return side_by_side.failures[0].exit_code
     return 0 if side_by_side.is_sound else 1

@@ -14,7 +14,7 @@ from shardyard.cli.options import (
     trust_option,
 )
 from shardyard.control.job import Job, Which, describe_job, find_steered
-from shardyard.io.terminal import tell
+from shardyard.io.terminal import echo
 
 
 @click.command()
@@ -49,15 +49,15 @@ def command(
         words = f"{job} is {status.state.value} and would be asked to {save}end"
     else:
         launched.launcher.cancel(launched.submission)
-        words = f"{job} was asked to {_what_next(launched)}"
+        words = f"{job} was asked to {_next_steps(launched)}"
     if as_json:
         content = {**describe_job(launched.submission, status), "message": words}
-        tell(json.dumps(content, indent=1))
+        echo(json.dumps(content, indent=1))
     else:
-        tell(words)
+        echo(words)
 
 
-def _what_next(launched: Job) -> str:
+def _next_steps(launched: Job) -> str:
     handle = launched.run_dir.handle
     if launched.is_side:
         return (

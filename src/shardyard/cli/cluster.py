@@ -19,30 +19,30 @@ from shardyard.cli.options import json_option
 from shardyard.cli.tables import print_table
 from shardyard.cluster.api_access import access_warning
 from shardyard.cluster.batch.queue import jobs_of
-from shardyard.cluster.clients import World, new_world, refuse_other_account, world_named
-from shardyard.cluster.cost_report import Bill, Stage, bill_of, nodes_asked, predicted_bill
-from shardyard.cluster.create import make, node_report, nodes_part, scale, scaling, warn_of_pods
+from shardyard.cluster.clients import World, check_same_account, new_world, world_named
+from shardyard.cluster.cost_report import Bill, Stage, bill_of, predicted_bill, requested_nodes
+from shardyard.cluster.create import make, node_report, nodes_part, scale, scale_act, warn_of_pods
 from shardyard.cluster.delete import (
     Preview,
     Removed,
+    check_confirmed_name,
     part_state,
     preview_removal,
-    refuse_wrong_name,
     remove,
 )
-from shardyard.cluster.existing import Need, begun_before, survey
+from shardyard.cluster.existing import Requirement, existing_adoption, survey
 from shardyard.cluster.existing_spec import AdoptedCluster
 from shardyard.cluster.fsx import as_json as as_json_text
 from shardyard.cluster.launch_recipe import write_settings
-from shardyard.cluster.live_prices import ask_prices, question, rate_for
-from shardyard.cluster.prices import Cost, standing_costs
+from shardyard.cluster.live_prices import ask_prices, price_query, rate_for
+from shardyard.cluster.prices import Cost, hourly_costs
 from shardyard.cluster.resources import parts_of, plane_of
-from shardyard.cluster.spec import Description, read_description
+from shardyard.cluster.spec import ClusterSpec, read_cluster_spec
 from shardyard.cluster.terraform import render_terraform
 from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import Rate
 from shardyard.io.path_option import LocalPath
-from shardyard.io.terminal import say, tell, tell_exactly
+from shardyard.io.terminal import echo, echo_err, echo_raw
 from shardyard.log import warn
 
 _dir_option = click.option(
@@ -105,7 +105,7 @@ def create(
 
     docs/verbs/cluster.md lists the settings.
     """
-    given = read_description(description)
+    given = read_cluster_spec(description)
     if about := access_warning(given):
         warn(about)
     if is_terraform:
@@ -116,21 +116,21 @@ def create(
     if dry_run:
         _show_request(given, stage, rate, as_json=as_json)
         return
-    _show_costs(given, stage, rate, is_talk=as_json)
+    _show_costs(given, stage, rate, to_stderr=as_json)
     confirm(f"make {given.name} in {given.region}?", is_yes=is_yes)
     world = new_world(given, clusters)
     make(world)
     settings = write_settings(world)
     if as_json:
         content = {"name": given.name, "folder": str(world.folder), **_costs(given, stage, rate)}
-        tell(json.dumps(content | {"recipe": str(settings)}, indent=1))
+        echo(json.dumps(content | {"recipe": str(settings)}, indent=1))
         return
-    tell(f"{given.name} stands; its files are in {world.folder}")
+    echo(f"{given.name} stands; its files are in {world.folder}")
     for line in _next_steps(world, settings):
-        tell(line)
+        echo(line)
 
 
-def _show_terraform(given: Description, *, dry_run: bool) -> None:
+def _show_terraform(spec: ClusterSpec, *, dry_run: bool) -> None:
     """What Terraform would make, which is nothing that we do.
 
     Raises:
@@ -141,7 +141,7 @@ def _show_terraform(given: Description, *, dry_run: bool) -> None:
             "--terraform prints a file, and Terraform makes what is in it. Add --dry-run and write "
             "it to main.tf.json, or leave --terraform out."
         )
-    tell_exactly(as_json_text(render_terraform(given)))
+    echo_raw(as_json_text(render_terraform(spec)))
 
 
 @command.command()
@@ -176,57 +176,57 @@ def adopt(
         **_costs(given, stage, rate),
     }
     if dry_run and as_json:
-        tell(json.dumps(content | {"parts": _texts(given)}, indent=1))
+        echo(json.dumps(content | {"parts": _texts(given)}, indent=1))
         return
-    _show_needs(given, needs, is_talk=as_json or dry_run)
+    _show_needs(given, needs, to_stderr=as_json or dry_run)
     if not given.adds:
-        tell(json.dumps(content, indent=1) if as_json else f"{given.name} lacks nothing of it")
+        echo(json.dumps(content, indent=1) if as_json else f"{given.name} lacks nothing of it")
         return
     if dry_run:
         _show_request(given, stage, rate, as_json=False)
         return
-    _show_costs(given, stage, rate, is_talk=as_json)
+    _show_costs(given, stage, rate, to_stderr=as_json)
     confirm(f"add these to {given.name} in {given.region}?", is_yes=is_yes)
     world = new_world(given, clusters) if begun is None else begun
     make(world)
     settings = write_settings(world)
     if as_json:
         made = {"folder": str(world.folder), "recipe": str(settings)}
-        tell(json.dumps(content | made, indent=1))
+        echo(json.dumps(content | made, indent=1))
         return
-    tell(f"{given.name} has what was added; its files are in {world.folder}")
+    echo(f"{given.name} has what was added; its files are in {world.folder}")
     for line in _next_steps(world, settings):
-        tell(line)
+        echo(line)
 
 
 def _to_be_added(
     description: tuple[str, ...], clusters: Path
-) -> tuple[World | None, AdoptedCluster, tuple[Need, ...]]:
+) -> tuple[World | None, AdoptedCluster, tuple[Requirement, ...]]:
     """What was begun from here, or what is found by looking; looking leaves nothing behind."""
-    asked = read_description(description, is_adopted=True)
-    begun = begun_before(asked, clusters)
-    if begun is not None and isinstance(begun.given, AdoptedCluster):
-        return begun, begun.given, ()
+    asked = read_cluster_spec(description, is_adopted=True)
+    begun = existing_adoption(asked, clusters)
+    if begun is not None and isinstance(begun.spec, AdoptedCluster):
+        return begun, begun.spec, ()
     with tempfile.TemporaryDirectory() as folder:
-        found = survey(World(folder=Path(folder), given=asked, owner=""))
+        found = survey(World(folder=Path(folder), spec=asked, owner=""))
     return None, found.cluster, found.needs
 
 
-def _show_needs(given: AdoptedCluster, needs: tuple[Need, ...], *, is_talk: bool) -> None:
+def _show_needs(spec: AdoptedCluster, needs: tuple[Requirement, ...], *, to_stderr: bool) -> None:
     """What is needed, what of it is there, and what would be done about it."""
     rows = [
         (need.what, need.found or "no", ", ".join(need.adds) or need.by_hand or "nothing")
         for need in needs
-    ] or [(kind, "begun before", "goes on") for kind in given.adds]
-    if is_talk:
+    ] or [(kind, "begun before", "goes on") for kind in spec.adds]
+    if to_stderr:
         for what, found, added in rows:
-            say(f"{what}: there: {found}; added: {added}")
+            echo_err(f"{what}: there: {found}; added: {added}")
         return
     print_table(("needed", "there", "added"), rows)
 
 
 def _next_steps(world: World, settings: Path) -> list[str]:
-    given = world.given
+    given = world.spec
     recipe, is_batch = given.recipe or "RECIPE", given.kind == "batch"
     on = "aws-batch" if is_batch else "kubernetes"
     found = [f"settings of a recipe for it are in {settings}:\n\n{settings.read_text()}"]
@@ -248,58 +248,58 @@ def _next_steps(world: World, settings: Path) -> list[str]:
     return found
 
 
-def _day_rate(given: Description) -> Rate:
+def _day_rate(spec: ClusterSpec) -> Rate:
     """What AWS says today of an accelerator node, rented as it is described."""
-    nodes = given.nodes
-    asked = question(
+    nodes = spec.nodes
+    asked = price_query(
         str(nodes.instance),
-        region=given.region,
-        zone=given.zone,
+        region=spec.region,
+        zone=spec.zone,
         nodes=nodes.count or nodes.max or 1,
     )
-    return rate_for(ask_prices(asked), given.capacity.kind)
+    return rate_for(ask_prices(asked), spec.capacity.kind)
 
 
-def _show_request(given: Description, stage: Stage, rate: Rate | None, *, as_json: bool) -> None:
-    parts = _texts(given)
+def _show_request(spec: ClusterSpec, stage: Stage, rate: Rate | None, *, as_json: bool) -> None:
+    parts = _texts(spec)
     if as_json:
-        tell(json.dumps({"parts": parts, **_costs(given, stage, rate)}, indent=1))
+        echo(json.dumps({"parts": parts, **_costs(spec, stage, rate)}, indent=1))
         return
-    _show_costs(given, stage, rate, is_talk=True)
+    _show_costs(spec, stage, rate, to_stderr=True)
     for part in parts:  # documents of one stream: two of eksctl's files have the same keys
         if part["text"]:
-            tell_exactly(f"---\n# {part['kind']} {part['name']}\n{part['text']}\n")
+            echo_raw(f"---\n# {part['kind']} {part['name']}\n{part['text']}\n")
 
 
-def _texts(given: Description) -> list[dict[str, str]]:
+def _texts(spec: ClusterSpec) -> list[dict[str, str]]:
     """Exactly what would be run and sent, part by part."""
     return [
-        {"kind": part.kind, "name": part.name(given), "text": part.text(given, "OWNER")}
-        for part in parts_of(given)
+        {"kind": part.kind, "name": part.name(spec), "text": part.text(spec, "OWNER")}
+        for part in parts_of(spec)
     ]
 
 
-def _costs(given: Description, stage: Stage, rate: Rate | None) -> dict[str, Any]:
+def _costs(spec: ClusterSpec, stage: Stage, rate: Rate | None) -> dict[str, Any]:
     return {
-        "costs": [asdict(cost) for cost in standing_costs(given, nodes=stage.nodes, rate=rate)],
-        "predicted": predicted_bill(given, [stage], rate=rate).to_json(),
+        "costs": [asdict(cost) for cost in hourly_costs(spec, nodes=stage.nodes, rate=rate)],
+        "predicted": predicted_bill(spec, [stage], rate=rate).to_json(),
     }
 
 
 def _show_costs(
-    given: Description, stage: Stage, rate: Rate | None, *, is_talk: bool = False
+    spec: ClusterSpec, stage: Stage, rate: Rate | None, *, to_stderr: bool = False
 ) -> None:
     """What it costs while it stands, as an answer, or beside one that is JSON."""
-    costs = standing_costs(given, nodes=stage.nodes, rate=rate)
+    costs = hourly_costs(spec, nodes=stage.nodes, rate=rate)
     rows = [(cost.what, _usd(cost), cost.source) for cost in costs]
     total = sum(cost.usd_per_hour or 0 for cost in costs)
     unknown = " and what is not known" if any(c.usd_per_hour is None for c in costs) else ""
     rows.append(("while it stands", f"${total:,.2f} an hour{unknown}", ""))
-    bill = predicted_bill(given, [stage], rate=rate)
+    bill = predicted_bill(spec, [stage], rate=rate)
     rows.append((f"in {stage.hours:g} h", bill.words(), "without traffic, requests and disks"))
-    if is_talk:
+    if to_stderr:
         for what, usd, source in rows:
-            say(f"{what}: {usd}" + (f" ({source})" if source else ""))
+            echo_err(f"{what}: {usd}" + (f" ({source})" if source else ""))
         return
     print_table(("what", "costs", ""), rows)
 
@@ -317,36 +317,36 @@ def _usd(cost: Cost) -> str:
 def show(*, name: str, clusters: Path, hours: float, prices: str, as_json: bool) -> None:
     """Show how each part of cluster NAME stands, asked of AWS and of the cluster itself."""
     world = world_named(name, clusters)
-    refuse_other_account(world)
-    rate = _day_rate(world.given) if prices == "aws" else None
-    so_far = bill_of(world.given, world.ledger, now=time.time(), rate=rate)
-    stage = Stage(hours=hours, nodes=nodes_asked(world.given, world.ledger))
-    states = [(part, part_state(part, world)) for part in parts_of(world.given)]
+    check_same_account(world)
+    rate = _day_rate(world.spec) if prices == "aws" else None
+    so_far = bill_of(world.spec, world.ledger, now=time.time(), rate=rate)
+    stage = Stage(hours=hours, nodes=requested_nodes(world.spec, world.ledger))
+    states = [(part, part_state(part, world)) for part in parts_of(world.spec)]
     if as_json:
         content = [
-            {"kind": part.kind, "name": part.name(world.given), "state": state.word,
-             "why": state.why}
+            {"kind": part.kind, "name": part.name(world.spec), "state": state.word,
+             "why": state.reason}
             for part, state in states
         ]  # fmt: skip
         bills = {
             "bill": so_far.to_json(),
-            "predicted": predicted_bill(world.given, [stage], rate=rate).to_json(),
+            "predicted": predicted_bill(world.spec, [stage], rate=rate).to_json(),
         }
-        tell(json.dumps({"name": world.given.name, "parts": content, **bills}, indent=1))
+        echo(json.dumps({"name": world.spec.name, "parts": content, **bills}, indent=1))
         return
     rows = [
-        (f"{part.kind} {part.name(world.given)}", f"{state.word} {state.why}".strip())
+        (f"{part.kind} {part.name(world.spec)}", f"{state.word} {state.reason}".strip())
         for part, state in states
     ]
-    if isinstance(world.given, AdoptedCluster):
-        rows.insert(0, ("cluster, which was there before", plane_of(world.given).state(world).word))
+    if isinstance(world.spec, AdoptedCluster):
+        rows.insert(0, ("cluster, which was there before", plane_of(world.spec).state(world).word))
     print_table(("part", "state"), rows)
-    if world.given.kind == "batch":
-        tell(f"jobs in its queue: {', '.join(jobs_of(world)) or 'none'}")
-    tell(f"accelerator nodes: {node_report(world) or 'none'}")
-    tell(f"paid so far, by its ledger: {so_far.words()}")
+    if world.spec.kind == "batch":
+        echo(f"jobs in its queue: {', '.join(jobs_of(world)) or 'none'}")
+    echo(f"accelerator nodes: {node_report(world) or 'none'}")
+    echo(f"paid so far, by its ledger: {so_far.words()}")
     if any(state.word != "absent" for _, state in states):
-        _show_costs(world.given, stage, rate)
+        _show_costs(world.spec, stage, rate)
 
 
 @command.command("scale")
@@ -374,34 +374,34 @@ def scale_(
     On AWS Batch these stand without a job; more come with jobs and go behind them.
     """
     world = world_named(name, clusters)
-    rate = _day_rate(world.given) if prices == "aws" else None
+    rate = _day_rate(world.spec) if prices == "aws" else None
     stage = Stage(hours=hours, nodes=nodes)
-    before = nodes_asked(world.given, world.ledger)
+    before = requested_nodes(world.spec, world.ledger)
     content = {
-        "name": world.given.name, "nodes": nodes, "before": before,
-        **_costs(world.given, stage, rate),
+        "name": world.spec.name, "nodes": nodes, "before": before,
+        **_costs(world.spec, stage, rate),
     }  # fmt: skip
     if dry_run:
-        act = scaling(world, nodes).words(world)
+        act = scale_act(world, nodes).words(world)
         warn_of_pods(world, nodes)
-        change = _usd_per_hour(world.given, nodes, rate) - _usd_per_hour(world.given, before, rate)
+        change = _usd_per_hour(world.spec, nodes, rate) - _usd_per_hour(world.spec, before, rate)
         if as_json:
-            tell(json.dumps(content | {"commands": [act], "usd_per_hour_more": change}, indent=1))
+            echo(json.dumps(content | {"commands": [act], "usd_per_hour_more": change}, indent=1))
             return
-        tell(act)
-        tell(f"{before} nodes become {nodes}, ${change:+,.2f} an hour of known prices")
-    _show_costs(world.given, stage, rate, is_talk=as_json)
+        echo(act)
+        echo(f"{before} nodes become {nodes}, ${change:+,.2f} an hour of known prices")
+    _show_costs(world.spec, stage, rate, to_stderr=as_json)
     if dry_run:
         return
     scale(world, nodes, agree=partial(confirm, is_yes=is_yes))
     if as_json:
-        tell(json.dumps(content, indent=1))
+        echo(json.dumps(content, indent=1))
         return
-    tell(f"{world.given.name} has {nodes} accelerator nodes")
+    echo(f"{world.spec.name} has {nodes} accelerator nodes")
 
 
-def _usd_per_hour(given: Description, nodes: int, rate: Rate | None) -> float:
-    costs = standing_costs(given, nodes=nodes, rate=rate)
+def _usd_per_hour(spec: ClusterSpec, nodes: int, rate: Rate | None) -> float:
+    costs = hourly_costs(spec, nodes=nodes, rate=rate)
     return sum(cost.usd_per_hour or 0.0 for cost in costs)
 
 
@@ -430,10 +430,10 @@ def delete(
         _show_preview(world, preview_removal(world), as_json=as_json)
         return 0
 
-    def agree_to_lose(what: str) -> None:
-        refuse_wrong_name(what, delete_data or "")
+    def confirm_data_loss(what: str) -> None:
+        check_confirmed_name(what, delete_data or "")
 
-    removed = remove(world, agree=partial(confirm, is_yes=is_yes), agree_to_lose=agree_to_lose)
+    removed = remove(world, agree=partial(confirm, is_yes=is_yes), agree_to_lose=confirm_data_loss)
     _show_removed(world, removed, as_json=as_json)
     return 0 if removed.is_clean else 1
 
@@ -441,30 +441,30 @@ def delete(
 def _show_preview(world: World, preview: Preview, *, as_json: bool) -> None:
     """What a removal would do."""
     if as_json:
-        tell(json.dumps({"name": world.given.name, **preview.to_json()}, indent=1))
+        echo(json.dumps({"name": world.spec.name, **preview.to_json()}, indent=1))
         return
     for step in preview.steps:
-        tell(f"# {step.part}, which is {step.word}")
+        echo(f"# {step.part}, which is {step.word}")
         for line in step.commands:
-            tell(line)
+            echo(line)
         if not step.commands and step.word not in ("absent", "going"):
-            tell("# goes with the control plane")
+            echo("# goes with the control plane")
     unknown = "" if preview.is_price_whole else " and what is not known"
-    tell(f"# ends ${preview.usd_per_hour:,.2f} an hour{unknown}")
-    tell(f"# then AWS is asked for {preview.asks_for} kinds of things that may be left")
+    echo(f"# ends ${preview.usd_per_hour:,.2f} an hour{unknown}")
+    echo(f"# then AWS is asked for {preview.asks_for} kinds of things that may be left")
     for name in preview.data:
-        tell(f"# holds data, which would be lost: needs --delete-data {name}")
-    if isinstance(world.given, AdoptedCluster):
-        tell(f"# {world.given.name} itself stays, with all that was there before")
+        echo(f"# holds data, which would be lost: needs --delete-data {name}")
+    if isinstance(world.spec, AdoptedCluster):
+        echo(f"# {world.spec.name} itself stays, with all that was there before")
     if preview.refused:
-        tell(f"# refused now: {preview.refused}")
+        echo(f"# refused now: {preview.refused}")
 
 
 def _show_removed(world: World, removed: Removed, *, as_json: bool) -> None:
-    bill = bill_of(world.given, world.ledger, now=time.time())
+    bill = bill_of(world.spec, world.ledger, now=time.time())
     if as_json:
-        content = {"name": world.given.name, **removed.to_json(), "bill": bill.to_json()}
-        tell(json.dumps(content, indent=1))
+        content = {"name": world.spec.name, **removed.to_json(), "bill": bill.to_json()}
+        echo(json.dumps(content, indent=1))
         return
     rows = [
         (seen.part, seen.word, time.strftime("%H:%M:%S", time.localtime(seen.unix_s)), seen.asked)
@@ -472,30 +472,30 @@ def _show_removed(world: World, removed: Removed, *, as_json: bool) -> None:
     ]
     if rows:
         print_table(("part", "is", "seen", "asked"), rows)
-    _show_bill(bill, world.given)
+    _show_bill(bill, world.spec)
     for problem in removed.problems:
-        tell(f"not removed: {problem}")
+        echo(f"not removed: {problem}")
     for left in removed.left:
-        tell(f"still in {world.given.region}: {left.kind} {left.id} ({left.cost})")
+        echo(f"still in {world.spec.region}: {left.kind} {left.id} ({left.cost})")
     for one in removed.unanswered:
-        tell(f"not known whether any is left: {one.kind} ({one.asked}): {one.why}")
-    if world.given.capacity.kind == "reservation":
-        tell(
-            f"{world.given.capacity.reservation} is your reservation and bills on, used or not, "
+        echo(f"not known whether any is left: {one.kind} ({one.asked}): {one.why}")
+    if world.spec.capacity.kind == "reservation":
+        echo(
+            f"{world.spec.capacity.reservation} is your reservation and bills on, used or not, "
             "until you cancel it"
         )
-    if removed.is_clean and isinstance(world.given, AdoptedCluster):
-        tell(f"nothing of what was added to {world.given.name} is left; the cluster stays")
+    if removed.is_clean and isinstance(world.spec, AdoptedCluster):
+        echo(f"nothing of what was added to {world.spec.name} is left; the cluster stays")
     elif removed.is_clean:
-        tell(f"nothing of {world.given.name} is left in {world.given.region}; {world.folder} stays")
+        echo(f"nothing of {world.spec.name} is left in {world.spec.region}; {world.folder} stays")
 
 
-def _show_bill(bill: Bill, given: Description) -> None:
+def _show_bill(bill: Bill, spec: ClusterSpec) -> None:
     rows = [
         (item.what, f"{item.hours:,.1f}", "not known" if item.usd is None else f"${item.usd:,.2f}")
         for item in bill.items
     ]
     rows.append(("all of its life, by its ledger", "", bill.words()))
-    if given.kind == "batch":
+    if spec.kind == "batch":
         rows.append(("instances that came with jobs", "", "in the report of each run"))
     print_table(("paid for", "hours", "US dollars"), rows)

@@ -11,25 +11,25 @@ from shardyard.cli.options import json_option, runs_dir_option
 from shardyard.cli.tables import print_table
 from shardyard.errors import RequestError
 from shardyard.io.path_option import LocalPath
-from shardyard.io.terminal import say, tell
-from shardyard.report.compare.comparison import Comparison
+from shardyard.io.terminal import echo, echo_err
+from shardyard.report.compare.comparison import RunComparison
 from shardyard.report.compare.page import (
     Table,
-    left_out_words,
+    environment_table,
+    excluded_steps_text,
     runs_table,
     settings_table,
     speeds_table,
-    surroundings_table,
     targets_table,
     write_comparison,
 )
 from shardyard.report.compare.targets import parse_target
 from shardyard.report.study.compare import (
-    how_words,
     is_study,
+    method_notes,
     read_study,
     sizes_table,
-    write_beside,
+    write_study_comparison,
 )
 from shardyard.report.study.compare import settings_table as study_settings_table
 from shardyard.rundir.layout import find_run
@@ -84,11 +84,11 @@ def command(
     asked = dict(parse_target(text) for text in targets)
     comparison = write_comparison(found, path, target=asked)
     if as_json:
-        tell(json.dumps({**comparison.to_json(), "page": str(path)}, indent=1))
+        echo(json.dumps({**comparison.to_json(), "page": str(path)}, indent=1))
         return
     _show(comparison)
-    say("the page with the curves:")
-    tell(path)
+    echo_err("the page with the curves:")
+    echo(path)
 
 
 def _names(word: str, param: click.Parameter, context: click.Context) -> list[str]:
@@ -130,28 +130,28 @@ def _compare_studies(
         )
     tables = [[read_study(folder) for folder in side if folder is not None] for side in studies]
     path = page or tables[0][0].folder.parent / PAGE
-    beside = write_beside(tables, path)
+    beside = write_study_comparison(tables, path)
     if as_json:
-        tell(json.dumps({**beside.to_json(), "page": str(path)}, indent=1))
+        echo(json.dumps({**beside.to_json(), "page": str(path)}, indent=1))
         return
     _print("sizes, beside the first study", sizes_table(beside))
     _print("settings that differ", study_settings_table(beside))
-    for text in how_words(beside):
-        say(text)
-    say("the page with the curves:")
-    tell(path)
+    for text in method_notes(beside):
+        echo_err(text)
+    echo_err("the page with the curves:")
+    echo(path)
 
 
-def _show(comparison: Comparison) -> None:
+def _show(comparison: RunComparison) -> None:
     for title, table in (
         ("runs", runs_table(comparison)),
         ("speed, beside the first", speeds_table(comparison)),
         ("time and cost to a target", targets_table(comparison)),
         ("settings that differ", settings_table(comparison)),
-        ("around them", surroundings_table(comparison)),
+        ("around them", environment_table(comparison)),
     ):
         _print(title, table)
-    say(left_out_words(comparison))
+    echo_err(excluded_steps_text(comparison))
 
 
 def _print(title: str, table: Table) -> None:

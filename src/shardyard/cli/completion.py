@@ -26,7 +26,7 @@ from click.shell_completion import (
 )
 
 from shardyard.errors import RequestError, ShardyardError
-from shardyard.io.terminal import tell_exactly
+from shardyard.io.terminal import echo_raw
 from shardyard.rundir.layout import RUNS_DIR, RunDir, is_run
 
 VARIABLE = "_SHARDYARD_COMPLETE"
@@ -58,7 +58,7 @@ def answer(program: click.Command) -> None:
         )
     completion = _SHELLS[shell](program, {}, "shardyard", VARIABLE)
     text = completion.source() if instruction == "source" else completion.complete()
-    tell_exactly(f"{text}\n")
+    echo_raw(f"{text}\n")
 
 
 # --- words --------------------------------------------------------------------------------------
@@ -67,7 +67,7 @@ def answer(program: click.Command) -> None:
 def runs(word: str, options: Mapping[str, Any]) -> Iterator[Item]:
     """Ids of runs, the newest first, each with its state; or paths, where one is begun."""
     if "/" in word or word.startswith("~"):
-        yield from paths(word, is_wanted=Path.is_dir)
+        yield from paths(word, is_match=Path.is_dir)
         return
     folder = Path(options.get("runs_dir") or RUNS_DIR)
     found = [each for each in _entries(folder) if each.name.startswith(word)]
@@ -80,14 +80,14 @@ def runs(word: str, options: Mapping[str, Any]) -> Iterator[Item]:
 def recipe(word: str, options: Mapping[str, Any]) -> Iterator[Item]:
     """Recipe files, and what ``overrides`` offers."""
     if "=" not in word:
-        yield from paths(word, is_wanted=lambda path: path.suffix in (".yaml", ".yml"))
+        yield from paths(word, is_match=lambda path: path.suffix in (".yaml", ".yml"))
     yield from overrides(word, options)
 
 
 def configurations(word: str, options: Mapping[str, Any]) -> Iterator[Item]:
     """Configurations of other tools, and what ``overrides`` offers."""
     if "=" not in word:
-        yield from paths(word, is_wanted=lambda path: path.suffix in _CONFIGURATIONS)
+        yield from paths(word, is_match=lambda path: path.suffix in _CONFIGURATIONS)
     yield from overrides(word, options)
 
 
@@ -139,7 +139,7 @@ def values_of(setting: str) -> Completer:
     return lambda word, options: _values(setting, word)
 
 
-def paths(word: str, *, is_wanted: Callable[[Path], bool]) -> Iterator[Item]:
+def paths(word: str, *, is_match: Callable[[Path], bool]) -> Iterator[Item]:
     """Files of the folder that a path is in, and its folders, in which one may go on."""
     above, slash, start = word.rpartition("/")
     folder = Path(above + slash).expanduser()
@@ -149,7 +149,7 @@ def paths(word: str, *, is_wanted: Callable[[Path], bool]) -> Iterator[Item]:
             continue
         if entry.is_dir():
             yield Item(f"{above}{slash}{entry.name}/", type="part")
-        elif is_wanted(entry):
+        elif is_match(entry):
             yield Item(f"{above}{slash}{entry.name}")
 
 
@@ -209,7 +209,7 @@ def _values(name: str, text: str) -> Iterator[Item]:
     """What a setting accepts, where that is a list that ends."""
     if name in _FOLDERS or name in _FILES:
         suffixes = _FILES.get(name, ())
-        yield from paths(text, is_wanted=lambda path: not suffixes or path.suffix in suffixes)
+        yield from paths(text, is_match=lambda path: not suffixes or path.suffix in suffixes)
     yield from _words(text, dict.fromkeys([*_names(name), *_choices(name)]))
 
 
@@ -297,7 +297,7 @@ def _state(folder: Path) -> str | None:
 # --- shells -------------------------------------------------------------------------------------
 
 
-class _Ours(ShellComplete):
+class _ShellCompleteBase(ShellComplete):
     """What is the same for every shell. Behind an item of type ``part`` comes no space."""
 
     def get_completions(self, args: list[str], incomplete: str) -> list[Item]:
@@ -332,7 +332,7 @@ def _nothing(word: str, options: Mapping[str, Any]) -> Iterable[Item]:
     return ()
 
 
-class _Bash(_Ours, BashComplete):
+class _Bash(_ShellCompleteBase, BashComplete):
     """Gets the whole line: bash's own words end at = and :, and it replaces the last of them."""
 
     source_template = """\
@@ -371,7 +371,7 @@ def _escaped(value: str) -> str:
     return re.sub(r"([^\w@%+=:,./~^-])", r"\\\1", value)
 
 
-class _Zsh(_Ours, ZshComplete):
+class _Zsh(_ShellCompleteBase, ZshComplete):
     source_template = """\
 #compdef %(prog_name)s
 
@@ -405,7 +405,7 @@ fi
         return f"{item.type}\n{item.value}\n{item.help or '_'}"
 
 
-class _Fish(_Ours, FishComplete):
+class _Fish(_ShellCompleteBase, FishComplete):
     """Fish adds no space after a word that ends in = . or /."""
 
     source_template = """\
@@ -429,4 +429,4 @@ complete --no-files --keep-order --command %(prog_name)s --arguments "(%(complet
 """
 
 
-_SHELLS: dict[str, type[_Ours]] = {"bash": _Bash, "zsh": _Zsh, "fish": _Fish}
+_SHELLS: dict[str, type[_ShellCompleteBase]] = {"bash": _Bash, "zsh": _Zsh, "fish": _Fish}

@@ -7,7 +7,7 @@ import click
 
 from shardyard.cli.options import any_recipe_argument, json_option
 from shardyard.cli.tables import print_table
-from shardyard.io.terminal import tell
+from shardyard.io.terminal import echo
 
 
 @click.command()
@@ -43,9 +43,9 @@ def _show_recipe(arguments: tuple[str, ...], *, as_json: bool) -> None:
     settings = settings_of(request, preview)
     shape = request.shape
     if as_json:
-        length = {"value": preview.steps, "reason": preview.why_steps}
+        length = {"value": preview.steps, "reason": preview.steps_reason}
         content = {"settings": settings, "steps": length, "shape": shape and shape.to_dict()}
-        tell(json.dumps(content, indent=1))
+        echo(json.dumps(content, indent=1))
         return
     sections: dict[str, list[tuple[str, str, str]]] = {}
     for name, entry in settings.items():
@@ -60,7 +60,7 @@ def _show_recipe(arguments: tuple[str, ...], *, as_json: bool) -> None:
         parameters = (format_count(shape.parameters), f"a {shape.model_type} of this shape")
     rows = [
         ("parameters", *parameters),
-        ("length", length_text, preview.why_steps),
+        ("length", length_text, preview.steps_reason),
     ]
     print_table(("", "", ""), rows, title="derived")
 
@@ -69,12 +69,12 @@ def _show_schema(*, as_json: bool) -> None:
     from shardyard.config.schema.json_schema import setting_json, settings_json, write_default
     from shardyard.config.schema.plugin_sections import described
     from shardyard.config.schema.reference import sections
-    from shardyard.io.terminal import say
+    from shardyard.io.terminal import echo_err
 
     added = []
     for plug_in, found in described():
         if isinstance(found, str):
-            say(f"warning: {found}")
+            echo_err(f"warning: {found}")
         else:
             added.append((plug_in, found))
     if as_json:
@@ -83,7 +83,7 @@ def _show_schema(*, as_json: bool) -> None:
             for plug_in, section in added
             for setting in section.settings
         ]
-        tell(json.dumps([*settings_json(), *theirs], indent=1))
+        echo(json.dumps([*settings_json(), *theirs], indent=1))
         return
     named = [
         replace(section, sentence=f"{section.sentence} ({plug_in.what})")
@@ -98,7 +98,7 @@ def _show_schema(*, as_json: bool) -> None:
         if rows:
             print_table(("setting", "default", "accepts", "what it does"), rows, title=title)
         else:
-            tell(title)
+            echo(title)
 
 
 def _show_presets(*, as_json: bool) -> None:
@@ -110,7 +110,7 @@ def _show_presets(*, as_json: bool) -> None:
             {"name": name, "source": preset.source, "shape": preset.shape.to_dict()}
             for name, preset in PRESETS.items()
         ]
-        tell(json.dumps(listing, indent=1))
+        echo(json.dumps(listing, indent=1))
         return
     rows = []
     for name, preset in PRESETS.items():

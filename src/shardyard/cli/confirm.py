@@ -11,8 +11,8 @@ import click
 from shardyard.control.aux_jobs import SideTerms
 from shardyard.control.submission import Proposal
 from shardyard.errors import RequestError
-from shardyard.io.sanitize import printable
-from shardyard.io.terminal import tell, tell_exactly
+from shardyard.io.sanitize import sanitize
+from shardyard.io.terminal import echo, echo_raw
 
 
 def confirm(question: str, *, is_yes: bool) -> None:
@@ -29,7 +29,7 @@ def confirm(question: str, *, is_yes: bool) -> None:
             "nothing was done: this is no terminal, so nobody can be asked. Look at what would be "
             "done with --dry-run, and do it with --yes."
         )
-    click.confirm(printable(question), abort=True, err=True)
+    click.confirm(sanitize(question), abort=True, err=True)
 
 
 def side_terms(
@@ -46,15 +46,15 @@ def side_terms(
 def print_request(proposal: Proposal, *, as_json: bool) -> None:
     """Exactly what would be sent."""
     if as_json:
-        tell(json.dumps(_content(proposal), indent=1))
+        echo(json.dumps(_content(proposal), indent=1))
     else:
-        tell_exactly(proposal.rendered.text)  # exactly what would be sent
+        echo_raw(proposal.rendered.text)  # exactly what would be sent
 
 
 def print_requests(proposals: Sequence[Proposal], *, as_json: bool) -> None:
     """The same of several jobs; in JSON a list."""
     if as_json:
-        tell(json.dumps([_content(each) for each in proposals], indent=1))
+        echo(json.dumps([_content(each) for each in proposals], indent=1))
         return
     for each in proposals:
         print_request(each, as_json=False)

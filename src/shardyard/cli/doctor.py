@@ -12,23 +12,25 @@ from shardyard.cli.confirm import confirm, side_terms
 from shardyard.cli.options import any_recipe_argument, json_option, launchers_in, trust_option
 from shardyard.cli.tables import print_table
 from shardyard.control.doctor import (
-    findings_here,
     findings_of_a_node,
-    findings_there,
+    launcher_findings,
+    local_findings,
     plug_in_findings,
 )
 from shardyard.control.install import Target, install, missing_on, target_of, uninstall
 from shardyard.control.request import Request
 from shardyard.control.submission import launcher_named
 from shardyard.doctor.finding import Finding, count
-from shardyard.io.terminal import tell, tell_exactly
-from shardyard.launchers.base import LAUNCHERS, Launcher, Part, Watchers
+from shardyard.io.terminal import echo, echo_raw
+from shardyard.launchers.base import LAUNCHERS, InstallablePart, Launcher, Watchers
 
 NEEDED = "needed"
 _WATCHERS: dict[str, Watchers] = {"monitoring": "monitoring", "cloudwatch": "cloudwatch"}
 
 
-def _known(_context: click.Context, _option: click.Parameter, what: str | None) -> str | None:
+def _validate_install_target(
+    _context: click.Context, _option: click.Parameter, what: str | None
+) -> str | None:
     """What --install is followed by, unless it is a recipe, which stands before it."""
     names = (NEEDED, *_WATCHERS)
     if what is None or what in names:
@@ -50,7 +52,7 @@ def _known(_context: click.Context, _option: click.Parameter, what: str | None) 
 @click.option(
     "--install",
     "wanted",
-    callback=_known,
+    callback=_validate_install_target,
     is_flag=False,
     flag_value=NEEDED,
     metavar="[WHAT]",
@@ -111,9 +113,9 @@ def command(
                 target, None if dry_run else agree, trusts_folder=trusts_folder, as_json=as_json
             )
         return 0
-    findings = [*findings_here(request), *plug_in_findings()] if is_here else []
+    findings = [*local_findings(request), *plug_in_findings()] if is_here else []
     if request is not None and launcher is not None:
-        findings += [] if is_here else findings_there(request, launcher)
+        findings += [] if is_here else launcher_findings(request, launcher)
         job = side_terms(is_yes=is_yes, dry_run=dry_run, as_json=as_json)
         probed = findings_of_a_node(request, launcher, job) if is_probing else []
         if probed is None:
@@ -123,13 +125,13 @@ def command(
 
 
 def _read(recipe: tuple[str, ...], launcher: Launcher | None) -> Request:
-    sees = None if launcher is None else launcher.sees
+    sees = None if launcher is None else launcher.node_paths
     return Request.read(recipe, needs_weights=False, only_looks=True, sees=sees)
 
 
 def _install(
     target: Target,
-    missing: Sequence[Part],
+    missing: Sequence[InstallablePart],
     agree: Callable[[str], None],
     *,
     dry_run: bool,
@@ -137,16 +139,18 @@ def _install(
 ) -> None:
     ledger = str(target.ledger.path)
     if dry_run and as_json:
-        _tell_json(missing=[{"name": part.name, "text": part.text} for part in missing])
+        _print_json(missing=[{"name": part.name, "text": part.text} for part in missing])
     elif dry_run:
-        tell_exactly("".join(part.text for part in missing))
+        echo_raw("".join(part.text for part in missing))
     elif as_json:
         install(target, missing, agree=agree)
-        _tell_json(installed=[part.name for part in missing], ledger=ledger)
+        _print_json(installed=[part.name for part in missing], ledger=ledger)
     else:
-        install(target, missing, agree=agree, told=lambda part: tell(f"installed: {part.name}"))
+        install(
+            target, missing, agree=agree, on_installed=lambda part: echo(f"installed: {part.name}")
+        )
         if missing:
-            tell(f"written down in {ledger}; --uninstall removes it")
+            echo(f"written down in {ledger}; --uninstall removes it")
 
 
 def _uninstall(
@@ -154,20 +158,20 @@ def _uninstall(
 ) -> None:
     removed = uninstall(target, agree=agree, trusts_folder=trusts_folder)
     if as_json:
-        _tell_json(removed=removed, left=[entry.name for entry in target.ledger.live()])
+        _print_json(removed=removed, left=[entry.name for entry in target.ledger.live()])
         return
     for name in target.installed if agree is None else [f"removed: {name}" for name in removed]:
-        tell(name)
+        echo(name)
 
 
-def _tell_json(**content: object) -> None:
-    tell(json.dumps(content, indent=1))
+def _print_json(**content: object) -> None:
+    echo(json.dumps(content, indent=1))
 
 
 def _answer(findings: list[Finding], *, as_json: bool) -> int:
     problems = count(findings, "problem")
     if as_json:
-        _tell_json(
+        _print_json(
             findings=[asdict(finding) for finding in findings],
             problems=problems,
             warnings=count(findings, "warning"),

@@ -10,16 +10,23 @@ import click
 from shardyard.cli.completion import by, faults
 from shardyard.cli.options import json_option, recipe_argument
 from shardyard.cli.tables import print_table
-from shardyard.drill.case import Place
+from shardyard.drill.case import DrillWorkspace
 from shardyard.drill.faults import FAULTS
 from shardyard.drill.kill_loop import KillLoop, run_loop
 from shardyard.drill.page import render_drill
-from shardyard.drill.recipe import LEAST_STEPS, read_drilled
-from shardyard.drill.run import Chosen, Drill, Row, chosen, default_folder, run_drill
-from shardyard.drill.sandbox import enter
+from shardyard.drill.recipe import LEAST_STEPS, read_drill_recipe
+from shardyard.drill.run import (
+    Drill,
+    FaultSelection,
+    FaultSummary,
+    default_folder,
+    run_drill,
+    select_faults,
+)
+from shardyard.drill.sandbox import enter_namespaces
 from shardyard.io.files import write_json, write_text
 from shardyard.io.path_option import LocalPath
-from shardyard.io.terminal import say, tell
+from shardyard.io.terminal import echo, echo_err
 from shardyard.units import format_seconds
 
 
@@ -71,24 +78,26 @@ def command(
         raise click.UsageError(
             "--mtbf S and --for T belong together, and exclude --faults, --repeat and --dry-run."
         )
-    drilled = read_drilled(recipe, steps=steps)
-    asked = chosen(names, drilled, repeat=repeat)
+    drilled = read_drill_recipe(recipe, steps=steps)
+    asked = select_faults(names, drilled, repeat=repeat)
     if dry_run:
         _list(asked, as_json=as_json)
         return 0
-    place = Place(folder=(folder or default_folder(recipe)).resolve(), patience_s=patience_s)
-    place.refuse_used()
-    if why := enter():
-        say(f"not in namespaces of its own, so /dev/shm is not looked at: {why}")
+    place = DrillWorkspace(
+        folder=(folder or default_folder(recipe)).resolve(), patience_s=patience_s
+    )
+    place.check_unused()
+    if why := enter_namespaces():
+        echo_err(f"not in namespaces of its own, so /dev/shm is not looked at: {why}")
         asked = asked.outside(why)
-    signal.signal(signal.SIGTERM, _as_ctrl_c)
+    signal.signal(signal.SIGTERM, _raise_keyboard_interrupt)
     if mtbf_s is not None and for_s is not None:
         found = run_loop(drilled, place, mtbf_s=mtbf_s, for_s=for_s, seed=seed)
-        tell(json.dumps(found.to_json(), indent=1)) if as_json else _show_loop(found, place)
+        echo(json.dumps(found.to_json(), indent=1)) if as_json else _show_loop(found, place)
         return 0
-    drill = run_drill(drilled, place, asked, seed=seed, tell=_write)
+    drill = run_drill(drilled, place, asked, seed=seed, on_case=_write)
     if as_json:
-        tell(json.dumps({**drill.to_json(), "page": str(drill.page_file)}, indent=1))
+        echo(json.dumps({**drill.to_json(), "page": str(drill.page_file)}, indent=1))
     else:
         _show(drill)
     return 0 if drill.is_good else 1
@@ -99,19 +108,21 @@ def _write(drill: Drill) -> None:
     write_text(drill.page_file, render_drill(drill))
 
 
-def _as_ctrl_c(_number: int, _frame: FrameType | None) -> None:
+def _raise_keyboard_interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _list(asked: Chosen, *, as_json: bool) -> None:
+def _list(selection: FaultSelection, *, as_json: bool) -> None:
     if as_json:
-        tell(json.dumps({"possible": asked.names, "impossible": asked.impossible}, indent=1))
+        echo(
+            json.dumps({"possible": selection.names, "impossible": selection.impossible}, indent=1)
+        )
         return
     rows: list[tuple[str, str, str]] = []
-    for name in asked.names:
+    for name in selection.names:
         fault = FAULTS[name]
-        rows.append((name, fault.acts_on, f"{fault.what}: {fault.how}"))
-    rows += [(name, "-", f"not possible here: {why}") for name, why in asked.impossible.items()]
+        rows.append((name, fault.acts_on, f"{fault.what}: {fault.method}"))
+    rows += [(name, "-", f"not possible here: {why}") for name, why in selection.impossible.items()]
     print_table(("fault", "acts on", "what"), rows)
 
 
@@ -120,32 +131,34 @@ def _show(drill: Drill) -> None:
                "left over")  # fmt: skip
     print_table(columns, [_row(row) for row in drill.rows])
     for case in drill.cases:
-        if not case.verdict.is_good:
-            say(f"{case.facts.fault} {case.facts.number}: {'; '.join(case.verdict.problems)}")
+        if not case.result.is_good:
+            echo_err(
+                f"{case.observations.fault} {case.observations.number}: {'; '.join(case.result.problems)}"
+            )
     for name, why in drill.impossible.items():
-        say(f"{name}: not possible here: {why}")
-    tell()
-    tell(f"page: {drill.page_file}")
-    tell(f"raw result: {drill.result_file}")
+        echo_err(f"{name}: not possible here: {why}")
+    echo()
+    echo(f"page: {drill.page_file}")
+    echo(f"raw result: {drill.result_file}")
 
 
-def _show_loop(found: KillLoop, place: Place) -> None:
+def _show_loop(result: KillLoop, location: DrillWorkspace) -> None:
     rows = [
-        ("kills", f"{len(found.kills)}", f"in {format_seconds(found.wall_s)}, the first to last"),
-        ("trained, measured", f"{found.measured:.1%}", "steps whose result stands"),
-        ("trained, simulated", f"{found.simulated:.1%}", "the same lives played by the planner"),
-        ("restart", _seconds(found.restart_s), "median, from a kill to the next step's beginning"),
-        ("step", _seconds(found.step_s), f"median; saved every {found.steps_between_saves}"),
-        ("save", _seconds(found.blocking_s), f"and {_seconds(found.lag_s)} until it is durable"),
+        ("kills", f"{len(result.kills)}", f"in {format_seconds(result.wall_s)}, the first to last"),
+        ("trained, measured", f"{result.measured:.1%}", "steps whose result stands"),
+        ("trained, simulated", f"{result.simulated:.1%}", "the same lives played by the planner"),
+        ("restart", _seconds(result.restart_s), "median, from a kill to the next step's beginning"),
+        ("step", _seconds(result.step_s), f"median; saved every {result.steps_between_saves}"),
+        ("save", _seconds(result.blocking_s), f"and {_seconds(result.lag_s)} until it is durable"),
     ]
     print_table(("kill loop", "", ""), rows)
-    tell()
-    tell(f"raw result: {place.folder / 'drill.json'}")
+    echo()
+    echo(f"raw result: {location.folder / 'drill.json'}")
 
 
-def _row(row: Row) -> tuple[str, ...]:
+def _row(row: FaultSummary) -> tuple[str, ...]:
     total, is_due = len(row.cases), FAULTS[row.fault].named is not None
-    left = sorted({case.verdict.left for case in row.cases} - {""})
+    left = sorted({case.result.left for case in row.cases} - {""})
     return (
         row.fault,
         f"{row.count('is_noticed')} of {total}" if is_due else "-",

@@ -19,28 +19,30 @@ from shardyard.cli.options import (
 )
 from shardyard.cli.progress import bytes_progress
 from shardyard.control.export import export_run
-from shardyard.control.run_location import home_of
+from shardyard.control.run_location import locate_run
 from shardyard.io.path_option import LocalPath
-from shardyard.io.terminal import tell
+from shardyard.io.terminal import echo
 from shardyard.rundir.contracts import sentence
 from shardyard.rundir.layout import find_run
 from shardyard.transfer.s3 import (
     is_s3,
-    parse_place,
+    parse_location,
 )
 
 
-class _Place(LocalPath):
+class _ExportPath(LocalPath):
     """A folder, or s3://bucket/prefix."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         text = str(value)
-        return str(parse_place(text)) if is_s3(text) else str(super().convert(text, param, ctx))
+        return str(parse_location(text)) if is_s3(text) else str(super().convert(text, param, ctx))
 
 
 @click.command("export")
 @run_argument
-@click.option("--to", type=_Place(), required=True, help="Folder to write, or s3://bucket/prefix.")
+@click.option(
+    "--to", type=_ExportPath(), required=True, help="Folder to write, or s3://bucket/prefix."
+)
 @click.option("--step", default="latest", show_default=True, help="A step, latest or best.")
 @click.option(
     "--dtype",
@@ -78,9 +80,9 @@ def command(
 
     Where only the nodes see the run's files, a side job writes and verifies it there.
     """
-    home = home_of(find_run(run, runs_dir), launchers_in(context))
+    home = locate_run(find_run(run, runs_dir), launchers_in(context))
     terms = side_terms(is_yes=is_yes, dry_run=dry_run, as_json=as_json, trusts_folder=trusts_folder)
     asked = {"step": step, "dtype": dtype, "merged": merged}
     told = export_run(home, to, asked, terms, progress=bytes_progress)
     if told is not None:
-        tell(json.dumps(told, indent=1) if as_json else sentence(told))
+        echo(json.dumps(told, indent=1) if as_json else sentence(told))

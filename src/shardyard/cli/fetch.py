@@ -14,10 +14,10 @@ from shardyard.cli.options import (
     trust_option,
 )
 from shardyard.cli.progress import bytes_progress
-from shardyard.control.fetch import Brought, bring_run
-from shardyard.control.run_location import home_of
+from shardyard.control.fetch import FetchResult, fetch_run
+from shardyard.control.run_location import locate_run
 from shardyard.io.path_option import LocalPath
-from shardyard.io.terminal import tell
+from shardyard.io.terminal import echo
 from shardyard.rundir.layout import RunDir, find_run
 from shardyard.units import format_bytes
 
@@ -56,24 +56,24 @@ def command(
     """
     if is_all and step != "latest":
         raise click.UsageError("--all and --step exclude each other.")
-    home = home_of(find_run(run, runs_dir), launchers_in(context))
+    home = locate_run(find_run(run, runs_dir), launchers_in(context))
     target = home.run_dir if to is None else RunDir(to.absolute())
     terms = side_terms(is_yes=is_yes, dry_run=dry_run, as_json=as_json, trusts_folder=trusts_folder)
-    brought = bring_run(home, target, _ALL if is_all else step, via, terms, progress=bytes_progress)
+    brought = fetch_run(home, target, _ALL if is_all else step, via, terms, progress=bytes_progress)
     if brought is None:
         return
     if as_json:
-        tell(json.dumps({**brought.to_json(), "dry_run": dry_run}, indent=1))
+        echo(json.dumps({**brought.to_json(), "dry_run": dry_run}, indent=1))
     elif not dry_run and (brought.steps or brought.files):
-        tell(_sentence(brought))
+        echo(_sentence(brought))
 
 
-def _sentence(told: Brought) -> str:
-    steps = ", ".join(map(str, told.steps))
-    checkpoints = f"checkpoint of step {steps}" if told.steps else "no checkpoint"
-    if not told.files:
-        return f"{told.to} has all of it already: {checkpoints}, every file held to its SHA-256"
+def _sentence(result: FetchResult) -> str:
+    steps = ", ".join(map(str, result.steps))
+    checkpoints = f"checkpoint of step {steps}" if result.steps else "no checkpoint"
+    if not result.files:
+        return f"{result.to} has all of it already: {checkpoints}, every file held to its SHA-256"
     return (
-        f"{told.to}: {checkpoints}; {told.files} files, {format_bytes(told.bytes)} came, each held "
+        f"{result.to}: {checkpoints}; {result.files} files, {format_bytes(result.bytes)} came, each held "
         "to its SHA-256"
     )

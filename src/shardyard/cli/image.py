@@ -8,7 +8,7 @@ from shardyard.cli.options import json_option
 from shardyard.errors import RequestError
 from shardyard.image.build import build_of, push_of
 from shardyard.image.container_cli import TOOLS
-from shardyard.io.terminal import tell
+from shardyard.io.terminal import echo
 
 _base_option = click.option(
     "--base",
@@ -57,11 +57,11 @@ def build(
     if dry_run:
         text = wanted.dockerfile
         plain = {"base": wanted.base.image, "tag": wanted.name, "dockerfile": text}
-        tell(json.dumps(plain, indent=1) if as_json else text.removesuffix("\n"))
+        echo(json.dumps(plain, indent=1) if as_json else text.removesuffix("\n"))
         return
     used = wanted.run(tool, options)
     answer = {"image": wanted.name, "base": wanted.base.image, "tool": used}
-    tell(json.dumps(answer, indent=1) if as_json else wanted.name)
+    echo(json.dumps(answer, indent=1) if as_json else wanted.name)
 
 
 @command.command()
@@ -83,12 +83,12 @@ def push(
     if dry_run:
         repository = None if wanted.registry is None else wanted.registry.repository
         plan = {"push": wanted.local, "to": wanted.remote, "ecr_repository": repository}
-        tell(json.dumps(plan, indent=1) if as_json else _words(plan))
+        echo(json.dumps(plan, indent=1) if as_json else _words(plan))
         return
     digest = wanted.run(tool)
     pinned = wanted.pinned(digest)
     answer = {"image": wanted.remote, "digest": digest, "launch.image": pinned}
-    tell(json.dumps(answer, indent=1) if as_json else f"launch.image={pinned}")
+    echo(json.dumps(answer, indent=1) if as_json else f"launch.image={pinned}")
 
 
 def _words(plan: dict[str, str | None]) -> str:

@@ -10,7 +10,7 @@ import click
 from shardyard.cli.completion import by, configurations
 from shardyard.cli.options import json_option
 from shardyard.io.path_option import LocalPath
-from shardyard.io.terminal import tell, tell_exactly
+from shardyard.io.terminal import echo, echo_raw
 
 if TYPE_CHECKING:
     from shardyard.importers.configs.convert import Imported
@@ -124,16 +124,16 @@ def _import_checkpoint(
             run_import(planned, to, lambda size: progress(path.name, size))
     told = planned.to_json()
     if as_json:
-        tell(json.dumps(told, indent=1))
+        echo(json.dumps(told, indent=1))
         return
-    tell(f"checkpoint: {told['format']}, {planned.where}")
-    tell(f"weights: {told['tensors']} tensors, {planned.size}")
-    for line in (*planned.lacks, *told["remarks"]):
-        tell(line)
+    echo(f"checkpoint: {told['format']}, {planned.step_summary}")
+    echo(f"weights: {told['tensors']} tensors, {planned.size_summary}")
+    for line in (*planned.missing_state, *told["remarks"]):
+        echo(line)
     if dry_run:
         return
-    tell(f"folder: {to}")
-    tell(f"next: model.path={to} in a recipe; it begins at step 0")
+    echo(f"folder: {to}")
+    echo(f"next: model.path={to} in a recipe; it begins at step 0")
 
 
 def _import_configurations(
@@ -156,16 +156,16 @@ def _import_configurations(
         )
     imported = import_files(paths, words, without)
     if as_json:
-        tell(json.dumps(imported.to_json(), indent=1, default=str))
-    imported.raise_problems()
+        echo(json.dumps(imported.to_json(), indent=1, default=str))
+    imported.raise_errors()
     if to is not None and not dry_run:
         _write(to, imported.text)
     if as_json:
         return
     if to is None or dry_run:
-        tell_exactly(imported.text)
+        echo_raw(imported.text)
         return
-    _tell(imported, to)
+    _print_import_summary(imported, to)
 
 
 def _write(file: Path, text: str) -> None:
@@ -180,17 +180,18 @@ def _write(file: Path, text: str) -> None:
         ) from error
 
 
-def _tell(imported: "Imported", file: Path) -> None:
+def _print_import_summary(imported: "Imported", file: Path) -> None:
     """What was written, and what of the files is not in it."""
     from shardyard.cli.tables import print_table
-    from shardyard.importers.configs.rules import Kind
+    from shardyard.importers.configs.rules import OutcomeKind
 
-    counts = {kind: len(imported.of_kind(kind)) for kind in Kind}
-    tell(f"recipe: {file}")
-    tell("keys: " + ", ".join(f"{count} {kind.value}" for kind, count in counts.items()))
+    counts = {kind: len(imported.of_kind(kind)) for kind in OutcomeKind}
+    echo(f"recipe: {file}")
+    echo("keys: " + ", ".join(f"{count} {kind.value}" for kind, count in counts.items()))
     rows = [
-        (each.place, str(each.shown), each.verdict.words) for each in imported.of_kind(Kind.NONE)
+        (each.location, str(each.redacted_value), each.result.words)
+        for each in imported.of_kind(OutcomeKind.NONE)
     ]
     if rows:
         print_table(("without a counterpart", "value", "why"), rows)
-    tell(f"next: shardyard plan {file}")
+    echo(f"next: shardyard plan {file}")

@@ -10,12 +10,12 @@ import click
 
 from shardyard.cli.completion import Completer, by, launchers, values_of
 from shardyard.cli.options import json_option
-from shardyard.control.init import QUESTIONS, Draft, Question
-from shardyard.control.init_text import commands_of, exists_already, look_at, text_of, write
+from shardyard.control.init import QUESTIONS, InitQuestion, RecipeDraft
+from shardyard.control.init_text import commands_of, exists_already, open_issues, text_of, write
 from shardyard.errors import RequestError
 from shardyard.io.path_option import LocalPath
-from shardyard.io.sanitize import printable
-from shardyard.io.terminal import say, tell, tell_exactly
+from shardyard.io.sanitize import sanitize
+from shardyard.io.terminal import echo, echo_err, echo_raw
 
 _OFFERED: dict[str, Completer] = {
     "model": values_of("model.preset"),
@@ -56,49 +56,49 @@ def command(
     """
     if file.exists() and not (is_forced or dry_run):
         raise RequestError(exists_already(file))
-    draft = Draft(file=file)
+    draft = RecipeDraft(file=file)
     for question in QUESTIONS:
         draft = _taken(draft, question, answers[question.name.replace("-", "_")])
     if draft.planned is not None:
-        say(draft.planned.plan.line())
+        echo_err(draft.planned.plan.line())
     today = time.strftime("%Y-%m-%d")
     if not dry_run:
         write(draft, today=today, is_forced=is_forced)
     if as_json:
-        tell(json.dumps(_as_json(draft, is_written=not dry_run), indent=1))
+        echo(json.dumps(_as_json(draft, is_written=not dry_run), indent=1))
     elif dry_run:
-        tell_exactly(text_of(draft, today=today))
+        echo_raw(text_of(draft, today=today))
     else:
-        tell(f"recipe: {file}")
+        echo(f"recipe: {file}")
         for line in commands_of(draft):
-            tell(f"  {line}")
+            echo(f"  {line}")
 
 
-def _taken(draft: Draft, question: Question, answer: str | None) -> Draft:
+def _taken(draft: RecipeDraft, question: InitQuestion, answer: str | None) -> RecipeDraft:
     """The draft with one more answer: the option's, a person's, or else the usual one."""
     if answer is not None:
         return question.take(draft, answer)
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        say(f"--{question.name} is not given, and nobody can be asked: {question.usual}")
-        return question.take(draft, question.usual)
-    say(f"\n{question.text} {question.forms}")
+        echo_err(f"--{question.name} is not given, and nobody can be asked: {question.default}")
+        return question.take(draft, question.default)
+    echo_err(f"\n{question.text} {question.forms}")
     while True:
-        words = click.prompt(printable(question.name), default=question.usual, err=True)
+        words = click.prompt(sanitize(question.name), default=question.default, err=True)
         try:
             return question.take(draft, words)
         except RequestError as error:
-            say(f"error: {error}")
+            echo_err(f"error: {error}")
 
 
-def _as_json(draft: Draft, *, is_written: bool) -> dict[str, Any]:
+def _as_json(draft: RecipeDraft, *, is_written: bool) -> dict[str, Any]:
     planned = draft.planned
-    found = None if planned is None else planned.found
+    found = None if planned is None else planned.search_result
     return {
         "file": str(draft.file),
         "is_written": is_written,
         "recipe": draft.recipe.model_dump(mode="json", exclude_unset=True),
         "plan": None if planned is None else planned.plan.to_json(),
         "layouts": [] if found is None else [candidate.to_json() for candidate in found.best],
-        "look_at": look_at(draft),
+        "look_at": open_issues(draft),
         "commands": commands_of(draft),
     }

@@ -16,7 +16,7 @@ from shardyard.cli.options import (
     recipe_argument,
 )
 from shardyard.cli.watch import watch
-from shardyard.control.hub_access import access_problems
+from shardyard.control.hub_access import access_errors
 from shardyard.control.job import Job
 from shardyard.control.launch import proposal_of, submitted
 from shardyard.control.submission import (
@@ -26,12 +26,12 @@ from shardyard.control.submission import (
     refusals,
 )
 from shardyard.errors import RequestError
-from shardyard.io.terminal import say, tell
+from shardyard.io.terminal import echo, echo_err
 from shardyard.launchers.base import LAUNCHERS
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms:
+class SubmitOptions:
     """On what terms something is submitted: the options of ``launch_options``."""
 
     is_yes: bool
@@ -68,20 +68,20 @@ def command(
     The plan, the memory's verdict and the price are shown before; what is submitted is what
     --dry-run prints.
     """
-    asked = Terms(**terms)
+    asked = SubmitOptions(**terms)
     launcher = launcher_named(on, launchers_in(context))
     words = (*recipe, *as_override(max_usd))
     return submit_proposal(proposal_of(words, launcher, is_dry_run=asked.dry_run), asked)
 
 
-def submit_proposal(proposal: Proposal, terms: Terms) -> int:
+def submit_proposal(proposal: Proposal, terms: SubmitOptions) -> int:
     """Show, refuse or ask, submit, and say what to do next; or print the request alone."""
     if not agree(proposal, terms, question="submit it?"):
         return 0
-    return say_next(proposal, submitted(proposal), terms)
+    return report_submission(proposal, submitted(proposal), terms)
 
 
-def agree(proposal: Proposal, terms: Terms, *, question: str) -> bool:
+def agree(proposal: Proposal, terms: SubmitOptions, *, question: str) -> bool:
     """Show, refuse or ask; with --dry-run print the request alone.
 
     Returns:
@@ -90,13 +90,13 @@ def agree(proposal: Proposal, terms: Terms, *, question: str) -> bool:
     if terms.is_followed and terms.as_json:
         raise click.UsageError("--follow prints the output; it and --json exclude each other.")
     for line in describe(proposal, in_full=terms.dry_run):
-        say(line)
+        echo_err(line)
     against = refusals(proposal)
     if not terms.dry_run:  # which asks no service
-        against += access_problems(proposal.request.recipe, proposal.launcher)
+        against += access_errors(proposal.request.recipe, proposal.launcher)
     if terms.dry_run:
         for reason in against:
-            say(f"warning: it would be refused: {reason}")
+            echo_err(f"warning: it would be refused: {reason}")
         print_request(proposal, as_json=terms.as_json)
         return False
     if against and not terms.is_forced:
@@ -105,7 +105,7 @@ def agree(proposal: Proposal, terms: Terms, *, question: str) -> bool:
     return True
 
 
-def say_next(proposal: Proposal, job: Job, terms: Terms) -> int:
+def report_submission(proposal: Proposal, job: Job, terms: SubmitOptions) -> int:
     """Say what was submitted and how it is steered; follow it if that was asked."""
     _describe_submitted(proposal, job, as_json=terms.as_json)
     if not terms.is_followed:
@@ -125,9 +125,9 @@ def _describe_submitted(proposal: Proposal, job: Job, *, as_json: bool) -> None:
             "usd": proposal.most_usd,
             "usd_per_hour": None if plan is None else plan.price.usd_per_hour,
         }
-        tell(json.dumps(content, indent=1))
+        echo(json.dumps(content, indent=1))
         return
-    tell(f"run: {job.run_id}")
-    tell(f"job: {job.id} ({job.name}) on {job.on}")
+    echo(f"run: {job.run_id}")
+    echo(f"job: {job.id} ({job.name}) on {job.on}")
     for verb in ("watch", "status", "logs", "cancel"):
-        tell(f"  shardyard {verb} {handle}")
+        echo(f"  shardyard {verb} {handle}")

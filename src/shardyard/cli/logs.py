@@ -15,7 +15,7 @@ from shardyard.cli.options import (
 from shardyard.control.job import Job, Which, find_launched
 from shardyard.errors import RequestError
 from shardyard.io.sanitize import log_line
-from shardyard.io.terminal import tell, tell_exactly
+from shardyard.io.terminal import echo, echo_raw
 from shardyard.launchers.base import LogLine
 from shardyard.launchers.log_markers import parse, rebuild
 
@@ -63,7 +63,7 @@ def print_lines(launched: Job, *, node: int | None, follow: bool, is_raw: bool =
         is_raw: Whether control characters are printed as they are.
     """
     lines = launched.launcher.logs(launched.submission, node=node, follow=follow)
-    marked = _marked(lines, nonce=launched.nonce, is_merged=node is None, is_raw=is_raw)
+    marked = _without_markers(lines, nonce=launched.nonce, is_merged=node is None, is_raw=is_raw)
     if launched.launcher.capabilities.shares_folder:
         for _ in marked:  # told by the run's folder itself
             pass
@@ -71,7 +71,7 @@ def print_lines(launched: Job, *, node: int | None, follow: bool, is_raw: bool =
         rebuild(marked, launched.run_dir.path, nonce=launched.nonce)
 
 
-def _marked(
+def _without_markers(
     lines: Iterator[LogLine], *, nonce: str, is_merged: bool, is_raw: bool
 ) -> Iterator[str]:
     """Print what is for people; yield the events and steps, which are for the run's folder."""
@@ -81,6 +81,6 @@ def _marked(
             continue
         source = f"{line.source} | " if is_merged else ""
         if is_raw:
-            tell_exactly(f"{source}{line.text}\n")
+            echo_raw(f"{source}{line.text}\n")
         else:
-            tell(f"{source}{log_line(line.text)}")
+            echo(f"{source}{log_line(line.text)}")

@@ -16,8 +16,8 @@ from shardyard.cli.plan_tables import (
     show_dry_run,
     show_headline,
     show_layouts,
-    show_offers,
     show_quality,
+    show_quotes,
     show_rejected,
     show_task,
 )
@@ -25,9 +25,9 @@ from shardyard.control.plan import Prediction, predict
 from shardyard.errors import RequestError
 from shardyard.hardware.accelerator import Accelerator
 from shardyard.io.path_option import LocalPath
-from shardyard.io.terminal import say, tell
-from shardyard.planner.dry_run import Told
-from shardyard.planner.kernels import missing
+from shardyard.io.terminal import echo, echo_err
+from shardyard.planner.dry_run import OnPhase
+from shardyard.planner.kernels import missing_rate
 from shardyard.units import parse_seconds
 
 
@@ -110,7 +110,7 @@ def command(
 
     For the machines of cluster.instance or cluster.file, else for this machine. Needs no data.
     """
-    with _progress(is_shown=dry_run_model and not as_json) as told:
+    with _progress(is_enabled=dry_run_model and not as_json) as told:
         found = predict(
             recipe,
             layouts=best,
@@ -127,51 +127,53 @@ def command(
     if page is not None:
         _write_page(found.page(), page)
     if as_json:
-        tell(json.dumps(found.to_json(), indent=1))
+        echo(json.dumps(found.to_json(), indent=1))
         return
     _show(found, critical_batch=critical_batch, details=details)
     if found.day_prices:
         show_day_prices(found.day_prices)
     if found.offers is not None:
-        show_offers(found.offers, found.asked, deadline_s=deadline, budget_usd=budget)
+        show_quotes(found.offers, found.requested, deadline_s=deadline, budget_usd=budget)
     if found.dry_run is not None:
         show_dry_run(found.plan, found.dry_run)
     if details:
-        show_details(found.plan, found.why_steps)
+        show_details(found.plan, found.steps_reason)
     if found.advice is not None:
         show_advice(found.advice)
 
 
-def _progress(*, is_shown: bool) -> AbstractContextManager[Told | None]:
+def _progress(*, is_enabled: bool) -> AbstractContextManager[OnPhase | None]:
     """How far a dry run is."""
-    if not is_shown:
+    if not is_enabled:
         return nullcontext()
     from shardyard.cli.progress import phases_progress  # rich takes as long as a plan
 
     return phases_progress()
 
 
-def _show(found: Prediction, *, critical_batch: float | None, details: bool) -> None:
+def _show(prediction: Prediction, *, critical_batch: float | None, details: bool) -> None:
     """What is said of the machines that were asked for."""
-    if found.assumed is None:
-        show_headline(found.plan)
+    if prediction.assumed is None:
+        show_headline(prediction.plan)
     else:
-        show_task(found.plan)
-    if found.plan.speed.tokens_per_s is None and found.cluster is not None:
-        _suggest_format(found.cluster.accelerator)
+        show_task(prediction.plan)
+    if prediction.plan.speed.tokens_per_s is None and prediction.cluster is not None:
+        _suggest_format(prediction.cluster.accelerator)
     if critical_batch is not None:
-        show_quality(found.plan, critical_batch)
-    if found.search is not None and found.assumed is None:
-        show_layouts(found.plan, found.search, found.asked, enough=found.enough())
+        show_quality(prediction.plan, critical_batch)
+    if prediction.search is not None and prediction.assumed is None:
+        show_layouts(
+            prediction.plan, prediction.search, prediction.requested, enough=prediction.enough()
+        )
         if details:
-            show_rejected(found.search)
+            show_rejected(prediction.search)
 
 
 def _suggest_format(accelerator: Accelerator) -> None:
     """Where no speed can be said: the formats in which it could be."""
-    known = [name for name in ("fp16", "fp32") if not missing(accelerator, name)]
+    known = [name for name in ("fp16", "fp32") if not missing_rate(accelerator, name)]
     if known:
-        tell(
+        echo(
             f"\n{accelerator.name} has a speed with precision.compute={known[0]}"
             + "".join(f", or {name}" for name in known[1:])
         )
@@ -185,4 +187,4 @@ def _write_page(text: str, path: Path) -> None:
             f"--page {path} cannot be written: {error.strerror}. Give a file in a folder that "
             "exists and is yours."
         ) from error
-    say(f"wrote {path}")
+    echo_err(f"wrote {path}")

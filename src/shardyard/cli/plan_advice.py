@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from shardyard.cli.tables import print_table
-from shardyard.io.terminal import tell
+from shardyard.io.terminal import echo
 from shardyard.planner.format import mark_of, unmeasured_words
 from shardyard.planner.plan import Plan
-from shardyard.planner.plan_diff import Advice, Change, Measured
-from shardyard.planner.ranks import Axis, Ranks
+from shardyard.planner.plan_diff import Advice, Change, RunMeasurement
+from shardyard.planner.ranks import Axis, RankPlacement
 from shardyard.units import format_bytes, format_count, format_seconds, format_usd
 
 MOST_RANKS = 64
@@ -36,14 +36,14 @@ def show_advice(advice: Advice) -> None:
     _show_techniques(advice)
 
 
-def show_ranks(ranks: Ranks) -> None:
+def show_ranks(ranks: RankPlacement) -> None:
     """Rank -> node, device, and its group and place on each axis that is split."""
     axes = ranks.axes
     if axes:
-        tell()
+        echo()
         rows = [_axis_row(axis, ranks) for axis in axes]
         print_table(("axis", "ranks", "groups", "ranks of group 0", "a group is"), rows)
-    tell()
+    echo()
     names = [axis.name for axis in axes]
     if ranks.count <= MOST_RANKS:
         note = "group:place on each axis" if axes else ""
@@ -74,23 +74,23 @@ def spans(numbers: Sequence[int]) -> str:
     return f"{len(numbers)} from {numbers[0]} to {numbers[-1]}"
 
 
-def _axis_row(axis: Axis, ranks: Ranks) -> Row:
+def _axis_row(axis: Axis, ranks: RankPlacement) -> Row:
     nodes = ranks.nodes_of(axis)
     where = "inside a node" if nodes == 1 else f"on {nodes} nodes"
     groups = f"{ranks.count // axis.degree:,}"
     return (axis.name, str(axis.degree), groups, spans(axis.ranks(0)), where)
 
 
-def _rank_row(rank: int, ranks: Ranks, axes: Sequence[Axis]) -> Row:
-    places = [f"{axis.group(rank)}:{axis.place(rank)}" for axis in axes]
+def _rank_row(rank: int, ranks: RankPlacement, axes: Sequence[Axis]) -> Row:
+    places = [f"{axis.group(rank)}:{axis.coordinate(rank)}" for axis in axes]
     return (str(rank), str(ranks.node(rank)), str(ranks.device(rank)), *places)
 
 
-def _node_row(node: int, ranks: Ranks, axes: Sequence[Axis]) -> Row:
+def _node_row(node: int, ranks: RankPlacement, axes: Sequence[Axis]) -> Row:
     here = ranks.on_node(node)
     places = [
         f"{spans(sorted({axis.group(rank) for rank in here}))}:"
-        f"{spans(sorted({axis.place(rank) for rank in here}))}"
+        f"{spans(sorted({axis.coordinate(rank) for rank in here}))}"
         for axis in axes
     ]
     return (str(node), spans(here), spans([ranks.device(rank) for rank in here]), *places)
@@ -101,7 +101,7 @@ def _node_row(node: int, ranks: Ranks, axes: Sequence[Axis]) -> Row:
 
 def _show_levers(advice: Advice) -> None:
     now = advice.now
-    tell("\nThis recipe with other settings, planned again; the batch stays:\n")
+    echo("\nThis recipe with other settings, planned again; the batch stays:\n")
     planned = [(change, change.plan) for change in advice.levers if change.plan is not None]
     rows = [("this recipe", *_numbers(now))]
     rows += [(change.name, *_numbers(plan, now)) for change, plan in planned]
@@ -109,13 +109,13 @@ def _show_levers(advice: Advice) -> None:
     settings = ["", *(_settings(change) for change, _ in planned)]
     if _is_narrow():
         print_table(heads, rows)
-        tell()
+        echo()
         print_table(("lever", "settings"), [(c.name, _settings(c)) for c, _ in planned])
     else:
         wide = [(*row, words) for row, words in zip(rows, settings, strict=True)]
         print_table((*heads, "settings"), wide)
     _show_unmeasured(advice, advice.levers)
-    _show_refused("lever", advice.levers)
+    _show_rejected("lever", advice.levers)
     _show_measured(advice)
 
 
@@ -126,28 +126,28 @@ def _is_narrow() -> bool:
 
 
 def _show_techniques(advice: Advice) -> None:
-    tell()
+    echo()
     rows = [
-        (change.name, _device(change.plan), _step(change.plan), _why(change))
+        (change.name, _device(change.plan), _step(change.plan), _change_reason(change))
         for change in advice.techniques
         if change.plan is not None
     ]
     this = ("this recipe", _device(advice.now), _step(advice.now), "")
     print_table(("technique", "device", "step", "what it does here, and why"), [this, *rows])
     _show_unmeasured(advice, advice.techniques)
-    _show_refused("technique", advice.techniques)
+    _show_rejected("technique", advice.techniques)
 
 
 def _show_unmeasured(advice: Advice, changes: Sequence[Change]) -> None:
     plans = [advice.now, *(change.plan for change in changes if change.plan is not None)]
     for why in dict.fromkeys(plan.speed.unmeasured for plan in plans if plan.speed.unmeasured):
-        tell(unmeasured_words(why))
+        echo(unmeasured_words(why))
 
 
-def _show_refused(kind: str, changes: Sequence[Change]) -> None:
-    refused = [(change.name, change.refused) for change in changes if change.plan is None]
+def _show_rejected(kind: str, changes: Sequence[Change]) -> None:
+    refused = [(change.name, change.rejection_reason) for change in changes if change.plan is None]
     if refused:
-        tell()
+        echo()
         print_table((f"{kind}, not here", "why"), refused)
 
 
@@ -163,12 +163,12 @@ def _show_measured(advice: Advice) -> None:
         if measured is not None
     ]
     if rows:
-        tell()
+        echo()
         heads = ("measured", "step", "planned", "tensors", "planned", "run")
         print_table(heads, rows)
 
 
-def _measured_row(name: str, plan: Plan, measured: Measured) -> Row:
+def _measured_row(name: str, plan: Plan, measured: RunMeasurement) -> Row:
     tensors = "-" if measured.memory_bytes is None else format_bytes(measured.memory_bytes)
     run = f"{measured.run_id}, median of {measured.steps} steps"
     return (
@@ -208,7 +208,7 @@ def _settings(change: Change) -> str:
     return f"{written} ({change.note})" if change.note else written
 
 
-def _why(change: Change) -> str:
+def _change_reason(change: Change) -> str:
     assert change.effect is not None  # it has a plan
     return f"{change.what}. {_sentence(change.effect.words())}: {_settings(change)}"
 

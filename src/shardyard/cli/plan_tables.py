@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from textwrap import fill
 
 from shardyard.cli.tables import print_table
-from shardyard.cluster.live_prices import Asked
+from shardyard.cluster.live_prices import LivePrice
 from shardyard.config.schema.recipe import Parallel
-from shardyard.io.terminal import tell
+from shardyard.io.terminal import echo
 from shardyard.planner.dry_run import DryRun
-from shardyard.planner.failures import FailureOutlook
+from shardyard.planner.failures import FailureForecast
 from shardyard.planner.format import (
     Row,
     candidate_name,
@@ -21,8 +21,8 @@ from shardyard.planner.format import (
     spare_words,
     unmeasured_words,
 )
-from shardyard.planner.instance_search import Offer, Offers
-from shardyard.planner.layouts import Candidate, Search, strength
+from shardyard.planner.instance_search import ClusterQuote, ClusterQuotes
+from shardyard.planner.layouts import Candidate, Search, speed_reason
 from shardyard.planner.memory import RULE_BYTES_PER_PARAMETER
 from shardyard.planner.plan import Plan, layout_name
 from shardyard.units import format_bytes, format_count, format_flops, format_seconds, format_usd
@@ -33,11 +33,11 @@ NOTABLE_GAIN = 0.01
 
 def show_headline(plan: Plan) -> None:
     """Fits, how full, speed, MFU, time, price, failures."""
-    _say(
+    _print_paragraph(
         f"plan: {plan.model} {plan.parameters_words()}, "
         f"{layout_name(plan.layout)} over {plan.devices_words()}"
     )
-    tell()
+    echo()
     print_table(("", "", ""), headline(plan))
 
 
@@ -46,17 +46,19 @@ def show_task(plan: Plan) -> None:
     length = "length known once the data is prepared"
     if plan.steps is not None and plan.tokens is not None:
         length = f"{plan.steps:,} steps, {format_count(plan.tokens)} {plan.units}"
-    _say(f"plan: {plan.model} {plan.parameters_words()}, {length}, {plan.samples_words()} a step")
+    _print_paragraph(
+        f"plan: {plan.model} {plan.parameters_words()}, {length}, {plan.samples_words()} a step"
+    )
 
 
-def show_day_prices(found: Sequence[Asked]) -> None:
+def show_day_prices(prices: Sequence[LivePrice]) -> None:
     """What a node costs today, rented in each way."""
-    tell()
+    echo()
     print_table(
         ("a node, rented", "an hour", ""),
         [
             (each.kind, "-" if usd is None else format_usd(usd), each.rate.source)
-            for each in found
+            for each in prices
             for usd in (each.rate.usd_per_hour,)
         ],
     )
@@ -66,7 +68,7 @@ def show_quality(plan: Plan, critical_batch: float) -> None:
     """What the size of the batch costs in samples."""
     factor = plan.samples_factor(critical_batch)
     twice = plan.samples_factor(critical_batch, times=2)
-    _say(
+    _print_paragraph(
         f"\nTime to quality is not rate alone: with a critical batch of {critical_batch:,.0f}, a "
         f"given loss takes {factor:.2f} x the fewest samples at {plan.samples_per_step:,} a step, "
         f"and {twice:.2f} x at twice that: {twice / factor:.2f} x the samples of this recipe."
@@ -74,48 +76,48 @@ def show_quality(plan: Plan, critical_batch: float) -> None:
 
 
 def show_layouts(
-    plan: Plan, found: Search, asked: Parallel, *, enough: tuple[int, Candidate] | None
+    plan: Plan, search: Search, requested: Parallel, *, enough: tuple[int, Candidate] | None
 ) -> None:
     """The best layouts, each with its reason, and the settings of the one to take.
 
     Args:
-        asked: What the recipe says of the axes.
+        requested: What the recipe says of the axes.
         enough: Where nothing fits: nodes on which something does, and what.
     """
-    if not found.best:
-        _show_nearest(found, asked, enough)
+    if not search.best:
+        _show_nearest(search, requested, enough)
         return
-    which = "The fastest:" if found.fits else "These are tight, the fastest first:"
-    _say(f"\n{fitting_words(found)} {which}\n")
-    rows = [_layout_row(candidate, mark_of(plan)) for candidate in found.best]
+    which = "The fastest:" if search.fits else "These are tight, the fastest first:"
+    _print_paragraph(f"\n{fitting_words(search)} {which}\n")
+    rows = [_layout_row(candidate, mark_of(plan)) for candidate in search.best]
     print_table((f"{plan.units}/s", "full", "layout", "why"), rows)
-    _show_advice(plan, found, asked)
+    _show_advice(plan, search, requested)
     if enough is not None:
-        _show_enough("\nIt fits", asked, enough)
+        _show_enough("\nIt fits", requested, enough)
 
 
-def show_rejected(found: Search) -> None:
+def show_rejected(search: Search) -> None:
     """Why other families of layouts lost."""
-    tell()
-    print_table(("other families", ""), [(row.family, row.reason) for row in found.rejected])
+    echo()
+    print_table(("other families", ""), [(row.family, row.reason) for row in search.rejected])
 
 
-def show_offers(
-    found: Offers, axes: Parallel, *, deadline_s: float | None, budget_usd: float | None
+def show_quotes(
+    quotes: ClusterQuotes, axes: Parallel, *, deadline_s: float | None, budget_usd: float | None
 ) -> None:
     """The Pareto front, and the offer that meets what was asked, with its settings.
 
     Args:
         axes: What the recipe says of them.
     """
-    _say(
-        f"\n{found.considered} clusters can train it. Of those, no other is both cheaper and "
+    _print_paragraph(
+        f"\n{quotes.considered} clusters can train it. Of those, no other is both cheaper and "
         "faster than:\n"
     )
-    rows = [_offer_row(offer) for offer in found.offers]
+    rows = [_quote_row(offer) for offer in quotes.quotes]
     print_table(("cluster", "devices", "time", "price", "layout"), rows)
-    for why in dict.fromkeys(offer.unmeasured for offer in found.offers if offer.unmeasured):
-        _say(unmeasured_words(why))
+    for why in dict.fromkeys(offer.unmeasured for offer in quotes.quotes if offer.unmeasured):
+        _print_paragraph(unmeasured_words(why))
     asked = []
     if deadline_s is not None:
         asked.append(f"within {format_seconds(deadline_s)}")
@@ -123,17 +125,17 @@ def show_offers(
         asked.append(f"for at most {format_usd(budget_usd)}")
     if not asked:
         return
-    if found.picked is None:
-        cheapest, fastest = (_offer_words(found.offers[place]) for place in (0, -1))
-        _say(
+    if quotes.selected is None:
+        cheapest, fastest = (_quote_text(quotes.quotes[place]) for place in (0, -1))
+        _print_paragraph(
             f"\nNone is {' and '.join(asked)}. The cheapest is {cheapest}; the fastest is "
             f"{fastest}."
         )
         return
     word = "fastest" if deadline_s is None else "cheapest"
-    _say(f"\nThe {word} {' and '.join(asked)}: {_offer_words(found.picked)}:")
-    picked = found.picked
-    tell(
+    _print_paragraph(f"\nThe {word} {' and '.join(asked)}: {_quote_text(quotes.selected)}:")
+    picked = quotes.selected
+    echo(
         f"  cluster.instance={picked.instance} cluster.nodes={picked.nodes} "
         f"{' '.join(settings_of(picked.candidate, axes))} "
         f"checkpoint.every={picked.failures.interval_steps}"
@@ -148,7 +150,7 @@ def show_dry_run(plan: Plan, dry: DryRun) -> None:
     tensors = sum(plan.memory_term(name) for name in peak.terms)  # a CPU's process is in no tensor
     error = tensors / peak.bytes - 1
     rows.append(("sum", format_bytes(tensors), f"{format_bytes(peak.bytes)}"))
-    _say(
+    _print_paragraph(
         f"\nThe real model, built and stepped without a device (torch {dry.torch}, "
         f"{dry.attention} attention): most in the {peak.phase}, at {peak.operator}. The plan is "
         f"{error:+.1%} off.\n"
@@ -156,12 +158,12 @@ def show_dry_run(plan: Plan, dry: DryRun) -> None:
     print_table(("memory per rank", "plan", "dry run"), rows)
 
 
-def show_details(plan: Plan, why_steps: str) -> None:
+def show_details(plan: Plan, steps_reason: str) -> None:
     """Every term with its reason."""
     _show_memory(plan)
     _show_time(plan)
     _show_failures(plan)
-    _show_rest(plan, why_steps)
+    _show_rest(plan, steps_reason)
 
 
 # --- rows ---------------------------------------------------------------------------------------
@@ -175,74 +177,78 @@ def _layout_row(candidate: Candidate, mark: str) -> tuple[str, str, str, str]:
         f"{format_count(candidate.tokens_per_s)}{mark}",
         full,
         candidate_name(candidate),
-        strength(candidate),
+        speed_reason(candidate),
     )
 
 
-def _show_advice(plan: Plan, found: Search, asked: Parallel) -> None:
+def _show_advice(plan: Plan, search: Search, requested: Parallel) -> None:
     """The settings to take, where they are better than what was asked for."""
-    better = found.best[0]
+    better = search.best[0]
     if plan.fits == "does not fit":
         word = "does" if better.is_safe else "is tight"
-        _say(f"\nThis recipe does not fit. The first {word}:")
+        _print_paragraph(f"\nThis recipe does not fit. The first {word}:")
     elif plan.fits == "tight" and better.is_safe:
-        _say("\nThis recipe is tight. The first fits:")
+        _print_paragraph("\nThis recipe is tight. The first fits:")
     elif plan.step_s and (times := plan.step_s / better.step_s) > 1 + NOTABLE_GAIN:
         faster = f"{times - 1:.0%} faster than" if times < 2 else f"{times:.1f} times as fast as"
         tight = "" if better.is_safe else ", and as tight"
-        _say(f"\nThe first is {faster} this recipe{tight}:")
+        _print_paragraph(f"\nThe first is {faster} this recipe{tight}:")
     else:
         return
-    tell(f"  {' '.join(settings_of(better, asked))}")
+    echo(f"  {' '.join(settings_of(better, requested))}")
 
 
-def _show_nearest(found: Search, asked: Parallel, enough: tuple[int, Candidate] | None) -> None:
-    nearest = found.nearest
+def _show_nearest(
+    search: Search, requested: Parallel, enough: tuple[int, Candidate] | None
+) -> None:
+    nearest = search.nearest
     assert nearest is not None  # a search without any result keeps what needs least
     over = nearest.device_bytes - nearest.limit_bytes
     much = f", {format_bytes(over)} too much on each device" if over > 0 else ""
     lead = (
-        f"\n{fitting_words(found)} The nearest is {candidate_name(nearest)}: "
+        f"\n{fitting_words(search)} The nearest is {candidate_name(nearest)}: "
         f"{nearest.fit.reason}{much}."
     )
     if enough is None:
-        _say(f"{lead} Use devices with more memory, a smaller model or shorter samples.")
+        _print_paragraph(
+            f"{lead} Use devices with more memory, a smaller model or shorter samples."
+        )
         return
-    _show_enough(f"{lead} It fits on devices with more memory, or", asked, enough)
+    _show_enough(f"{lead} It fits on devices with more memory, or", requested, enough)
 
 
-def _show_enough(lead: str, asked: Parallel, enough: tuple[int, Candidate]) -> None:
+def _show_enough(lead: str, requested: Parallel, enough: tuple[int, Candidate]) -> None:
     nodes, candidate = enough
-    _say(f"{lead} as {candidate_name(candidate)} on {nodes} nodes:")
-    tell(f"  cluster.nodes={nodes} {' '.join(settings_of(candidate, asked))}")
+    _print_paragraph(f"{lead} as {candidate_name(candidate)} on {nodes} nodes:")
+    echo(f"  cluster.nodes={nodes} {' '.join(settings_of(candidate, requested))}")
 
 
-def _offer_row(offer: Offer) -> tuple[str, str, str, str, str]:
+def _quote_row(quote: ClusterQuote) -> tuple[str, str, str, str, str]:
     return (
-        f"{offer.nodes} x {offer.instance}",
-        f"{offer.devices} x {offer.device}",
-        f"{format_seconds(offer.wall_s)}{offer.mark}",
-        f"{format_usd(offer.usd)}{offer.mark}",
-        candidate_name(offer.candidate),
+        f"{quote.nodes} x {quote.instance}",
+        f"{quote.devices} x {quote.device}",
+        f"{format_seconds(quote.wall_s)}{quote.mark}",
+        f"{format_usd(quote.usd)}{quote.mark}",
+        candidate_name(quote.candidate),
     )
 
 
-def _offer_words(offer: Offer) -> str:
-    spares = spare_words(offer.failures.spare_nodes)
-    name = f"{offer.nodes} x {offer.instance}{f' {spares}' if spares else ''}"
+def _quote_text(quote: ClusterQuote) -> str:
+    spares = spare_words(quote.failures.spare_nodes)
+    name = f"{quote.nodes} x {quote.instance}{f' {spares}' if spares else ''}"
     return (
-        f"{name}, {format_seconds(offer.wall_s)}{offer.mark}, {format_usd(offer.usd)}{offer.mark}"
+        f"{name}, {format_seconds(quote.wall_s)}{quote.mark}, {format_usd(quote.usd)}{quote.mark}"
     )
 
 
-def _say(text: str) -> None:
+def _print_paragraph(text: str) -> None:
     """A paragraph, folded between words where a terminal would break them."""
     if sys.stdout is not None and sys.stdout.isatty():
         lead = "\n" * (len(text) - len(text.lstrip("\n")))
         tail = "\n" * (len(text) - len(text.rstrip("\n")))
         width = shutil.get_terminal_size().columns
         text = lead + fill(text.strip("\n"), width, break_on_hyphens=False) + tail
-    tell(text)
+    echo(text)
 
 
 # --- details ------------------------------------------------------------------------------------
@@ -256,7 +262,7 @@ def _show_memory(plan: Plan) -> None:
         ("device", format_bytes(plan.device_bytes), f"as the driver shows; {plan.fits_reason}"),
     ]
     rule, ranks = RULE_BYTES_PER_PARAMETER * plan.trained_parameters, plan.layout.dp_shard
-    _say(
+    _print_paragraph(
         f"\nRule of the field: {RULE_BYTES_PER_PARAMETER} bytes a trained parameter "
         f"(Adam, mixed precision) = {format_bytes(rule)}, split over {ranks}: "
         f"{format_bytes(rule / ranks)} a rank, before activations. Term by term:\n"
@@ -273,7 +279,7 @@ def _show_time(plan: Plan) -> None:
         for term in plan.time
     ]
     rows.append(("step", format_seconds(step_s), plan.speed.reason))
-    tell()
+    echo()
     print_table(("time of a step", "", ""), rows)
 
 
@@ -295,24 +301,24 @@ def _show_failures(plan: Plan) -> None:
         ("spare nodes", f"{outlook.spare_nodes}", outlook.spares_reason),
         ("MTBF", format_seconds(outlook.mtbf.seconds), outlook.mtbf.reason),
     ]
-    tell()
+    echo()
     print_table(("failures", "", ""), rows)
 
 
-def _snapshots(outlook: FailureOutlook) -> list[Row]:
-    every, mtbf_s = outlook.snapshot_interval_steps, outlook.snapshot_mtbf_s
+def _snapshots(forecast: FailureForecast) -> list[Row]:
+    every, mtbf_s = forecast.snapshot_interval_steps, forecast.snapshot_mtbf_s
     if every is None or mtbf_s is None:
         return []
     why = f"in memory, as for one failure every {format_seconds(mtbf_s)}"
     return [("snapshots", f"{every:,} steps", why)]
 
 
-def _show_rest(plan: Plan, why_steps: str) -> None:
+def _show_rest(plan: Plan, steps_reason: str) -> None:
     flops = {name: format_flops(value) for name, value in plan.flops_per_token.items()}
-    length, why = "not known yet", why_steps
+    length, why = "not known yet", steps_reason
     if plan.steps is not None and plan.tokens is not None:
         length = f"{plan.steps:,} steps"
-        why = f"{format_count(plan.tokens)} {plan.units}; {why_steps}"
+        why = f"{format_count(plan.tokens)} {plan.units}; {steps_reason}"
     peak = plan.peak.flops_per_s
     work = ("work", f"{flops['full']} a token", f"{flops['causal']} with causal attention")
     if plan.unit == "image":
@@ -329,5 +335,5 @@ def _show_rest(plan: Plan, why_steps: str) -> None:
             for term in plan.communication
         ),
     ]
-    tell()
+    echo()
     print_table(("the rest", "", ""), rows)

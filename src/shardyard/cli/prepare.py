@@ -10,7 +10,7 @@ from shardyard.cli.confirm import confirm, side_terms
 from shardyard.cli.options import json_option, launchers_in, recipe_argument
 from shardyard.cli.tables import print_table
 from shardyard.config.data_choices import SLOTS
-from shardyard.config.resolved import DataFacts, PartFacts
+from shardyard.config.resolved import DatasetMetadata, SourceMetadata
 from shardyard.control.attempt import prepare_also_h5, prepare_data, would_prepare
 from shardyard.control.aux_jobs import SideTerms
 from shardyard.control.prepare_remote import prepare_on
@@ -18,7 +18,7 @@ from shardyard.control.prune import Unused, delete, find_sets
 from shardyard.control.request import Request
 from shardyard.control.splits import split_rows
 from shardyard.control.submission import launcher_named
-from shardyard.io.terminal import say, tell
+from shardyard.io.terminal import echo, echo_err
 from shardyard.launchers.base import LAUNCHERS
 from shardyard.units import format_bytes
 
@@ -75,7 +75,7 @@ def command(
         raise click.UsageError("--also goes with neither --on nor --dry-run.")
     if on is not None:
         terms = side_terms(is_yes=is_yes, dry_run=dry_run, as_json=as_json)
-        _prepare_elsewhere(context, recipe, on, terms, verify=verify, as_json=as_json)
+        _prepare_remote(context, recipe, on, terms, verify=verify, as_json=as_json)
         return
     if is_yes:
         raise click.UsageError("--yes goes with --on and --prune: here nothing is asked.")
@@ -83,7 +83,7 @@ def command(
     if dry_run:
         plan = would_prepare(request)
         if as_json:
-            tell(json.dumps(plan, indent=1))
+            echo(json.dumps(plan, indent=1))
         else:
             print_table(("", ""), list(plan.items()), title="would prepare")
         return
@@ -93,7 +93,7 @@ def command(
     else:
         facts, h5["h5"] = prepare_also_h5(request, verify=verify)
     if as_json:
-        tell(json.dumps({**asdict(facts), **h5}, indent=1))
+        echo(json.dumps({**asdict(facts), **h5}, indent=1))
         return
     print_table(("", ""), [*_rows(facts), *(("h5 files", folder) for folder in h5.values())])
 
@@ -106,11 +106,13 @@ def _prune(recipe: tuple[str, ...], *, is_yes: bool, dry_run: bool, as_json: boo
         rows = [(str(each.folder), format_bytes(each.num_bytes)) for each in sets.unused]
         rows = rows or [(f"every dataset in {settings.data.dir} is read by a run", "")]
         print_table(("", ""), rows, title=f"read by no run in {settings.run.dir}")
-        for kept in sets.kept:
-            tell(f"{kept.folder} stays: {kept.why}. To delete it, delete that run's folder first.")
+        for kept in sets.retained:
+            echo(
+                f"{kept.folder} stays: {kept.reason}. To delete it, delete that run's folder first."
+            )
         for each in sets.unused:
             for run in each.lost_readers:
-                say(
+                echo_err(
                     f"{each.folder} was read by run {run}, whose folder is not on this machine. If "
                     "that run is elsewhere and may be resumed, keep the dataset."
                 )
@@ -122,17 +124,17 @@ def _prune(recipe: tuple[str, ...], *, is_yes: bool, dry_run: bool, as_json: boo
         deleted = [each for each in sets.unused if delete(each)]
         for each in sets.unused:
             if each not in deleted:
-                say(f"{each.folder} stays: a training reads it, or another command writes it")
+                echo_err(f"{each.folder} stays: a training reads it, or another command writes it")
     if as_json:
         content = {
             "unused": [str(each.folder) for each in sets.unused],
             "deleted": [str(each.folder) for each in deleted],
-            "kept": [{"folder": str(each.folder), "why": each.why} for each in sets.kept],
+            "kept": [{"folder": str(each.folder), "why": each.reason} for each in sets.retained],
         }
-        tell(json.dumps(content))
+        echo(json.dumps(content))
 
 
-def _prepare_elsewhere(
+def _prepare_remote(
     context: click.Context,
     recipe: tuple[str, ...],
     on: str,
@@ -142,78 +144,78 @@ def _prepare_elsewhere(
     as_json: bool,
 ) -> None:
     launcher = launcher_named(on, launchers_in(context))
-    request = Request.read(recipe, needs_weights=False, only_looks=True, sees=launcher.sees)
+    request = Request.read(recipe, needs_weights=False, only_looks=True, sees=launcher.node_paths)
     found = prepare_on(request, launcher, terms, verify=verify)
     if found is None:
         return
     run_dir, answer = found
     if as_json:
-        tell(
+        echo(
             json.dumps({"run_id": run_dir.run_id, "run_dir": str(run_dir.path), **answer}, indent=1)
         )
         return
-    rows = _rows(DataFacts(**answer["data"]))
+    rows = _rows(DatasetMetadata(**answer["data"]))
     if answer["model_dir"] is not None:
         commit = f", commit {answer['model_commit']}" if answer["model_commit"] else ""
         rows.append(("model", f"{answer['model_dir']}{commit}"))
     print_table(("", ""), [("run", run_dir.run_id), *rows])
 
 
-def _rows(facts: DataFacts) -> list[tuple[str, str]]:
-    if facts.num_classes is not None:
+def _rows(metadata: DatasetMetadata) -> list[tuple[str, str]]:
+    if metadata.num_classes is not None:
         return [
-            ("folder", facts.dir),
-            ("classes", f"{facts.num_classes:,}"),
-            ("training", _pictures(facts.train_samples, facts.train_bytes)),
-            ("validation", _pictures(facts.eval_samples, facts.eval_bytes)),
-            *split_rows(facts),
+            ("folder", metadata.dir),
+            ("classes", f"{metadata.num_classes:,}"),
+            ("training", _image_count(metadata.train_samples, metadata.train_bytes)),
+            ("validation", _image_count(metadata.eval_samples, metadata.eval_bytes)),
+            *split_rows(metadata),
         ]
     return [
-        ("folder", facts.dir),
-        ("training", f"{facts.train_tokens:,} tokens of {facts.train_documents:,} documents"),
-        ("validation", f"{facts.eval_tokens:,} tokens of {facts.eval_documents:,} documents"),
-        *split_rows(facts),
-        *_learnt(facts),
-        *_packed(facts),
-        ("vocabulary", f"{facts.vocab_size:,} tokens{_bytes_a_token(facts)}"),
-        ("documents begin with", facts.bos_token or "no token of their own"),
-        ("unigram entropy", f"{facts.unigram_entropy:.3f} nats a token"),
-        *((f"source {part.name}", _of_part(part)) for part in facts.parts),
+        ("folder", metadata.dir),
+        ("training", f"{metadata.train_tokens:,} tokens of {metadata.train_documents:,} documents"),
+        ("validation", f"{metadata.eval_tokens:,} tokens of {metadata.eval_documents:,} documents"),
+        *split_rows(metadata),
+        *_loss_token_rows(metadata),
+        *_packed(metadata),
+        ("vocabulary", f"{metadata.vocab_size:,} tokens{_bytes_a_token(metadata)}"),
+        ("documents begin with", metadata.bos_token or "no token of their own"),
+        ("unigram entropy", f"{metadata.unigram_entropy:.3f} nats a token"),
+        *((f"source {part.name}", _of_part(part)) for part in metadata.parts),
     ]
 
 
-def _pictures(number: int | None, num_bytes: int | None) -> str:
+def _image_count(number: int | None, num_bytes: int | None) -> str:
     size = "" if num_bytes is None else f", {format_bytes(num_bytes)}"
     return f"{number or 0:,} pictures{size}"
 
 
-def _of_part(part: PartFacts) -> str:
+def _of_part(part: SourceMetadata) -> str:
     data = part.data
     held_out = f"{data.eval_tokens:,} for validation"
     return f"{part.slots / SLOTS:.1%} of the samples, {data.train_tokens:,} tokens, {held_out}"
 
 
-def _learnt(facts: DataFacts) -> list[tuple[str, str]]:
-    if facts.train_learnt is None:
+def _loss_token_rows(metadata: DatasetMetadata) -> list[tuple[str, str]]:
+    if metadata.train_learnt is None:
         return []
-    share = facts.train_learnt / facts.train_tokens
-    return [("carry loss", f"{share:.1%} of the training tokens, {facts.train_learnt:,}")]
+    share = metadata.train_learnt / metadata.train_tokens
+    return [("carry loss", f"{share:.1%} of the training tokens, {metadata.train_learnt:,}")]
 
 
-def _packed(facts: DataFacts) -> list[tuple[str, str]]:
-    if facts.train_places is None:
+def _packed(metadata: DatasetMetadata) -> list[tuple[str, str]]:
+    if metadata.train_places is None:
         return []
-    sets = [part.data for part in facts.parts] or [facts]
+    sets = [part.data for part in metadata.parts] or [metadata]
     samples = sum(each.train_samples or 0 for each in sets)
-    a_sample = facts.train_places / max(1, samples)
+    a_sample = metadata.train_places / max(1, samples)
     found = [("packed", f"{samples:,} samples of {a_sample:,.0f} tokens each")]
-    if facts.too_long:
-        found.append(("too long", f"{facts.too_long:,} documents, by data.too_long"))
+    if metadata.too_long:
+        found.append(("too long", f"{metadata.too_long:,} documents, by data.too_long"))
     return found
 
 
-def _bytes_a_token(facts: DataFacts) -> str:
+def _bytes_a_token(metadata: DatasetMetadata) -> str:
     """How much text a token stands for; nothing for sets of before bytes were counted."""
-    if not facts.train_bytes:
+    if not metadata.train_bytes:
         return ""
-    return f", {facts.train_bytes / facts.train_tokens:.2f} bytes of text each"
+    return f", {metadata.train_bytes / metadata.train_tokens:.2f} bytes of text each"

@@ -14,9 +14,15 @@ from shardyard.cli.options import (
 )
 from shardyard.cli.tables import print_table
 from shardyard.config.schema.observe import MOST_STEPS
-from shardyard.control.profile import Wish, ask, refuse_untrainable, to_json, wait
-from shardyard.control.run_location import home_of
-from shardyard.io.terminal import say, tell
+from shardyard.control.profile import (
+    ProfileOptions,
+    check_profilable,
+    request_profile,
+    to_json,
+    wait,
+)
+from shardyard.control.run_location import locate_run
+from shardyard.io.terminal import echo, echo_err
 from shardyard.report.page import HEADS, profile_rows, profile_words
 from shardyard.rundir.layout import find_run
 
@@ -55,29 +61,29 @@ def command(
     as_json: bool,
 ) -> None:
     """Profile the next steps of RUN (a path, an id, or the beginning of one), which trains on."""
-    home = home_of(find_run(run, runs_dir), launchers_in(context))
-    wish = Wish(steps=steps, ranks=ranks)
-    refuse_untrainable(home, wish)
+    home = locate_run(find_run(run, runs_dir), launchers_in(context))
+    wish = ProfileOptions(steps=steps, ranks=ranks)
+    check_profilable(home, wish)
     handle = home.run_dir.handle
     what = f"a profile of {steps} step{'s' * (steps > 1)} of run {home.run_dir.run_id}"
     if dry_run:
         words = f"{what} would be asked for (ranks: {ranks})"
-        tell(json.dumps({"steps": steps, "ranks": ranks, "message": words}) if as_json else words)
+        echo(json.dumps({"steps": steps, "ranks": ranks, "message": words}) if as_json else words)
         return
-    id = ask(home, wish, trusts_folder=trusts_folder)
+    id = request_profile(home, wish, trusts_folder=trusts_folder)
     if detach:
         words = f"{what} is asked for; `shardyard report {handle}` shows it"
-        tell(json.dumps({"id": id, "message": words}) if as_json else words)
+        echo(json.dumps({"id": id, "message": words}) if as_json else words)
         return
-    say(f"{what} is asked for; it begins with a step of the next seconds")
+    echo_err(f"{what} is asked for; it begins with a step of the next seconds")
     try:
         profile, folder = wait(home, id)
     except KeyboardInterrupt:
-        say(f"waiting ended, the profile is taken all the same: `shardyard report {handle}`")
+        echo_err(f"waiting ended, the profile is taken all the same: `shardyard report {handle}`")
         raise
     if as_json:
-        tell(json.dumps(to_json(profile, folder), indent=1))
+        echo(json.dumps(to_json(profile, folder), indent=1))
         return
     print_table(HEADS, profile_rows(profile))
-    tell(profile_words(profile))
-    tell(f"traces: {folder}/rank-*.json.gz; https://ui.perfetto.dev opens them")
+    echo(profile_words(profile))
+    echo(f"traces: {folder}/rank-*.json.gz; https://ui.perfetto.dev opens them")

@@ -22,12 +22,12 @@ from rich.progress import (
 
 from shardyard.config.resolved import Resolved
 from shardyard.config.tasks import unit_of
-from shardyard.control.fetch import said_progress
-from shardyard.control.follow import View, describe_scores, describe_step, said
-from shardyard.control.plan import said_phase
-from shardyard.io.sanitize import printable
-from shardyard.planner.dry_run import Told as ToldPhase
-from shardyard.transfer.download import Told
+from shardyard.control.fetch import log_progress
+from shardyard.control.follow import View, describe_scores, describe_step, log_view
+from shardyard.control.plan import log_phase
+from shardyard.io.sanitize import sanitize
+from shardyard.planner.dry_run import OnPhase as ToldPhase
+from shardyard.transfer.download import ProgressCallback
 
 _BAR_WIDTH = 24
 _WIDTH_FOR_BAR = 110
@@ -38,16 +38,16 @@ def attempt_view(resolved: Resolved) -> View:
     """A bar on a terminal, plain lines elsewhere."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
-        return said(resolved)
+        return log_view(resolved)
     return AttemptBar(console, resolved.steps, unit=unit_of(resolved.recipe.task.name))
 
 
 @contextmanager
-def bytes_progress(total_bytes: int) -> Iterator[Told]:
+def bytes_progress(total_bytes: int) -> Iterator[ProgressCallback]:
     """A bar on a terminal, a line every tenth elsewhere."""
     console = Console(file=sys.stderr)
     if not console.is_terminal:
-        with said_progress(total_bytes) as tell:
+        with log_progress(total_bytes) as tell:
             yield tell
         return
     with Progress(
@@ -57,7 +57,7 @@ def bytes_progress(total_bytes: int) -> Iterator[Told]:
         task = bar.add_task("", total=total_bytes)
 
         def show(name: str, size: int) -> None:
-            bar.update(task, description=printable(Path(name).name), advance=size)
+            bar.update(task, description=sanitize(Path(name).name), advance=size)
 
         yield show
 
@@ -67,7 +67,7 @@ def phases_progress() -> Iterator[ToldPhase]:
     """A bar on a terminal, which goes away with the last phase; a line each elsewhere."""
     console = Console(file=sys.stderr)
     if not console.is_terminal:
-        yield said_phase
+        yield log_phase
         return
     with Progress(
         SpinnerColumn(), BarColumn(bar_width=_BAR_WIDTH), MofNCompleteColumn(),
@@ -76,7 +76,7 @@ def phases_progress() -> Iterator[ToldPhase]:
         task = bar.add_task("", total=None)
 
         def show(phase: str, done: int, of: int) -> None:
-            bar.update(task, description=printable(phase), completed=done, total=of or None)
+            bar.update(task, description=sanitize(phase), completed=done, total=of or None)
 
         yield show
 
@@ -104,16 +104,16 @@ class AttemptBar:
         self._width_of_rest = 6 + 2 * len(str(total_steps)) + len(bar) * (_BAR_WIDTH + 1)
         self._task = self._progress.add_task("", total=total_steps, facts="")
         self._phase = ""
-        self._facts: list[str] = []
+        self._step_fields: list[str] = []
         self._evaluation: list[str] = []
         self._progress.start()
 
-    def phase(self, words: str, *, is_told: bool) -> None:  # noqa: ARG002  the bar tells it too
-        self._phase = printable(words)
+    def phase(self, words: str, *, is_logged: bool) -> None:  # noqa: ARG002  the bar tells it too
+        self._phase = sanitize(words)
         self._show()
 
     def step(self, line: dict[str, Any], *, step_s: float | None) -> None:
-        self._facts = describe_step(line, self._total_steps, step_s, self._unit)
+        self._step_fields = describe_step(line, self._total_steps, step_s, self._unit)
         self._progress.update(self._task, completed=line["step"])
         self._show()
 
@@ -126,21 +126,21 @@ class AttemptBar:
         self._show()
 
     def line(self, text: str) -> None:
-        self._console.print(printable(text), markup=False, highlight=False)
+        self._console.print(sanitize(text), markup=False, highlight=False)
 
     def close(self) -> None:
         self._progress.stop()
 
     def _show(self) -> None:
         room = self._console.width - self._width_of_rest - len(self._phase)
-        facts = fit([*self._facts, *self._evaluation], room)
+        facts = fit([*self._step_fields, *self._evaluation], room)
         self._progress.update(self._task, description=self._phase, facts="  ".join(facts))
 
 
-def fit(facts: list[str], room: int) -> list[str]:
+def fit(fields: list[str], width: int) -> list[str]:
     """Leave out what a narrow terminal has no room for, the least important first."""
     for ending in ("/step", "s/s", ")", " left"):
-        if len("  ".join(facts)) <= room:
+        if len("  ".join(fields)) <= width:
             break
-        facts = [fact for fact in facts if not fact.endswith(ending)]
-    return facts
+        fields = [fact for fact in fields if not fact.endswith(ending)]
+    return fields

@@ -7,7 +7,7 @@ import click
 
 from shardyard.cli.options import json_option, run_argument, runs_dir_option
 from shardyard.control.resend import send_run
-from shardyard.io.terminal import say, tell
+from shardyard.io.terminal import echo, echo_err
 from shardyard.report.files import write_report
 from shardyard.rundir.layout import find_run
 
@@ -32,10 +32,10 @@ def command(run: str, *, runs_dir: Path, as_json: bool, send: bool) -> None:
             "report_html": str(found.report_html),
             "report_markdown": str(found.report_markdown),
         }
-        tell(json.dumps({**content, **paths}, indent=1))
+        echo(json.dumps({**content, **paths}, indent=1))
         return
-    say(summary.sentence())
+    echo_err(summary.sentence())
     if summary.state in ("drained", "failed", "lost"):
-        say(summary.state_reason)
-    tell(found.report_html)
-    tell(found.report_markdown)
+        echo_err(summary.state_reason)
+    echo(found.report_html)
+    echo(found.report_markdown)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from shardyard.cli.completion import by, launchers
-from shardyard.cli.launch import Terms, submit_proposal
+from shardyard.cli.launch import SubmitOptions, submit_proposal
 from shardyard.cli.options import (
     as_override,
     json_option,
@@ -20,18 +20,18 @@ from shardyard.cli.options import (
     trust_option,
 )
 from shardyard.cli.run_attempt import run_attempt
-from shardyard.config.resolved import BackTo
+from shardyard.config.resolved import RollbackTarget
 from shardyard.control.go_back import go_back
-from shardyard.control.launch import proposal_again
+from shardyard.control.launch import resume_proposal
 from shardyard.control.resume import (
-    refuse_side_alone,
+    check_has_training,
 )
 from shardyard.control.submission import Launchers
 from shardyard.control.train import next_attempt
-from shardyard.io.terminal import tell
+from shardyard.io.terminal import echo
 from shardyard.launchers.ledger import Ledger
-from shardyard.launchers.ledger_owner import refuse_untrusted
-from shardyard.log import say
+from shardyard.launchers.ledger_owner import check_trusted
+from shardyard.log import info
 from shardyard.rundir.layout import RunDir, find_run
 
 
@@ -84,16 +84,20 @@ def command(
     """
     if skip_steps is not None and step is None:
         raise click.UsageError("--skip-steps needs --step N, the step to go back to.")
-    back_to = None if step is None else BackTo(step=step, skip_steps=skip_steps or 0, is_asked=True)
+    back_to = (
+        None
+        if step is None
+        else RollbackTarget(step=step, skip_steps=skip_steps or 0, is_requested=True)
+    )
     run_dir = find_run(run, runs_dir)
-    refuse_untrusted(run_dir.ledger, trusts_folder=trusts_folder)  # it submits what stands there
-    refuse_side_alone(run_dir)
+    check_trusted(run_dir.ledger, trusts_folder=trusts_folder)  # it submits what stands there
+    check_has_training(run_dir)
     if on is not None or Ledger(run_dir.ledger).jobs():
-        return _submit_again(
+        return _submit_resume(
             run_dir,
             (*overrides, *as_override(max_usd)),
             on=on,
-            terms=Terms(**terms),
+            terms=SubmitOptions(**terms),
             launchers=launchers_in(context),
             back_to=back_to,
         )
@@ -104,7 +108,7 @@ def command(
 def _train_on(
     run_dir: RunDir,
     overrides: tuple[str, ...],
-    back_to: BackTo | None,
+    back_to: RollbackTarget | None,
     *,
     dry_run: bool,
     as_json: bool,
@@ -118,25 +122,25 @@ def _train_on(
         done = [step for step in run_dir.checkpoint_steps() if step <= last]
         steps = attempt.resolved.steps
         words = _words(run_dir, done, steps, is_finished=is_over)
-        tell(_as_json(run_dir, done, steps, words) if as_json else words)
+        echo(_as_json(run_dir, done, steps, words) if as_json else words)
         return 0
     if back_to is not None:
         replaced = ", ".join(map(str, go_back(run_dir, back_to))) or "none"
-        say(f"going back to step {back_to.step}; checkpoints replaced: {replaced}")
+        info(f"going back to step {back_to.step}; checkpoints replaced: {replaced}")
     return run_attempt(attempt, as_json=as_json)
 
 
-def _submit_again(
+def _submit_resume(
     run_dir: RunDir,
     overrides: tuple[str, ...],
     *,
     on: str | None,
-    terms: Terms,
+    terms: SubmitOptions,
     launchers: Launchers | None,
-    back_to: BackTo | None,
+    back_to: RollbackTarget | None,
 ) -> int:
     """Continue a run by another job, where its last one was or elsewhere."""
-    proposal = proposal_again(
+    proposal = resume_proposal(
         run_dir,
         overrides,
         on=on,

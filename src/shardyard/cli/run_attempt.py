@@ -5,8 +5,8 @@ import json
 from shardyard.cli.progress import attempt_view
 from shardyard.cli.tables import print_table
 from shardyard.control.attempt import Attempt
-from shardyard.control.train import Trained, train
-from shardyard.io.terminal import say, tell
+from shardyard.control.train import TrainResult, train
+from shardyard.io.terminal import echo, echo_err
 from shardyard.report.run_data import read_run
 from shardyard.report.summary import Summary
 from shardyard.units import format_count, format_seconds
@@ -14,18 +14,18 @@ from shardyard.units import format_count, format_seconds
 
 def run_attempt(attempt: Attempt, *, as_json: bool) -> int:
     """Train, and print what came of it. Returns the exit code."""
-    trained = train(attempt, shown=attempt_view)
+    trained = train(attempt, view_factory=attempt_view)
     if as_json:
-        tell(json.dumps(trained.to_json(), indent=1))
+        echo(json.dumps(trained.to_json(), indent=1))
     elif trained.summary is not None and trained.summary.steps_done:
         _show(trained, trained.summary)
     if trained.exit_code != 0:
         is_error = trained.answer["outcome"] == "failed"
-        say(f"{'error: ' if is_error else ''}{trained.answer['message']}")
+        echo_err(f"{'error: ' if is_error else ''}{trained.answer['message']}")
     return trained.exit_code
 
 
-def _show(trained: Trained, summary: Summary) -> None:
+def _show(trained: TrainResult, summary: Summary) -> None:
     rows = [
         ("step", f"{summary.steps_done:,} of {summary.steps_planned:,}", summary.state),
         ("loss", _nats(summary.loss, summary.unit), "of the last step"),
@@ -56,14 +56,14 @@ def _show(trained: Trained, summary: Summary) -> None:
     print_table(("result", "", ""), rows)
     sample = trained.run_dir.sample
     if sample.is_file():
-        drawn = read_run(trained.run_dir).how_drawn
-        tell(f"\na sample of generated text{f', {drawn}' if drawn else ''}:\n")
+        drawn = read_run(trained.run_dir).sampling_method
+        echo(f"\na sample of generated text{f', {drawn}' if drawn else ''}:\n")
         for line in sample.read_text().splitlines():
-            tell(f"    {line}")
-    tell()
+            echo(f"    {line}")
+    echo()
     for name, path in trained.paths.items():
         if path is not None:  # without one it was said why
-            tell(f"{name}: {path}")
+            echo(f"{name}: {path}")
 
 
 def _nats(value: float | None, unit: str) -> str:

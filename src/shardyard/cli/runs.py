@@ -19,8 +19,8 @@ from shardyard.cli.options import (
 from shardyard.cli.tables import print_table
 from shardyard.control.runs import Run, runs, strays
 from shardyard.control.submission import launcher_named
-from shardyard.io.terminal import say, tell
-from shardyard.launchers.base import FoundJob
+from shardyard.io.terminal import echo, echo_err
+from shardyard.launchers.base import SchedulerJob
 from shardyard.launchers.ledger import SIDE_DETAIL
 from shardyard.rundir.state import RunState
 from shardyard.units import format_age
@@ -60,33 +60,33 @@ def command(
     if as_json:
         rows = [run.to_json() for run in found]
         content = rows if lost is None else {"runs": rows, "strays": [asdict(job) for job in lost]}
-        tell(json.dumps(content, indent=1))
+        echo(json.dumps(content, indent=1))
         return
     if not found:
-        say(f"no runs in {runs_dir}/")
+        echo_err(f"no runs in {runs_dir}/")
     else:
         _show(found)
     if lost is not None:
         _show_strays(lost, on=str(on), runs_dir=runs_dir)
 
 
-def _show_strays(lost: Sequence[FoundJob], *, on: str, runs_dir: Path) -> None:
+def _show_strays(lost: Sequence[SchedulerJob], *, on: str, runs_dir: Path) -> None:
     if not lost:
-        say(f"{on} has no job of ours that no run in {runs_dir}/ knows")
+        echo_err(f"{on} has no job of ours that no run in {runs_dir}/ knows")
         return
-    tell(f"jobs of ours on {on} that no run in {runs_dir}/ knows, and that may cost money:")
+    echo(f"jobs of ours on {on} that no run in {runs_dir}/ knows, and that may cost money:")
     rows = [(job.run_id, job.id, job.state.value, job.where, job.end) for job in lost]
     print_table(("run", "job", "state", "where", "ends with"), rows)
-    say("where a run's folder was moved, --runs-dir takes the one that it is in now")
+    echo_err("where a run's folder was moved, --runs-dir takes the one that it is in now")
 
 
-def _show(found: Sequence[Run]) -> None:
+def _show(listing: Sequence[Run]) -> None:
     now = time.time()
     columns: tuple[str, ...] = ("run", "state", "step", "loss", "changed")
-    table: list[tuple[str, ...]] = [_row(run.state, now=now) for run in found]
-    if any(run.entry is not None for run in found):
+    table: list[tuple[str, ...]] = [_row(run.state, now=now) for run in listing]
+    if any(run.entry is not None for run in listing):
         columns = (*columns[:2], "job", *columns[2:])
-        rows = zip(table, found, strict=True)
+        rows = zip(table, listing, strict=True)
         table = [(*row[:2], _job_words(run), *row[2:]) for row, run in rows]
     print_table(columns, table)
 

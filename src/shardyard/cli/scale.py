@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from shardyard.cli.launch import Terms, agree, say_next
+from shardyard.cli.launch import SubmitOptions, agree, report_submission
 from shardyard.cli.options import (
     as_override,
     json_option,
@@ -20,7 +20,7 @@ from shardyard.cli.options import (
 from shardyard.cli.watch import watch
 from shardyard.control.job import Job, describe_job, find_steered
 from shardyard.control.scale import Scaled, scale
-from shardyard.io.terminal import tell
+from shardyard.io.terminal import echo
 
 
 @click.command()
@@ -48,7 +48,7 @@ def command(
     Where the job keeps its number of nodes it is drained, and a new one is submitted.
     """
     launched = find_steered(run, runs_dir, launchers_in(context), trusts_folder=trusts_folder)
-    asked = Terms(**terms)
+    asked = SubmitOptions(**terms)
     scaled = scale(
         launched,
         nodes,
@@ -59,7 +59,7 @@ def command(
     if scaled is None:
         return 0
     if scaled.proposal is not None:
-        return say_next(scaled.proposal, scaled.job, asked)
+        return report_submission(scaled.proposal, scaled.job, asked)
     _answer(launched, nodes, scaled, as_json=asked.as_json)
     is_resized = not scaled.status.state.is_over
     return watch(launched, node=0) if asked.is_followed and is_resized and not asked.dry_run else 0
@@ -68,6 +68,6 @@ def command(
 def _answer(launched: Job, nodes: int, scaled: Scaled, *, as_json: bool) -> None:
     if as_json:
         status = describe_job(launched.submission, scaled.status)
-        tell(json.dumps({**status, "asked_nodes": nodes, "message": scaled.words}, indent=1))
+        echo(json.dumps({**status, "asked_nodes": nodes, "message": scaled.words}, indent=1))
     else:
-        tell(scaled.words)
+        echo(scaled.words)

@@ -8,7 +8,7 @@ import click
 
 from shardyard.errors import RequestError
 from shardyard.io.path_option import LocalPath
-from shardyard.io.terminal import say, tell
+from shardyard.io.terminal import echo, echo_err
 from shardyard.report.serve.server import LOOPBACK, Server
 from shardyard.rundir.layout import RUNS_DIR
 
@@ -30,7 +30,7 @@ def command(folder: Path, *, port: int, host: str) -> int:
         )
     server = Server(folder.resolve(), host=host, port=port)
     if not server.is_on_loopback:
-        say(
+        echo_err(
             f"warning: whoever reaches {host} reads losses, events and names of runs; nothing is "
             "encrypted, and nobody is asked for a password"
         )
@@ -39,8 +39,8 @@ def command(folder: Path, *, port: int, host: str) -> int:
         signal.signal(number, lambda *_: is_over.set())
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.2})
     thread.start()
-    tell(server.url)
-    say("Ctrl-C ends it")
+    echo(server.url)
+    echo_err("Ctrl-C ends it")
     is_over.wait()
     server.shutdown()
     thread.join()

@@ -17,12 +17,12 @@ from shardyard.cli.tables import print_table
 from shardyard.control.follow import describe_stall
 from shardyard.control.job import Job, Which, describe_job, fetch_progress, find_launched
 from shardyard.errors import ShardyardError, StorageError
-from shardyard.io.terminal import tell
+from shardyard.io.terminal import echo
 from shardyard.launchers.base import JobState, JobStatus
 from shardyard.launchers.ledger import SIDE_DETAIL
 from shardyard.log import warn
 from shardyard.rundir.cost import Spending, read_spending
-from shardyard.rundir.network import Network, read_network
+from shardyard.rundir.network import ObservedNetwork, read_network
 from shardyard.rundir.state import RunState, read_state, unreadable
 from shardyard.units import format_usd
 
@@ -41,7 +41,7 @@ def command(
     launched = find_launched(run, runs_dir, launchers_in(context), which=which)
     status = launched.status()
     if launched.is_side:
-        _tell_side(launched, status, as_json=as_json)
+        _print_side_job(launched, status, as_json=as_json)
         return
     state, spending, network = _read_run(launched, status)
     if as_json:
@@ -52,12 +52,14 @@ def command(
             "network": None if network is None else asdict(network),
             "max_usd": _most_usd(launched),
         }
-        tell(json.dumps(content, indent=1))
+        echo(json.dumps(content, indent=1))
         return
     print_table(("", "", ""), _rows(launched, status, state, spending, network))
 
 
-def _read_run(launched: Job, status: JobStatus) -> tuple[RunState, Spending | None, Network | None]:
+def _read_run(
+    launched: Job, status: JobStatus
+) -> tuple[RunState, Spending | None, ObservedNetwork | None]:
     """What the run's folder says; one that cannot be read does not hide the job."""
     folder = launched.run_dir
     is_far = not launched.launcher.capabilities.shares_folder
@@ -65,16 +67,16 @@ def _read_run(launched: Job, status: JobStatus) -> tuple[RunState, Spending | No
     try:
         if status.state not in (JobState.WAITING, JobState.GONE):
             fetch_progress(launched)
-        state = read_state(folder, is_training_elsewhere=is_training_elsewhere)
+        state = read_state(folder, is_training_remotely=is_training_elsewhere)
         return state, read_spending(folder), read_network(folder)
     except (OSError, StorageError, ValueError) as error:
         return unreadable(folder, error), None, None
 
 
-def _tell_side(launched: Job, status: JobStatus, *, as_json: bool) -> None:
+def _print_side_job(launched: Job, status: JobStatus, *, as_json: bool) -> None:
     job = launched.submission
     if as_json:
-        tell(json.dumps({**describe_job(job, status), "side": job.details[SIDE_DETAIL]}, indent=1))
+        echo(json.dumps({**describe_job(job, status), "side": job.details[SIDE_DETAIL]}, indent=1))
         return
     rows = [
         ("run", job.run_id, ""),
@@ -94,7 +96,7 @@ def _rows(
     status: JobStatus,
     state: RunState,
     spending: Spending | None,
-    network: Network | None,
+    network: ObservedNetwork | None,
 ) -> list[tuple[str, str, str]]:
     job = launched.submission
     rows = [

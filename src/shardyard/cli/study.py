@@ -17,12 +17,12 @@ from shardyard.cli.options import (
 from shardyard.errors import RequestError
 from shardyard.io.files import read_json_object
 from shardyard.io.path_option import LocalPath
-from shardyard.io.terminal import say, tell
+from shardyard.io.terminal import echo, echo_err
 
 if TYPE_CHECKING:
-    from shardyard.control.study import Asked
+    from shardyard.control.study import StudyOptions
     from shardyard.control.study_runs import Runs
-    from shardyard.report.study.rows import Series
+    from shardyard.report.study.rows import ScalingSeries
 
 
 class _Sizes(click.ParamType[tuple[int, ...]]):
@@ -104,16 +104,16 @@ def command(
     again, it goes on: what is done is not run again. The answer is a folder below run.dir with
     table.md, table.csv, table.json and study.html.
     """
-    _refuse_mixture(recipe, nodes, on=on, is_predicted=is_predicted, tables=tables)
+    _check_option_conflicts(recipe, nodes, on=on, is_predicted=is_predicted, tables=tables)
     is_placed = context.get_parameter_source("runs_dir") != ParameterSource.DEFAULT
     if recipe and is_placed:
         raise click.UsageError("--runs-dir is for tables alone; of a recipe run.dir says where.")
     if tables and not recipe:
         return _published(tables, runs_dir, as_json=as_json)
-    from shardyard.control.study import Asked  # not above: `--help` waits for no schema
+    from shardyard.control.study import StudyOptions  # not above: `--help` waits for no schema
 
     assert nodes is not None  # refused above
-    asked = Asked(sizes=nodes, extrapolated=extrapolated, hold=hold, steps=steps)
+    asked = StudyOptions(sizes=nodes, extrapolated=extrapolated, hold=hold, steps=steps)
     if is_predicted:
         if max_usd is not None or dry_run:
             raise click.UsageError("--predict starts nothing: leave --max-usd and --dry-run out.")
@@ -125,7 +125,7 @@ def command(
     )  # fmt: skip
 
 
-def _refuse_mixture(
+def _check_option_conflicts(
     recipe: tuple[str, ...],
     nodes: tuple[int, ...] | None,
     *,
@@ -167,12 +167,12 @@ def _published(tables: tuple[Path, ...], runs_dir: Path, *, as_json: bool) -> in
 
 
 def _predicted(
-    recipe: tuple[str, ...], asked: "Asked", tables: tuple[Path, ...], *, as_json: bool
+    recipe: tuple[str, ...], options: "StudyOptions", tables: tuple[Path, ...], *, as_json: bool
 ) -> int:
     from shardyard.control.study_phases import studies_of
     from shardyard.report.study.published import read_table
 
-    studies = studies_of(recipe, asked, None)
+    studies = studies_of(recipe, options, None)
     series = studies.predicted(read_table(tables[0]) if tables else None)
     notes = ["Predicted; nothing was run."]
     if len(studies.each) > 1:
@@ -183,7 +183,7 @@ def _predicted(
 def _run(
     context: click.Context,
     recipe: tuple[str, ...],
-    asked: "Asked",
+    options: "StudyOptions",
     *,
     on: str,
     max_usd: float | None,
@@ -193,21 +193,23 @@ def _run(
 ) -> int:
     from shardyard.cli.confirm import confirm, print_requests
     from shardyard.control.study_phases import studies_of
-    from shardyard.control.study_runs import describe, proposals, run_sizes, stand_of
+    from shardyard.control.study_runs import describe, plan_runs, proposals, run_sizes
     from shardyard.control.submission import launcher_named
 
     known = launchers_in(context)
     launcher = launcher_named(on, known)
     each: list[Runs] = []
     left = max_usd
-    for study in studies_of(recipe, asked, launcher).each:
-        runs = stand_of(study, launcher, known, max_usd=left, is_dry_run=dry_run)
+    for study in studies_of(recipe, options, launcher).each:
+        runs = plan_runs(study, launcher, known, max_usd=left, is_dry_run=dry_run)
         each.append(runs)
         if left is not None:
             left = max(0.0, left - runs.spent_usd() - (runs.open_usd or 0.0))
-        say(f"study: {study.id} on {launcher.name}, {study.hold} held at {study.batch:,} samples")
+        echo_err(
+            f"study: {study.id} on {launcher.name}, {study.hold} held at {study.batch:,} samples"
+        )
         for line in describe(runs):
-            say(line)
+            echo_err(line)
     if dry_run:
         print_requests([one for runs in each for one in proposals(runs)], as_json=as_json)
         return 0
@@ -222,7 +224,7 @@ def _run(
 
 
 def _write(
-    folder: Path, name: str, series: "list[Series]", notes: list[str], *, as_json: bool
+    folder: Path, name: str, series: "list[ScalingSeries]", notes: list[str], *, as_json: bool
 ) -> int:
     from shardyard.report.study.page import write_study
 
@@ -239,8 +241,8 @@ def _answer(*folders: Path, as_json: bool) -> None:
         contents = [
             {**read_json_object(folder / JSON), "folder": str(folder)} for folder in folders
         ]
-        tell(json.dumps(contents[0] if len(contents) == 1 else contents, indent=1))
+        echo(json.dumps(contents[0] if len(contents) == 1 else contents, indent=1))
         return
     for folder in folders:
-        tell((folder / MARKDOWN).read_text(encoding="utf-8"))
-        say(f"wrote {folder / PAGE}")
+        echo((folder / MARKDOWN).read_text(encoding="utf-8"))
+        echo_err(f"wrote {folder / PAGE}")

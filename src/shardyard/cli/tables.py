@@ -3,20 +3,20 @@
 import sys
 from collections.abc import Sequence
 
-from shardyard.io.sanitize import printable
-from shardyard.io.terminal import tell
+from shardyard.io.sanitize import sanitize
+from shardyard.io.terminal import echo
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> None:
     """Print rows under column names; the last column may be long."""
-    rows = [[printable(cell) for cell in row] for row in rows]
+    rows = [[sanitize(cell) for cell in row] for row in rows]
     if sys.stdout is not None and sys.stdout.isatty():
         _draw(columns, rows, title=title)
         return
     if title:
-        tell(title)
+        echo(title)
     for line in _aligned([columns, *rows] if any(columns) else rows):
-        tell(f"  {line}" if title else line)
+        echo(f"  {line}" if title else line)
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -18,8 +18,8 @@ from shardyard.cli.options import (
     runs_dir_option,
     trust_option,
 )
-from shardyard.control.teardown import Remains, remains_of, tear_down
-from shardyard.io.terminal import say, tell
+from shardyard.control.teardown import TeardownResult, preview_teardown, tear_down
+from shardyard.io.terminal import echo, echo_err
 from shardyard.launchers.ledger import Ledger
 from shardyard.rundir.layout import RunDir, find_run
 
@@ -47,7 +47,7 @@ def command(
     """Remove what RUN (a path, an id, or the beginning of one) has elsewhere. Safe to repeat."""
     run_dir, launchers = find_run(run, runs_dir), launchers_in(context)
     if dry_run:
-        remains = remains_of(run_dir, launchers=launchers, trusts_folder=trusts_folder)
+        remains = preview_teardown(run_dir, launchers=launchers, trusts_folder=trusts_folder)
     else:
         agree = partial(confirm, is_yes=is_yes)
         try:
@@ -59,13 +59,13 @@ def command(
                 trusts_folder=trusts_folder,
             )
         except (click.Abort, KeyboardInterrupt):
-            say(_may_be_repeated(run_dir))
+            echo_err(_retry_hint(run_dir))
             raise
     _show(run_dir, remains, as_json=as_json)
     return 1 if remains.left and not dry_run else 0
 
 
-def _may_be_repeated(run_dir: RunDir) -> str:
+def _retry_hint(run_dir: RunDir) -> str:
     left = len(Ledger(run_dir.ledger).live())
     return (
         f"not finished: {left} object{'s' * (left != 1)} of the run may be there still, and cost "
@@ -74,19 +74,19 @@ def _may_be_repeated(run_dir: RunDir) -> str:
     )
 
 
-def _show(run_dir: RunDir, remains: Remains, *, as_json: bool) -> None:
+def _show(run_dir: RunDir, remains: TeardownResult, *, as_json: bool) -> None:
     if as_json:
-        tell(json.dumps({"run_id": run_dir.run_id, **remains.to_json()}, indent=1))
+        echo(json.dumps({"run_id": run_dir.run_id, **remains.to_json()}, indent=1))
         return
     for name in remains.removed:
-        tell(f"removed: {name}")
+        echo(f"removed: {name}")
     for name in remains.foreign:
-        tell(f"not this run's, so left alone: {name}")
+        echo(f"not this run's, so left alone: {name}")
     for name in remains.over:
-        tell(f"over, so it costs nothing; a tear-down strikes it from the ledger: {name}")
+        echo(f"over, so it costs nothing; a tear-down strikes it from the ledger: {name}")
     for name in remains.left:
-        tell(f"still there, and may cost money: {name}")
+        echo(f"still there, and may cost money: {name}")
     for name in remains.untouched:
-        tell(f"not created by this run, so not removed, and may cost money: {name}")
+        echo(f"not created by this run, so not removed, and may cost money: {name}")
     if not (remains.left or remains.over):
-        tell(f"nothing of run {run_dir.run_id} is left elsewhere; {run_dir.path} stays")
+        echo(f"nothing of run {run_dir.run_id} is left elsewhere; {run_dir.path} stays")

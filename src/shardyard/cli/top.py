@@ -14,9 +14,9 @@ from shardyard.cli.tables import print_table
 from shardyard.control.job import Job, fetch_progress, launched_of, warn_unfinished
 from shardyard.control.live_status import Board, NodeRow, RankRow, read_board
 from shardyard.errors import EXIT_INTERRUPTED
-from shardyard.io.polling import until_over
-from shardyard.io.sanitize import printable
-from shardyard.io.terminal import tell
+from shardyard.io.polling import poll_until
+from shardyard.io.sanitize import sanitize
+from shardyard.io.terminal import echo
 from shardyard.launchers.base import JobState
 from shardyard.launchers.ledger import Ledger
 from shardyard.rundir.layout import RunDir, find_run
@@ -62,17 +62,17 @@ def command(
         launched = launched_of(run_dir, launchers_in(context))
     else:
         warn_unfinished(run_dir, ledger)
-    look = _Look(run_dir, launched)
+    look = _BoardReader(run_dir, launched)
     if as_json:
-        tell(json.dumps(look().to_json(), indent=1))
+        echo(json.dumps(look().to_json(), indent=1))
     elif sys.stdout is None or not sys.stdout.isatty():
-        _tell(look())
+        _print_board(look())
     else:
         return _show(look, every_s)
     return 0
 
 
-class _Look:
+class _BoardReader:
     """Reads the run's folder, and brings there first what only its nodes have."""
 
     def __init__(self, run_dir: RunDir, launched: Job | None) -> None:
@@ -89,28 +89,28 @@ class _Look:
                 fetch_progress(self._far)
             self._is_running = state == JobState.RUNNING
             self._fetched_s = time.monotonic()
-        return read_board(self._run, is_training_elsewhere=self._is_running)
+        return read_board(self._run, is_training_remotely=self._is_running)
 
 
-def _tell(board: Board) -> None:
+def _print_board(board: Board) -> None:
     """All ranks, whatever their number."""
     for line in head_lines(board):
-        tell(line)
+        echo(line)
     heads, rows = rank_table(board)
     if rows:
         print_table(heads, rows)
 
 
-def _show(look: Callable[[], Board], every_s: float) -> int:
+def _show(read: Callable[[], Board], every_s: float) -> int:
     from rich.console import Console
     from rich.live import Live
 
     console = Console(highlight=False)
-    newest = [look()]
+    newest = [read()]
     try:
         with Live(_drawn(newest[0], console.height), console=console, auto_refresh=False) as live:
-            for _ in until_over(lambda: newest[0].is_over, every_s=every_s):
-                newest[0] = look()
+            for _ in poll_until(lambda: newest[0].is_over, every_s=every_s):
+                newest[0] = read()
                 live.update(_drawn(newest[0], console.height), refresh=True)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -130,8 +130,8 @@ def _drawn(board: Board, height: int) -> "RenderableType":
         table.add_column(name, no_wrap=True, min_width=None if is_marks else widest)
     for row in rows:
         is_marked = bool(row[-1])
-        table.add_row(*(Text(printable(c), style="bold red" if is_marked else "") for c in row))
-    lines = [Text(printable(line)) for line in head_lines(board)]
+        table.add_row(*(Text(sanitize(c), style="bold red" if is_marked else "") for c in row))
+    lines = [Text(sanitize(line)) for line in head_lines(board)]
     return Group(*lines, table, *([Text(more, style="dim")] if more else []))
 
 

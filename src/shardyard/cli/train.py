@@ -9,7 +9,7 @@ from shardyard.cli.run_attempt import run_attempt
 from shardyard.control.attempt import no_plan
 from shardyard.control.request import Request
 from shardyard.control.train import begin, first_attempt
-from shardyard.io.terminal import tell
+from shardyard.io.terminal import echo
 
 
 @click.command()
@@ -23,6 +23,6 @@ def command(recipe: tuple[str, ...], *, dry_run: bool, as_json: bool) -> int:
         prediction = attempt.plan()
         content = json.dumps(None if prediction is None else prediction.to_json(), indent=1)
         line = no_plan() if prediction is None else prediction.line()
-        tell(content if as_json else line)
+        echo(content if as_json else line)
         return 0
     return run_attempt(begin(attempt), as_json=as_json)

@@ -16,7 +16,7 @@ from shardyard.cli.options import (
 )
 from shardyard.control.job import Job, Which, exit_code_of, find_launched, wait_until
 from shardyard.errors import EXIT_INTERRUPTED, RequestError
-from shardyard.io.terminal import say
+from shardyard.io.terminal import echo_err
 from shardyard.launchers.base import JobState, JobStatus
 from shardyard.rundir.state import resume_words
 
@@ -62,13 +62,13 @@ def watch(
         # the output ends a little before the scheduler says how the job did
         status = wait_until(launched, lambda status: status.state.is_over, sleep=sleep)
     except KeyboardInterrupt:
-        say(
+        echo_err(
             f"\nwatching ended, the job goes on. `shardyard watch {handle}` follows it again, "
             f"`shardyard cancel {handle}` stops it"
         )
         return EXIT_INTERRUPTED
     code = exit_code_of(status)
-    say(_last_words(launched, status, code))
+    echo_err(_last_words(launched, status, code))
     return code
 
 

@@ -6,7 +6,7 @@ EKS's own default is every address. Source: Amazon EKS User Guide, Cluster API s
 from ipaddress import IPv4Network
 from typing import Any
 
-from shardyard.cluster.spec import ONLY_VPC, Description
+from shardyard.cluster.spec import ONLY_VPC, ClusterSpec
 from shardyard.errors import Problem
 
 _PRIVATE = tuple(
@@ -17,21 +17,21 @@ _MOST_RANGES = 40
 """Public endpoint access CIDR ranges of a cluster. Source: Amazon EKS User Guide, quotas."""
 
 
-def access_problems(access: tuple[str, ...] | None) -> list[Problem]:
+def access_errors(access: tuple[str, ...] | None) -> list[Problem]:
     """What is wrong with the setting ``access``."""
     if access is None or access == (ONLY_VPC,):
         return []
     if not access:
         text = "=[] lets no address in. Write access=[203.0.113.7/32], or access=[private]."
         return [Problem("access", text)]
-    found = [Problem("access", text) for range in access if (text := _wrong(range))]
+    found = [Problem("access", text) for range in access if (text := _range_error(range))]
     if len(access) > _MOST_RANGES:
         text = f"has {len(access)} ranges, and EKS takes {_MOST_RANGES}. Give wider ones."
         found.append(Problem("access", text))
     return found
 
 
-def _wrong(text: str) -> str:
+def _range_error(text: str) -> str:
     if text == ONLY_VPC:
         return f"={text} stands alone: write access=[{ONLY_VPC}], or address ranges only."
     try:
@@ -49,18 +49,18 @@ def _wrong(text: str) -> str:
     return ""
 
 
-def access_warning(given: Description) -> str:
+def access_warning(spec: ClusterSpec) -> str:
     """What the caller has to know before the cluster is made; empty: nothing."""
-    if given.kind != "eks":
+    if spec.kind != "eks":
         return ""
-    if given.access is None:
+    if spec.access is None:
         return (
             "every address of the Internet can reach this cluster's API server (0.0.0.0/0, the "
             "default of EKS); it still asks for credentials. Limit it: access=[203.0.113.7/32] "
             f"with your own address, or access=[{ONLY_VPC}]. access=[0.0.0.0/0] says that you "
             "want it."
         )
-    if given.access == (ONLY_VPC,):
+    if spec.access == (ONLY_VPC,):
         return (
             f"access=[{ONLY_VPC}]: only machines inside the VPC reach the API server. Run this "
             "command, and later shardyard and kubectl, on one of them."
@@ -68,25 +68,25 @@ def access_warning(given: Description) -> str:
     return ""
 
 
-def for_eksctl(given: Description) -> dict[str, Any]:
+def for_eksctl(spec: ClusterSpec) -> dict[str, Any]:
     """Part of `vpc` in eksctl's file."""
-    if given.access is None:
+    if spec.access is None:
         return {}
-    if given.access == (ONLY_VPC,):
+    if spec.access == (ONLY_VPC,):
         return {"clusterEndpoints": {"publicAccess": False, "privateAccess": True}}
     # Nodes would come by their NAT's address, which is not on the list.
     endpoints = {"publicAccess": True, "privateAccess": True}
-    return {"clusterEndpoints": endpoints, "publicAccessCIDRs": list(given.access)}
+    return {"clusterEndpoints": endpoints, "publicAccessCIDRs": list(spec.access)}
 
 
-def for_terraform(given: Description) -> dict[str, Any]:
+def for_terraform(spec: ClusterSpec) -> dict[str, Any]:
     """Part of `vpc_config` of an aws_eks_cluster."""
-    if given.access is None:
+    if spec.access is None:
         return {}
-    if given.access == (ONLY_VPC,):
+    if spec.access == (ONLY_VPC,):
         return {"endpoint_public_access": False, "endpoint_private_access": True}
     return {
         "endpoint_public_access": True,
         "endpoint_private_access": True,
-        "public_access_cidrs": list(given.access),
+        "public_access_cidrs": list(spec.access),
     }

@@ -14,13 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.cluster.existing_spec import AdoptedCluster
-from shardyard.cluster.spec import Description
+from shardyard.cluster.spec import ClusterSpec
 from shardyard.errors import AccessError, CapacityError, JsonFileError, RequestError, ShardyardError
-from shardyard.io.aws import UncertainError, aws_client, aws_errors, aws_session, error_code
+from shardyard.io.aws import (
+    UncertainError,
+    aws_client,
+    aws_session,
+    error_code,
+    translate_aws_errors,
+)
 from shardyard.io.files import make_folder, parse_json, read_json_object, write_json
 from shardyard.io.yaml import read_yaml
 from shardyard.launchers.ledger import Ledger
-from shardyard.log import say
+from shardyard.log import info
 
 # What a cluster is made with and looked at: AWS, eksctl, kubectl and helm, and its folder here.
 
@@ -44,7 +50,7 @@ class World:
     """A cluster's folder, and what acts for it."""
 
     folder: Path
-    given: Description
+    spec: ClusterSpec
     owner: str
     """Id of this making: the tag of all that it made."""
 
@@ -66,7 +72,7 @@ class World:
     @cached_property
     def session(self) -> Any:
         """Of the cluster's region."""
-        return aws_session(self.given.region)
+        return aws_session(self.spec.region)
 
     @cached_property
     def _clients(self) -> dict[str, Any]:
@@ -89,7 +95,7 @@ class World:
         import botocore.exceptions
 
         method = getattr(self.client(service), call)
-        with aws_errors(f"ask {service} ({call})", self.given.region):
+        with translate_aws_errors(f"ask {service} ({call})", self.spec.region):
             try:
                 answer: dict[str, Any] = method(**params)
             except botocore.exceptions.ClientError as error:
@@ -110,7 +116,7 @@ class World:
             RequestError: AWS does not accept the call, or names a page as the one behind itself.
         """
         client = self.client(service)
-        with aws_errors(f"ask {service} ({call})", self.given.region):
+        with translate_aws_errors(f"ask {service} ({call})", self.spec.region):
             if client.can_paginate(call):
                 yield from client.get_paginator(call).paginate(**params)
             else:
@@ -129,11 +135,11 @@ class World:
         for page in self.pages(service, call, **params):
             if at.partition(".")[0] not in page:
                 raise UncertainError(
-                    f"{service} ({call}) in {self.given.region} answered without a list of "
+                    f"{service} ({call}) in {self.spec.region} answered without a list of "
                     f"{at.partition('.')[0]}, so it is not known what is there. Look at your proxy "
                     "and AWS_ENDPOINT_URL, and run the same command again."
                 )
-            yield from _at(page, at)
+            yield from _items_at(page, at)
 
     def run(self, argv: list[str]) -> str:
         """Run a program to its end; what it printed on stdout.
@@ -149,7 +155,7 @@ class World:
                 f"{argv[0]} is not installed here, and the cluster is made with it. Install it, "
                 "or look at what would be run with --dry-run."
             )
-        say(f"running: {shlex.join(argv)}")
+        info(f"running: {shlex.join(argv)}")
         # helm's variables would name another cluster than its kubeconfig.
         ours = {key: value for key, value in os.environ.items() if not key.startswith("HELM_KUBE")}
         environment = {**ours, "KUBECONFIG": str(self.kubeconfig)}
@@ -189,11 +195,11 @@ def _pages(method: Any, params: dict[str, Any]) -> Iterator[dict[str, Any]]:
         token = behind
 
 
-def _at(answer: dict[str, Any], path: str) -> Iterator[Any]:
+def _items_at(answer: dict[str, Any], path: str) -> Iterator[Any]:
     first, _, rest = path.partition(".")
     for item in answer.get(first, []):
         if rest:
-            yield from _at(item, rest)
+            yield from _items_at(item, rest)
         else:
             yield item
 
@@ -217,27 +223,27 @@ def _failed(argv: list[str], output: bytes, log: Path) -> ShardyardError:
     )
 
 
-def folder_of(given: Description, clusters: Path) -> Path:
+def folder_of(spec: ClusterSpec, clusters: Path) -> Path:
     """Where a cluster's files are kept: of one name there may be one in each region."""
-    return clusters / f"{given.name}.{given.region}"
+    return clusters / f"{spec.name}.{spec.region}"
 
 
-def described(folder: Path) -> Path:
+def spec_file(folder: Path) -> Path:
     """The file that says what a cluster's folder is of."""
     return folder / _DESCRIPTION
 
 
-def new_world(given: Description, clusters: Path) -> World:
+def new_world(spec: ClusterSpec, clusters: Path) -> World:
     """The folder of a cluster that is to be made, or of the one that was begun here.
 
     Raises:
         RequestError: Another cluster of this name was made from here, by another description.
     """
-    folder = folder_of(given, clusters)
+    folder = folder_of(spec, clusters)
     owner = secrets.token_hex(8)
     if (folder / _DESCRIPTION).exists():
         world = world_at(folder)
-        if world.given == given:
+        if world.spec == spec:
             return world
         if world.ledger.live():
             raise RequestError(
@@ -249,11 +255,11 @@ def new_world(given: Description, clusters: Path) -> World:
     make_folder(folder)
     content = {
         "owner": owner,
-        "is_adopted": isinstance(given, AdoptedCluster),
-        "cluster": given.model_dump(mode="json"),
+        "is_adopted": isinstance(spec, AdoptedCluster),
+        "cluster": spec.model_dump(mode="json"),
     }
     write_json(folder / _DESCRIPTION, content)
-    return World(folder=folder, given=given, owner=owner)
+    return World(folder=folder, spec=spec, owner=owner)
 
 
 def world_named(name: str, clusters: Path) -> World:
@@ -279,7 +285,7 @@ def world_named(name: str, clusters: Path) -> World:
     )
 
 
-def _why(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return f"it {error.reason}" if isinstance(error, JsonFileError) else str(error)
 
 
@@ -292,20 +298,20 @@ def world_at(folder: Path) -> World:
     path = folder / _DESCRIPTION
     try:
         content = read_json_object(path)
-        kind = AdoptedCluster if content.get("is_adopted") else Description
-        given = kind.model_validate(content["cluster"])
+        kind = AdoptedCluster if content.get("is_adopted") else ClusterSpec
+        spec = kind.model_validate(content["cluster"])
         owner = content["owner"]
         if not (isinstance(owner, str) and len(bytes.fromhex(owner)) == 8):
             raise ValueError(f"owner={owner!r}")
-        if folder.name != f"{given.name}.{given.region}":
-            raise ValueError(f"it describes {given.name} in {given.region}")
+        if folder.name != f"{spec.name}.{spec.region}":
+            raise ValueError(f"it describes {spec.name} in {spec.region}")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RequestError(
-            f"{path} is no description of a cluster: {_why(error)}. It says what is looked for and "
+            f"{path} is no description of a cluster: {_reason(error)}. It says what is looked for and "
             "removed, so nothing is guessed. Bring it back from a copy; what was made has the tag "
             "shardyard-cluster."
         ) from error
-    return World(folder=folder, given=given, owner=owner)
+    return World(folder=folder, spec=spec, owner=owner)
 
 
 # How kubectl and helm reach a cluster: by a kubeconfig of this very cluster, or not at all.
@@ -322,12 +328,12 @@ def kubectl_json(world: World, *words: str) -> dict[str, Any] | None:
     Raises:
         RequestError: The kubeconfig names another cluster.
     """
-    cluster = cluster_that_answers(world)
+    cluster = reachable_cluster(world)
     if cluster is None:
         return None
     text = _run(world, cluster, ("kubectl", "get", *words, "--ignore-not-found", "-o", "json"))
-    found: dict[str, Any] | None = parse_json(text) if text.strip() else None
-    return found
+    result: dict[str, Any] | None = parse_json(text) if text.strip() else None
+    return result
 
 
 def in_cluster(world: World, argv: tuple[str, ...]) -> str:
@@ -337,45 +343,45 @@ def in_cluster(world: World, argv: tuple[str, ...]) -> str:
         RequestError: The kubeconfig names another cluster.
         ShardyardError: There is no cluster, or the program failed.
     """
-    given = world.given
-    cluster = cluster_that_answers(world)
+    spec = world.spec
+    cluster = reachable_cluster(world)
     if cluster is None:
         raise ShardyardError(
-            f"there is no cluster {given.name} in {given.region} that answers, says EKS, so "
-            f"`{argv[0]}` was not run. Look with `shardyard cluster show {given.name}`."
+            f"there is no cluster {spec.name} in {spec.region} that answers, says EKS, so "
+            f"`{argv[0]}` was not run. Look with `shardyard cluster show {spec.name}`."
         )
     return _run(world, cluster, argv)
 
 
 def _run(world: World, cluster: dict[str, Any], argv: tuple[str, ...]) -> str:
-    given = world.given
+    spec = world.spec
     if not world.kubeconfig.exists():
-        say(f"{world.kubeconfig} is not there; it is written anew")
+        info(f"{world.kubeconfig} is not there; it is written anew")
         world.run(
-            ["eksctl", "utils", "write-kubeconfig", "--cluster", given.name,
-             "--region", given.region, "--kubeconfig", str(world.kubeconfig)]
+            ["eksctl", "utils", "write-kubeconfig", "--cluster", spec.name,
+             "--region", spec.region, "--kubeconfig", str(world.kubeconfig)]
         )  # fmt: skip
-    _refuse_other_cluster(world, cluster)
+    _check_same_cluster(world, cluster)
     return world.run([*argv, "--kubeconfig", str(world.kubeconfig)])
 
 
-def cluster_that_answers(world: World) -> dict[str, Any] | None:
+def reachable_cluster(world: World) -> dict[str, Any] | None:
     """What EKS says of the cluster of this name; None: there is none, or it does not answer yet."""
-    answer = world.ask("eks", "describe_cluster", name=world.given.name)
+    answer = world.ask("eks", "describe_cluster", name=world.spec.name)
     if answer is None or answer["cluster"]["status"] in _NOT_ANSWERING:
         return None
     cluster: dict[str, Any] = answer["cluster"]
     return cluster if cluster.get("endpoint") else None
 
 
-def _refuse_other_cluster(world: World, cluster: dict[str, Any]) -> None:
+def _check_same_cluster(world: World, cluster: dict[str, Any]) -> None:
     named, wanted = _server(world), str(cluster["endpoint"])
     if named.rstrip("/").lower() == wanted.rstrip("/").lower():
         return
     account = account_of(str(cluster.get("arn", "")))
     raise RequestError(
-        f"{world.kubeconfig} names {named or 'no cluster'}, and {world.given.name} of account "
-        f"{account} in {world.given.region} answers at {wanted}: the file is another cluster's, or "
+        f"{world.kubeconfig} names {named or 'no cluster'}, and {world.spec.name} of account "
+        f"{account} in {world.spec.region} answers at {wanted}: the file is another cluster's, or "
         "of one that is gone. Nothing was asked or changed there. Move the file away and run the "
         "same command again, which writes it anew."
     )
@@ -412,7 +418,7 @@ def account_of(arn: str) -> str:
     return parts[4] if len(parts) > 5 else ""
 
 
-def refuse_other_account(world: World) -> None:
+def check_same_account(world: World) -> None:
     """That nobody takes "it is not in my account" for "it is gone".
 
     Raises:
@@ -426,7 +432,7 @@ def refuse_other_account(world: World) -> None:
     if made == {account}:
         return
     raise AccessError(
-        f"{world.given.name} was made in account {', '.join(sorted(made))}, says "
+        f"{world.spec.name} was made in account {', '.join(sorted(made))}, says "
         f"{world.ledger.path}, and these credentials are of account {account}, where nothing of it "
         "would be found. Nothing was done. Take the credentials of that account (AWS_PROFILE), "
         "and check with `aws sts get-caller-identity`."
@@ -451,7 +457,7 @@ class Act:
         """The command that does it; of a call, that of AWS's command line."""
         if self.argv:
             return shlex.join(self._whole(world))
-        words = ["aws", self.service, self.call.replace("_", "-"), "--region", world.given.region]
+        words = ["aws", self.service, self.call.replace("_", "-"), "--region", world.spec.region]
         for name, value in self.params.items():
             text = value if isinstance(value, str) else json.dumps(value)
             words += [f"--{_with_hyphens(name)}", text]

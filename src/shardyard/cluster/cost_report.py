@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shardyard.cluster.prices import ACCELERATORS, BATCH_ENVIRONMENT, standing_costs
-from shardyard.cluster.spec import Description
+from shardyard.cluster.prices import ACCELERATORS, BATCH_ENVIRONMENT, hourly_costs
+from shardyard.cluster.spec import ClusterSpec
 from shardyard.errors import StorageError
 from shardyard.hardware.catalogue import Rate
 from shardyard.launchers.ledger import Ledger
@@ -72,24 +72,22 @@ class _Span:
     count: int = 1
 
 
-def predicted_bill(
-    given: Description, stages: Sequence[Stage], *, rate: Rate | None = None
-) -> Bill:
+def predicted_bill(spec: ClusterSpec, stages: Sequence[Stage], *, rate: Rate | None = None) -> Bill:
     """The bill of a cluster that stands through these stages, all its parts from the first on.
 
     Args:
         rate: What an accelerator node costs an hour; None: what the table says.
     """
-    parts = {cost.part for cost in standing_costs(given, nodes=1)}
+    parts = {cost.part for cost in hourly_costs(spec, nodes=1)}
     spans = [
         _Span(part=part, hours=stage.hours, count=stage.nodes if part == ACCELERATORS else 1)
         for stage in stages
         for part in parts
     ]
-    return _bill(given, spans, rate)
+    return _bill(spec, spans, rate)
 
 
-def bill_of(given: Description, ledger: Ledger, *, now: float, rate: Rate | None = None) -> Bill:
+def bill_of(spec: ClusterSpec, ledger: Ledger, *, now: float, rate: Rate | None = None) -> Bill:
     """The bill of all that the ledger says was made, to this moment.
 
     Args:
@@ -99,22 +97,22 @@ def bill_of(given: Description, ledger: Ledger, *, now: float, rate: Rate | None
     Raises:
         StorageError: The ledger was changed by something else.
     """
-    return _bill(given, _spans(given, ledger, now=now), rate)
+    return _bill(spec, _spans(spec, ledger, now=now), rate)
 
 
-def nodes_asked(given: Description, ledger: Ledger) -> int:
+def requested_nodes(spec: ClusterSpec, ledger: Ledger) -> int:
     """Accelerator nodes that are asked for now; 0: there is no group of them."""
     count = 0
-    for _, part, number in _changes(given, ledger):
+    for _, part, number in _changes(spec, ledger):
         if part == ACCELERATORS:
             count = number
     return count
 
 
-def _spans(given: Description, ledger: Ledger, *, now: float) -> Iterator[_Span]:
+def _spans(spec: ClusterSpec, ledger: Ledger, *, now: float) -> Iterator[_Span]:
     """What stood how long; of accelerator nodes a span for each number of them."""
     stands: dict[str, tuple[float, int]] = {}
-    for at, part, count in _changes(given, ledger):
+    for at, part, count in _changes(spec, ledger):
         since, before = stands.get(part, (at, 0))
         if before:
             yield _Span(part=part, hours=(at - since) / 3600, count=before)
@@ -123,20 +121,20 @@ def _spans(given: Description, ledger: Ledger, *, now: float) -> Iterator[_Span]
         yield _Span(part=part, hours=max(0.0, now - since) / 3600, count=count)
 
 
-def _changes(given: Description, ledger: Ledger) -> Iterator[tuple[float, str, int]]:
+def _changes(spec: ClusterSpec, ledger: Ledger) -> Iterator[tuple[float, str, int]]:
     """When, which part, and how many of it there are from then on."""
-    standing: set[str] = set()
+    active: set[str] = set()
     for at, action, entry in ledger.history():
         if entry.kind == NODE_COUNT:
             yield at, ACCELERATORS, _count(entry.name, ledger)
             continue
         part = ACCELERATORS if entry.kind == BATCH_ENVIRONMENT else entry.kind
         if action in ("removed", "failed"):
-            standing.discard(part)
+            active.discard(part)
             yield at, part, 0
-        elif part not in standing:  # of one that was begun twice the first time counts
-            standing.add(part)
-            yield at, part, given.nodes.count if part == ACCELERATORS else 1
+        elif part not in active:  # of one that was begun twice the first time counts
+            active.add(part)
+            yield at, part, spec.nodes.count if part == ACCELERATORS else 1
 
 
 def _count(text: str, ledger: Ledger) -> int:
@@ -148,7 +146,7 @@ def _count(text: str, ledger: Ledger) -> int:
     return int(text)
 
 
-def _bill(given: Description, spans: Iterable[_Span], rate: Rate | None) -> Bill:
+def _bill(spec: ClusterSpec, spans: Iterable[_Span], rate: Rate | None) -> Bill:
     hours: dict[str, float] = {}
     for span in spans:
         hours[span.part] = hours.get(span.part, 0.0) + span.hours * span.count
@@ -158,7 +156,7 @@ def _bill(given: Description, spans: Iterable[_Span], rate: Rate | None) -> Bill
             hours=hours[cost.part],
             usd=None if cost.usd_per_hour is None else hours[cost.part] * cost.usd_per_hour,
         )
-        for cost in standing_costs(given, nodes=1, rate=rate)
+        for cost in hourly_costs(spec, nodes=1, rate=rate)
         if hours.get(cost.part)
     ]
     return Bill(items=tuple(items))

@@ -5,21 +5,21 @@ from collections.abc import Callable
 from typing import Any
 
 from shardyard.cluster.batch import queue
-from shardyard.cluster.batch.queue import check_place
-from shardyard.cluster.clients import Act, World, kubectl_json, program, refuse_other_account
-from shardyard.cluster.cost_report import NODE_COUNT, nodes_asked
+from shardyard.cluster.batch.queue import check_preflight
+from shardyard.cluster.clients import Act, World, check_same_account, kubectl_json, program
+from shardyard.cluster.cost_report import NODE_COUNT, requested_nodes
 from shardyard.cluster.eksctl import GROUP, NAME_TAG
 from shardyard.cluster.existing_resources import AddedClaim
 from shardyard.cluster.existing_spec import AdoptedCluster
 from shardyard.cluster.prices import ACCELERATORS, BATCH_ENVIRONMENT
-from shardyard.cluster.resources import Part, State, parts_of
-from shardyard.cluster.spec import Description
+from shardyard.cluster.resources import ClusterPart, State, parts_of
+from shardyard.cluster.spec import ClusterSpec
 from shardyard.errors import CapacityError, RequestError, ShardyardError
 from shardyard.hardware import nvidia
 from shardyard.io.polling import wait_for
 from shardyard.launchers.kubernetes.resources import EFA, device_resource
 from shardyard.launchers.ledger import Ledger
-from shardyard.log import say, warn
+from shardyard.log import info, warn
 
 _ALIVE = ("Pending", "Running")
 
@@ -33,8 +33,8 @@ def busy_pods(world: World) -> list[str]:
     """
     listed = kubectl_json(world, "pods", "--all-namespaces") or {"items": []}
     alive = [pod for pod in listed["items"] if pod.get("status", {}).get("phase") in _ALIVE]
-    resource = device_resource(world.given.instance.accelerator)
-    if isinstance(world.given, AdoptedCluster):
+    resource = device_resource(world.spec.instance.accelerator)
+    if isinstance(world.spec, AdoptedCluster):
         nodes = _added_nodes(world) if alive else set()
         uses = [pod for pod in alive if _uses_added(pod, world, nodes, resource)]
     else:
@@ -43,14 +43,14 @@ def busy_pods(world: World) -> list[str]:
 
 
 def _added_nodes(world: World) -> set[str]:
-    listed = kubectl_json(world, "nodes", "--selector", f"{NAME_TAG}={world.given.name}")
+    listed = kubectl_json(world, "nodes", "--selector", f"{NAME_TAG}={world.spec.name}")
     return {node["metadata"]["name"] for node in (listed or {"items": []})["items"]}
 
 
 def _uses_added(pod: dict[str, Any], world: World, nodes: set[str], resource: str) -> bool:
     """On our nodes with devices, or on our claim; what waits for others' nodes is not ours."""
-    assert isinstance(world.given, AdoptedCluster)
-    adds, storage, spec = world.given.adds, world.given.storage, pod["spec"]
+    assert isinstance(world.spec, AdoptedCluster)
+    adds, storage, spec = world.spec.adds, world.spec.storage, pod["spec"]
     is_on_nodes = ACCELERATORS in adds and spec.get("nodeName") in nodes and _asks(pod, resource)
     claims = {
         volume.get("persistentVolumeClaim", {}).get("claimName")
@@ -87,44 +87,44 @@ def make(world: World, *, poll_s: float = POLL_S, limit_s: float = LIMIT_S) -> N
         CapacityError: There is no capacity, or something has not come in time.
         ShardyardError: A part failed.
     """
-    refuse_other_account(world)
-    if world.given.kind == "batch":
-        check_place(world)
-    for part in parts_of(world.given):
-        _make(part, world, poll_s=poll_s, limit_s=limit_s)
-    if world.given.nodes.count and nodes_part(world.given) is not None:
-        wait_for_nodes(world, world.given.nodes.count, poll_s=poll_s, limit_s=limit_s)
+    check_same_account(world)
+    if world.spec.kind == "batch":
+        check_preflight(world)
+    for part in parts_of(world.spec):
+        _create_part(part, world, poll_s=poll_s, limit_s=limit_s)
+    if world.spec.nodes.count and nodes_part(world.spec) is not None:
+        wait_for_nodes(world, world.spec.nodes.count, poll_s=poll_s, limit_s=limit_s)
 
 
-def _make(part: Part, world: World, *, poll_s: float, limit_s: float) -> None:
-    name = part.name(world.given)
+def _create_part(part: ClusterPart, world: World, *, poll_s: float, limit_s: float) -> None:
+    name = part.name(world.spec)
     entry = entry_of(part, world.ledger, name)
     if entry == "created" and part.state(world).word == "there":
         return
-    state = _settled(part, world, poll_s=poll_s, limit_s=limit_s)
+    state = _wait_until_stable(part, world, poll_s=poll_s, limit_s=limit_s)
     if state.word == "failed":
         raise ShardyardError(
-            f"{part.kind} {name} failed: {state.why}. It cannot be mended from here. Remove the "
+            f"{part.kind} {name} failed: {state.reason}. It cannot be mended from here. Remove the "
             "cluster with `shardyard cluster delete`, mend what is named, and make it again."
         )
     intended = world.ledger.intend(part.kind, name, launcher=LAUNCHER)
     if state.word == "absent":
-        say(f"making {part.kind} {name}")
+        info(f"making {part.kind} {name}")
         part.make(world)
     else:
-        say(f"{part.kind} {name} was begun before; going on with it")
-        part.mend(world)
-    state = _settled(part, world, poll_s=poll_s, limit_s=limit_s)
+        info(f"{part.kind} {name} was begun before; going on with it")
+        part.finish_setup(world)
+    state = _wait_until_stable(part, world, poll_s=poll_s, limit_s=limit_s)
     if state.word != "there":
         raise ShardyardError(
-            f"{part.kind} {name} is not there: {state.word} {state.why}".rstrip()
-            + f" (asked: {state.asked}). Look at {world.log}, mend what it names, and run the same "
+            f"{part.kind} {name} is not there: {state.word} {state.reason}".rstrip()
+            + f" (asked: {state.source}). Look at {world.log}, mend what it names, and run the same "
             "command again."
         )
     world.ledger.confirm(intended, name, **part.details(world))
 
 
-def entry_of(part: Part, ledger: Ledger, name: str) -> str | None:
+def entry_of(part: ClusterPart, ledger: Ledger, name: str) -> str | None:
     """``created``, ``intended``, or None: the ledger knows nothing of it that is not over."""
     for entry in ledger.live():
         if (entry.kind, entry.name) == (part.kind, name):
@@ -132,23 +132,23 @@ def entry_of(part: Part, ledger: Ledger, name: str) -> str | None:
     return None
 
 
-def _settled(part: Part, world: World, *, poll_s: float, limit_s: float) -> State:
+def _wait_until_stable(part: ClusterPart, world: World, *, poll_s: float, limit_s: float) -> State:
     """How a part stands once it neither comes nor goes any more."""
     state = part.state(world)
     if state.word in ("coming", "going"):
-        say(f"waiting for {part.kind} {part.name(world.given)}, which is {state.word}")
-        settled = wait_for(lambda: _at_rest(part, world), every_s=poll_s, within_s=limit_s)
+        info(f"waiting for {part.kind} {part.name(world.spec)}, which is {state.word}")
+        settled = wait_for(lambda: _stable_state(part, world), every_s=poll_s, within_s=limit_s)
         if settled is None:
             raise CapacityError(
-                f"{part.kind} {part.name(world.given)} is still {state.word} after "
-                f"{limit_s / 60:.0f} minutes ({state.asked}). Look in the console of AWS, and run "
+                f"{part.kind} {part.name(world.spec)} is still {state.word} after "
+                f"{limit_s / 60:.0f} minutes ({state.source}). Look in the console of AWS, and run "
                 "the same command again."
             )
         return settled
     return state
 
 
-def _at_rest(part: Part, world: World) -> State | None:
+def _stable_state(part: ClusterPart, world: World) -> State | None:
     state = part.state(world)
     return None if state.word in ("coming", "going") else state
 
@@ -167,7 +167,7 @@ def wait_for_nodes(
         nonlocal said
         found = node_report(world)
         if found != said:
-            say(f"accelerator nodes: {found or 'none yet'}")
+            info(f"accelerator nodes: {found or 'none yet'}")
             said = found
         return ready_nodes(world) >= count
 
@@ -176,7 +176,7 @@ def wait_for_nodes(
             f"of {count} accelerator nodes {ready_nodes(world)} are ready with all their devices "
             f"after {limit_s / 60:.0f} minutes: {said or 'none has come'}. Where none comes, AWS "
             "has no capacity in the zone or the quota is too small (EC2 console, Auto Scaling "
-            f"group, Activity); where devices are missing, look at {_OFFERED_BY[world.given.kind]}"
+            f"group, Activity); where devices are missing, look at {_OFFERED_BY[world.spec.kind]}"
             ". The nodes that stand cost: `shardyard cluster scale` takes them down."
         )
 
@@ -187,25 +187,25 @@ _OFFERED_BY = {
 }
 
 
-def _wanted(world: World) -> dict[str, int]:
-    machine = world.given.instance
-    if world.given.kind == "batch":
+def _required_devices(world: World) -> dict[str, int]:
+    machine = world.spec.instance
+    if world.spec.kind == "batch":
         return {queue.GPU: machine.count} if machine.accelerator in nvidia.ROWS else {}
     wanted = {device_resource(machine.accelerator): machine.count}
-    return wanted | ({EFA: machine.efa_count} if world.given.has_efa else {})
+    return wanted | ({EFA: machine.efa_count} if world.spec.has_efa else {})
 
 
 def _nodes(world: World) -> list[dict[str, Any]]:
-    if world.given.kind == "batch":
+    if world.spec.kind == "batch":
         return queue.instances_of(world)
-    label = f"shardyard-cluster={world.given.name}"
+    label = f"shardyard-cluster={world.spec.name}"
     listed = kubectl_json(world, "nodes", "--selector", label) or {"items": []}
     found = []
     for node in listed["items"]:
         status = node.get("status", {})
         conditions = {item["type"]: item["status"] for item in status.get("conditions", [])}
         offered = status.get("allocatable", {})
-        devices = {name: int(offered.get(name, 0)) for name in _wanted(world)}
+        devices = {name: int(offered.get(name, 0)) for name in _required_devices(world)}
         ready = conditions.get("Ready") == "True"
         found.append({"name": node["metadata"]["name"], "ready": ready, **devices})
     return found
@@ -213,7 +213,7 @@ def _nodes(world: World) -> list[dict[str, Any]]:
 
 def ready_nodes(world: World) -> int:
     """Accelerator nodes that are ready and offer what the catalogue says."""
-    wanted = _wanted(world)
+    wanted = _required_devices(world)
     return sum(
         bool(node["ready"]) and all(node[name] == count for name, count in wanted.items())
         for node in _nodes(world)
@@ -222,7 +222,7 @@ def ready_nodes(world: World) -> int:
 
 def node_report(world: World) -> str:
     """Each accelerator node and what it offers, in words."""
-    wanted = _wanted(world)
+    wanted = _required_devices(world)
     words = []
     for node in _nodes(world):
         offers = ", ".join(f"{node[name]} of {count} {name}" for name, count in wanted.items())
@@ -230,53 +230,53 @@ def node_report(world: World) -> str:
     return "; ".join(words)
 
 
-def nodes_part(given: Description) -> Part | None:
+def nodes_part(spec: ClusterSpec) -> ClusterPart | None:
     """The part that has the accelerator nodes; None: they were there before."""
     kinds = (ACCELERATORS, BATCH_ENVIRONMENT)
-    return next((part for part in parts_of(given) if part.kind in kinds), None)
+    return next((part for part in parts_of(spec) if part.kind in kinds), None)
 
 
-def scaling(world: World, nodes: int) -> Act:
+def scale_act(world: World, nodes: int) -> Act:
     """What has another number of accelerator nodes.
 
     Raises:
         RequestError: The group takes no so many, does not stand, or is not ours.
     """
-    given = world.given
-    if not 0 <= nodes <= (given.nodes.max or 0):
+    spec = world.spec
+    if not 0 <= nodes <= (spec.nodes.max or 0):
         raise RequestError(
-            f"{given.name} takes 0 to {given.nodes.max} accelerator nodes (nodes.max), not "
+            f"{spec.name} takes 0 to {spec.nodes.max} accelerator nodes (nodes.max), not "
             f"{nodes}. Take a number in it, or make a cluster with a larger nodes.max."
         )
-    refuse_other_account(world)
-    part = nodes_part(given)
+    check_same_account(world)
+    part = nodes_part(spec)
     if part is None:
         raise RequestError(
-            f"the accelerator nodes of {given.name} were there when it was adopted, so they are "
+            f"the accelerator nodes of {spec.name} were there when it was adopted, so they are "
             "not ours to start or end. Ask whoever made their group, or `eksctl scale nodegroup`."
         )
     state = part.state(world)
     if state.word != "there":
         raise RequestError(
-            f"the {part.kind} of {given.name} is {state.word}. Run `shardyard "
+            f"the {part.kind} of {spec.name} is {state.word}. Run `shardyard "
             "cluster create` with the same description first; it goes on where it ended."
         )
-    if given.kind == "batch":
-        return queue.resizing(given, nodes)
+    if spec.kind == "batch":
+        return queue.resize_act(spec, nodes)
     _nodes(world)  # a kubeconfig of another cluster is refused before anything is paid
     return program(
-        "eksctl", "scale", "nodegroup", "--cluster", given.name, "--region", given.region,
+        "eksctl", "scale", "nodegroup", "--cluster", spec.name, "--region", spec.region,
         "--name", GROUP, "--nodes", str(nodes),
     )  # fmt: skip
 
 
 def warn_of_pods(world: World, nodes: int) -> None:
     """Say whose pods a smaller number of nodes may end: AWS chooses the nodes that go."""
-    if world.given.kind != "eks" or nodes >= nodes_asked(world.given, world.ledger):
+    if world.spec.kind != "eks" or nodes >= requested_nodes(world.spec, world.ledger):
         return
     if busy := busy_pods(world):
         warn(
-            f"{len(busy)} pods use accelerators of {world.given.name} ({', '.join(busy[:5])}); "
+            f"{len(busy)} pods use accelerators of {world.spec.name} ({', '.join(busy[:5])}); "
             "those on nodes that go are ended. `shardyard scale` and `cancel` end runs in order"
         )
 
@@ -295,11 +295,11 @@ def scale(
         RequestError: The group takes no so many, does not stand, or is not ours.
         CapacityError: They do not come.
     """
-    given = world.given
-    act = scaling(world, nodes)
+    spec = world.spec
+    act = scale_act(world, nodes)
     warn_of_pods(world, nodes)
-    agree(f"have {nodes} x {given.instance.name} in {given.name}?")
-    is_more = nodes > nodes_asked(given, world.ledger)
+    agree(f"have {nodes} x {spec.instance.name} in {spec.name}?")
+    is_more = nodes > requested_nodes(spec, world.ledger)
     if is_more:  # they cost from now on, whether this comes to its end or not
         world.ledger.note(NODE_COUNT, str(nodes), launcher=LAUNCHER)
     started = time.monotonic()
@@ -307,4 +307,4 @@ def scale(
     wait_for_nodes(world, nodes, poll_s=poll_s, limit_s=limit_s)
     if not is_more:
         world.ledger.note(NODE_COUNT, str(nodes), launcher=LAUNCHER)
-    say(f"{nodes} nodes are ready after {time.monotonic() - started:.0f} s")
+    info(f"{nodes} nodes are ready after {time.monotonic() - started:.0f} s")

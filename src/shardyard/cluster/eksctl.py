@@ -9,7 +9,7 @@ from typing import Any
 
 from shardyard.cluster.api_access import for_eksctl
 from shardyard.cluster.existing_spec import AdoptedCluster
-from shardyard.cluster.spec import Description
+from shardyard.cluster.spec import ClusterSpec
 from shardyard.launchers.kubernetes.policies import RESERVATION
 
 API_VERSION = "eksctl.io/v1alpha5"
@@ -26,64 +26,64 @@ GROUP = "accelerators"
 SYSTEM_GROUP = "system"
 
 
-def tags_of(given: Description, owner: str) -> dict[str, str]:
+def tags_of(spec: ClusterSpec, owner: str) -> dict[str, str]:
     """What tells ours from others'.
 
     Args:
         owner: Id of this making, of the ledger.
     """
-    return {NAME_TAG: given.name, OWNER_TAG: owner}
+    return {NAME_TAG: spec.name, OWNER_TAG: owner}
 
 
-def render_cluster(given: Description, owner: str) -> dict[str, Any]:
+def render_cluster(spec: ClusterSpec, owner: str) -> dict[str, Any]:
     """The control plane, its network, and the nodes without accelerators."""
     return {
-        **_head(given, owner),
+        **_head(spec, owner),
         "iam": {"withOIDC": True},
-        "addons": _addons(given),
-        **_network_of_cluster(given),
+        "addons": _addons(spec),
+        **_network_of_cluster(spec),
         "managedNodeGroups": [
             {
                 "name": SYSTEM_GROUP,
-                "instanceType": given.system.instance,
-                "minSize": given.system.nodes,
-                "maxSize": given.system.nodes,
-                "desiredCapacity": given.system.nodes,
+                "instanceType": spec.system.instance,
+                "minSize": spec.system.nodes,
+                "maxSize": spec.system.nodes,
+                "desiredCapacity": spec.system.nodes,
                 "privateNetworking": True,
                 "volumeSize": 100,
                 "volumeEncrypted": True,
-                "tags": tags_of(given, owner),
+                "tags": tags_of(spec, owner),
             }
         ],
     }
 
 
-def render_nodes(given: Description, owner: str) -> dict[str, Any]:
+def render_nodes(spec: ClusterSpec, owner: str) -> dict[str, Any]:
     """The group of nodes with accelerators, for a cluster that is there.
 
     A capacity block takes a group of eksctl's own, for EKS manages none before the block begins.
     """
-    is_block = given.capacity.kind == "block"
+    is_block = spec.capacity.kind == "block"
     kind = "nodeGroups" if is_block else "managedNodeGroups"
-    return {**_head(given, owner), **_network(given), kind: [_group(given, owner)]}
+    return {**_head(spec, owner), **_network(spec), kind: [_group(spec, owner)]}
 
 
-def _head(given: Description, owner: str) -> dict[str, Any]:
+def _head(spec: ClusterSpec, owner: str) -> dict[str, Any]:
     return {
         "apiVersion": API_VERSION,
         "kind": "ClusterConfig",
         "metadata": {
-            "name": given.name,
-            "region": given.region,
-            "version": given.version,
-            "tags": tags_of(given, owner),
+            "name": spec.name,
+            "region": spec.region,
+            "version": spec.version,
+            "tags": tags_of(spec, owner),
         },
     }
 
 
-def _addons(given: Description) -> list[dict[str, Any]]:
+def _addons(spec: ClusterSpec) -> list[dict[str, Any]]:
     """EKS's own parts; each that calls AWS has a role with the rights it needs and no others."""
-    found: list[dict[str, Any]] = [
+    addons: list[dict[str, Any]] = [
         {"name": "eks-pod-identity-agent"},
         {"name": "coredns"},
         {"name": "kube-proxy"},
@@ -93,62 +93,62 @@ def _addons(given: Description) -> list[dict[str, Any]]:
             "configurationValues": CNI_CONFIGURATION,
         },
     ]
-    if given.storage.kind == "efs":
-        found.append({"name": "aws-efs-csi-driver", "useDefaultPodIdentityAssociations": True})
-    return found
+    if spec.storage.kind == "efs":
+        addons.append({"name": "aws-efs-csi-driver", "useDefaultPodIdentityAssociations": True})
+    return addons
 
 
-def _network_of_cluster(given: Description) -> dict[str, Any]:
-    found, access = _network(given), for_eksctl(given)
+def _network_of_cluster(spec: ClusterSpec) -> dict[str, Any]:
+    found, access = _network(spec), for_eksctl(spec)
     return {**found, "vpc": {**found.get("vpc", {}), **access}} if access else found
 
 
-def _network(given: Description) -> dict[str, Any]:
-    zones = list(given.zones)
-    if given.vpc.id is None:
+def _network(spec: ClusterSpec) -> dict[str, Any]:
+    zones = list(spec.zones)
+    if spec.vpc.id is None:
         return {"availabilityZones": zones}
-    private = {zone: {"id": given.vpc.subnets[zone]} for zone in zones}
-    vpc: dict[str, Any] = {"id": given.vpc.id, "subnets": {"private": private}}
-    if isinstance(given, AdoptedCluster):  # eksctl has no stack to read it from
-        vpc["securityGroup"] = given.control_group
+    private = {zone: {"id": spec.vpc.subnets[zone]} for zone in zones}
+    vpc: dict[str, Any] = {"id": spec.vpc.id, "subnets": {"private": private}}
+    if isinstance(spec, AdoptedCluster):  # eksctl has no stack to read it from
+        vpc["securityGroup"] = spec.control_group
     return {"vpc": vpc}
 
 
-def _group(given: Description, owner: str) -> dict[str, Any]:
-    nodes = given.nodes
-    found: dict[str, Any] = {
+def _group(spec: ClusterSpec, owner: str) -> dict[str, Any]:
+    nodes = spec.nodes
+    fields: dict[str, Any] = {
         "name": GROUP,
         "instanceType": nodes.instance,
         "minSize": 0,
         "desiredCapacity": nodes.count,
         "maxSize": nodes.max,
         # One zone: EFA and the file system reach no further.
-        "availabilityZones": [given.zone],
+        "availabilityZones": [spec.zone],
         "privateNetworking": True,
         "volumeSize": nodes.disk_gib,
         "volumeEncrypted": True,
-        "labels": _labels(given),
-        "tags": tags_of(given, owner),
+        "labels": _labels(spec),
+        "tags": tags_of(spec, owner),
     }
-    if given.vpc.id is not None:
-        del found["availabilityZones"]
-        found["subnets"] = [given.vpc.subnets[given.zone]]
-    if given.has_efa:
-        found["efaEnabled"] = True
+    if spec.vpc.id is not None:
+        del fields["availabilityZones"]
+        fields["subnets"] = [spec.vpc.subnets[spec.zone]]
+    if spec.has_efa:
+        fields["efaEnabled"] = True
     if nodes.ami is not None:
-        found |= {"ami": nodes.ami, "amiFamily": "AmazonLinux2023"}
-    return found | _capacity(given)
+        fields |= {"ami": nodes.ami, "amiFamily": "AmazonLinux2023"}
+    return fields | _capacity(spec)
 
 
-def _labels(given: Description) -> dict[str, str]:
+def _labels(spec: ClusterSpec) -> dict[str, str]:
     """By which the cluster's nodes are found, and pods that want their reservation find them."""
-    found = {"shardyard-cluster": given.name}
-    reservation = given.capacity.reservation
+    found = {"shardyard-cluster": spec.name}
+    reservation = spec.capacity.reservation
     return found if reservation is None else {**found, RESERVATION: reservation}
 
 
-def _capacity(given: Description) -> dict[str, Any]:
-    capacity = given.capacity
+def _capacity(spec: ClusterSpec) -> dict[str, Any]:
+    capacity = spec.capacity
     match capacity.kind:
         case "on-demand":
             return {}

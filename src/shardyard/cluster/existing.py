@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from shardyard.cluster.clients import World, described, folder_of, kubectl_json, world_at
+from shardyard.cluster.clients import World, folder_of, kubectl_json, spec_file, world_at
 from shardyard.cluster.eksctl import GROUP, OWNER_TAG
 from shardyard.cluster.existing_resources import (
     EFS_DRIVER,
@@ -21,7 +21,7 @@ from shardyard.cluster.existing_resources import (
 )
 from shardyard.cluster.existing_spec import AdoptedCluster
 from shardyard.cluster.resources import FileSystem
-from shardyard.cluster.spec import Description, Vpc
+from shardyard.cluster.spec import ClusterSpec, Vpc
 from shardyard.config.load import load_recipe
 from shardyard.errors import AccessError, CapacityError, RequestError
 from shardyard.launchers.kubernetes.prerequisites import DEVICE_PLUGINS, FSX
@@ -29,7 +29,7 @@ from shardyard.launchers.kubernetes.resources import EFA, device_resource
 
 
 @dataclass(frozen=True, kw_only=True)
-class Need:
+class Requirement:
     """One thing that runs need of a cluster."""
 
     what: str
@@ -49,33 +49,33 @@ class Survey:
     """What was found."""
 
     cluster: AdoptedCluster
-    needs: tuple[Need, ...]
+    needs: tuple[Requirement, ...]
 
 
-def begun_before(asked: Description, clusters: Path) -> World | None:
+def existing_adoption(requested: ClusterSpec, clusters: Path) -> World | None:
     """The same adoption, begun from here; None: there is none.
 
     Raises:
         RequestError: The cluster was made from here, or adopted by another description.
     """
-    folder = folder_of(asked, clusters)
-    if not described(folder).exists():
+    folder = folder_of(requested, clusters)
+    if not spec_file(folder).exists():
         return None
     world = world_at(folder)
-    given = world.given
-    if not isinstance(given, AdoptedCluster):
+    spec = world.spec
+    if not isinstance(spec, AdoptedCluster):
         raise RequestError(
-            f"{asked.name} was made from here, says {folder}, so all of it is ours already and "
+            f"{requested.name} was made from here, says {folder}, so all of it is ours already and "
             "nothing is adopted. `shardyard cluster create` with its description goes on with it; "
             "`shardyard cluster show` tells how it stands."
         )
-    if given.asked == asked:
+    if spec.asked == requested:
         return world
     if world.ledger.live():
         raise RequestError(
             f"{folder} is of a cluster that was adopted by another description. Give that one, "
-            f"which stands in {described(folder)}, or remove what was added with `shardyard "
-            f"cluster delete {asked.name}` first; the cluster stays."
+            f"which stands in {spec_file(folder)}, or remove what was added with `shardyard "
+            f"cluster delete {requested.name}` first; the cluster stays."
         )
     return None
 
@@ -91,14 +91,14 @@ def survey(world: World) -> Survey:
         AccessError: It is somebody else's of this program, or something has our name.
         CapacityError: It is not ACTIVE.
     """
-    asked = world.given
-    cluster = _standing(world)
+    asked = world.spec
+    cluster = _describe_cluster(world)
     needs = tuple(_needs(world))
     adds = {kind for need in needs for kind in need.adds}
     network = cluster["resourcesVpcConfig"]
     own = str(network["clusterSecurityGroupId"])
     found = AdoptedCluster(
-        **{name: getattr(asked, name) for name in Description.model_fields if name not in _READ},
+        **{name: getattr(asked, name) for name in ClusterSpec.model_fields if name not in _READ},
         version=str(cluster["version"]),
         vpc=Vpc(id=str(network["vpcId"]), subnets={asked.zone: _subnet(world, network)}),
         arn=str(cluster["arn"]),
@@ -107,7 +107,7 @@ def survey(world: World) -> Survey:
         adds=tuple(kind for kind in _ORDER if kind in adds),
         asked=asked,
     )
-    _refuse_names_taken(world, adds)
+    _check_names_free(world, adds)
     return Survey(cluster=found, needs=needs)
 
 
@@ -118,103 +118,103 @@ _ORDER = (
 )  # fmt: skip
 
 
-def _standing(world: World) -> dict[str, Any]:
-    given = world.given
-    answer = world.ask("eks", "describe_cluster", name=given.name)
+def _describe_cluster(world: World) -> dict[str, Any]:
+    spec = world.spec
+    answer = world.ask("eks", "describe_cluster", name=spec.name)
     if answer is None:
         raise RequestError(
-            f"there is no EKS cluster {given.name} in {given.region} that these credentials see, "
-            f"so nothing can be added to it. `aws eks list-clusters --region {given.region}` lists "
+            f"there is no EKS cluster {spec.name} in {spec.region} that these credentials see, "
+            f"so nothing can be added to it. `aws eks list-clusters --region {spec.region}` lists "
             "yours; `shardyard cluster create` makes one."
         )
     cluster: dict[str, Any] = answer["cluster"]
     tags = cluster.get("tags") or {}
     if OWNER_TAG in tags:
         raise AccessError(
-            f"{given.name} in {given.region} was made by `shardyard cluster create` (its tag "
+            f"{spec.name} in {spec.region} was made by `shardyard cluster create` (its tag "
             f"{OWNER_TAG} is {tags[OWNER_TAG]}), which keeps its ledger elsewhere. Nothing of it "
             "is touched. Work in the folder that made it."
         )
     if cluster["status"] not in ("ACTIVE", "UPDATING"):
         raise CapacityError(
-            f"{given.name} is {cluster['status']}, so nothing is added to it now. Run the same "
+            f"{spec.name} is {cluster['status']}, so nothing is added to it now. Run the same "
             "command again once EKS says that it is ACTIVE."
         )
     return cluster
 
 
-def _needs(world: World) -> Iterator[Need]:
+def _needs(world: World) -> Iterator[Requirement]:
     yield from _storage(world)
     daemons = kubectl_json(world, "daemonset", "--all-namespaces") or {"items": []}
-    resource = device_resource(world.given.instance.accelerator)
+    resource = device_resource(world.spec.instance.accelerator)
     yield _plugin(resource, GpuPlugin.kind, daemons["items"])
     yield _nodes(world)
-    if world.given.has_efa:
+    if world.spec.has_efa:
         yield _plugin(EFA, AddedEfaPlugin.kind, daemons["items"])
 
 
-def _plugin(resource: str, kind: str, daemons: list[dict[str, Any]]) -> Need:
+def _plugin(resource: str, kind: str, daemons: list[dict[str, Any]]) -> Requirement:
     """A device plugin, whoever installed it: known by its image."""
     plugin = DEVICE_PLUGINS[resource]
     for daemon in daemons:
         images = [one.get("image", "") for one in daemon["spec"]["template"]["spec"]["containers"]]
         if any(plugin.image in image for image in images):
             place = f"{daemon['metadata']['namespace']}/{daemon['metadata']['name']}"
-            return Need(what=f"what offers {resource}", found=f"daemon set {place}")
+            return Requirement(what=f"what offers {resource}", found=f"daemon set {place}")
     by_hand = "" if plugin.release is not None else f"install the {plugin.name} as its vendor says"
     adds = (kind,) if plugin.release is not None else ()
-    return Need(what=f"what offers {resource}", found="", adds=adds, by_hand=by_hand)
+    return Requirement(what=f"what offers {resource}", found="", adds=adds, by_hand=by_hand)
 
 
-def _nodes(world: World) -> Need:
+def _nodes(world: World) -> Requirement:
     """Managed groups of this type in the zone that are large enough count."""
-    given = world.given
-    name, most = given.instance.name, given.nodes.max or 1
-    what = f"{most} x {name} in {given.zone}"
+    spec = world.spec
+    name, most = spec.instance.name, spec.nodes.max or 1
+    what = f"{most} x {name} in {spec.zone}"
     short: list[str] = []
-    for group in world.listed("eks", "list_nodegroups", "nodegroups", clusterName=given.name):
+    for group in world.listed("eks", "list_nodegroups", "nodegroups", clusterName=spec.name):
         answer = world.ask(
-            "eks", "describe_nodegroup", clusterName=given.name, nodegroupName=group
+            "eks", "describe_nodegroup", clusterName=spec.name, nodegroupName=group
         ) or {"nodegroup": {}}
         found = answer["nodegroup"]
         if found.get("instanceTypes") != [name]:
             continue
         size = int((found.get("scalingConfig") or {}).get("maxSize", 0))
-        why_not = _why_not(world, found, group, size=size)
+        why_not = _group_mismatch(world, found, group, size=size)
         if not why_not:
-            return Need(what=what, found=f"group {group}, at most {size}")
+            return Requirement(what=what, found=f"group {group}, at most {size}")
         short.append(f"group {group}, {why_not}")
-    return Need(what=what, found="; ".join(short), adds=(f"{GROUP} nodes",))
+    return Requirement(what=what, found="; ".join(short), adds=(f"{GROUP} nodes",))
 
 
-def _why_not(world: World, found: dict[str, Any], group: str, *, size: int) -> str:
+def _group_mismatch(world: World, nodegroup: dict[str, Any], group: str, *, size: int) -> str:
     """Why a group of the type does not do; empty: it does."""
-    given = world.given
-    if size < (given.nodes.max or 1):
+    spec = world.spec
+    if size < (spec.nodes.max or 1):
         return f"at most {size}"
-    answer = world.ask("ec2", "describe_subnets", SubnetIds=list(found.get("subnets", ())))
+    answer = world.ask("ec2", "describe_subnets", SubnetIds=list(nodegroup.get("subnets", ())))
     zones = {one["AvailabilityZone"] for one in (answer or {}).get("Subnets", ())}
-    if zones != {given.zone}:
+    if zones != {spec.zone}:
         return f"in {', '.join(sorted(zones)) or 'no zone'}"
-    if given.has_efa and not _offers_efa(world, group):
-        return f"no node of which is seen to offer {given.instance.efa_count} EFA interfaces"
+    if spec.has_efa and not _has_efa(world, group):
+        return f"no node of which is seen to offer {spec.instance.efa_count} EFA interfaces"
     return ""
 
 
-def _offers_efa(world: World, group: str) -> bool:
+def _has_efa(world: World, group: str) -> bool:
     """Whether a node of it stands and offers them: the group itself does not say."""
     label = f"eks.amazonaws.com/nodegroup={group}"
     nodes = kubectl_json(world, "nodes", "--selector", label) or {"items": []}
-    wanted = str(world.given.instance.efa_count)
+    wanted = str(world.spec.instance.efa_count)
     return any(
         node.get("status", {}).get("allocatable", {}).get(EFA) == wanted for node in nodes["items"]
     )
 
 
-def _storage(world: World) -> Iterator[Need]:
-    given = world.given
-    storage = given.storage
-    recipe = load_recipe(given.recipe or ())
+def _storage(world: World) -> Iterator[Requirement]:
+    spec = world.spec
+    storage = spec.storage
+    recipe = load_recipe(spec.recipe or ())
     namespace = recipe.launch.kubernetes.namespace
     claims = [volume.claim for volume in recipe.launch.volumes if volume.claim is not None]
     wanted = [(namespace, claim) for claim in claims]
@@ -224,8 +224,8 @@ def _storage(world: World) -> Iterator[Need]:
         yield _claim(world, place, claim)
 
 
-def _claim(world: World, namespace: str, name: str) -> Need:
-    storage = world.given.storage
+def _claim(world: World, namespace: str, name: str) -> Requirement:
+    storage = world.spec.storage
     what = f"claim {namespace}/{name}"
     found = kubectl_json(world, "persistentvolumeclaim", name, "--namespace", namespace)
     if found:
@@ -236,17 +236,17 @@ def _claim(world: World, namespace: str, name: str) -> Need:
                 f"Look at it (`kubectl describe pvc {name} --namespace {namespace}`), or have "
                 "another one made with storage.claim."
             )
-        return Need(what=what, found="it is there, Bound")
+        return Requirement(what=what, found="it is there, Bound")
     if storage.kind == "none" or (namespace, name) != (storage.namespace, storage.claim):
         raise RequestError(
-            f"the recipe mounts {what} (launch.volumes), which is not in {world.given.name}, and "
+            f"the recipe mounts {what} (launch.volumes), which is not in {world.spec.name}, and "
             f"storage makes none of that name. Have it made: storage.kind=fsx storage.claim={name} "
             f"storage.namespace={namespace}; or make it yourself."
         )
     driver = FSX.provides if storage.kind == "fsx" else EFS_DRIVER
     has_driver = kubectl_json(world, "csidriver", driver) is not None
     adds = (FileSystem.kind, AddedClaim.kind)
-    return Need(
+    return Requirement(
         what=what,
         found=f"its driver {driver}" if has_driver else "",
         adds=adds if has_driver else (FsxDriver.kind, *adds),
@@ -255,26 +255,26 @@ def _claim(world: World, namespace: str, name: str) -> Need:
 
 def _subnet(world: World, network: dict[str, Any]) -> str:
     """Where nodes and the file system go: the one that was named, or a private one of the zone."""
-    given, vpc = world.given, str(network["vpcId"])
-    named = given.vpc.subnets.get(given.zone)
+    spec, vpc = world.spec, str(network["vpcId"])
+    named = spec.vpc.subnets.get(spec.zone)
     ids = [named] if named else list(network["subnetIds"])
     answer = world.ask("ec2", "describe_subnets", SubnetIds=ids) or {"Subnets": []}
     fit = [
         subnet
         for subnet in answer["Subnets"]
-        if (subnet["VpcId"], subnet["AvailabilityZone"]) == (vpc, given.zone)
+        if (subnet["VpcId"], subnet["AvailabilityZone"]) == (vpc, spec.zone)
         and (named or not subnet.get("MapPublicIpOnLaunch"))
     ]
     if fit:
         return str(max(fit, key=lambda one: int(one["AvailableIpAddressCount"]))["SubnetId"])
     raise RequestError(
-        f"{given.name} has no private subnet in {given.zone} among {', '.join(ids)}, and nodes and "
+        f"{spec.name} has no private subnet in {spec.zone} among {', '.join(ids)}, and nodes and "
         f"file system need one of its network {vpc}. Take another zone, or name the subnet: "
-        f"'vpc.subnets={{{given.zone}: subnet-...}}'."
+        f"'vpc.subnets={{{spec.zone}: subnet-...}}'."
     )
 
 
-def _refuse_names_taken(world: World, adds: set[str]) -> None:
+def _check_names_free(world: World, adds: set[str]) -> None:
     """What has our name and not our id stays as it is; so it is told before anything is made."""
     for part in (FileSystem(), AddedClaim(), AddedNodes(GROUP)):
         if part.kind in adds:

@@ -11,15 +11,15 @@ from shardyard.cluster.fsx import volume_name
 from shardyard.cluster.resources import (
     WITHOUT_EKSCTLS_EFA_PLUGIN,
     Claim,
+    ClusterPart,
     FileSystem,
     NodeGroup,
-    Part,
     State,
+    check_owner,
     install_act,
-    refuse_foreign,
     uninstall_act,
 )
-from shardyard.cluster.spec import Description
+from shardyard.cluster.spec import ClusterSpec
 from shardyard.errors import AccessError
 from shardyard.launchers.kubernetes.prerequisites import DEVICE_PLUGINS, FSX, Prerequisite
 from shardyard.launchers.kubernetes.resources import EFA
@@ -29,63 +29,63 @@ EFS_DRIVER = "efs.csi.aws.com"
 _EFS_ADDON = "aws-efs-csi-driver"
 
 
-def added_parts(given: AdoptedCluster) -> Iterator[Part]:
+def added_parts(spec: AdoptedCluster) -> Iterator[ClusterPart]:
     """Those that are added, in the order in which they are made."""
-    return (part for part in all_added(given) if part.kind in given.adds)
+    return (part for part in all_added(spec) if part.kind in spec.adds)
 
 
-def all_added(given: Description) -> list[Part]:
+def all_added(spec: ClusterSpec) -> list[ClusterPart]:
     """Each that may be added, in the order in which they are made: late what bills most."""
-    driver: Part = FsxDriver() if given.storage.kind == "fsx" else EfsDriver()
+    driver: ClusterPart = FsxDriver() if spec.storage.kind == "fsx" else EfsDriver()
     return [driver, FileSystem(), AddedClaim(), GpuPlugin(), AddedNodes(GROUP), AddedEfaPlugin()]
 
 
-class StandingCluster(Part):
+class ExistingCluster(ClusterPart):
     """The cluster itself: asked about, never made and never removed."""
 
     kind = "control plane"
 
-    def name(self, given: Description) -> str:
-        return given.name
+    def name(self, spec: ClusterSpec) -> str:
+        return spec.name
 
-    def text(self, given: Description, owner: str) -> str:  # noqa: ARG002
+    def text(self, spec: ClusterSpec, owner: str) -> str:  # noqa: ARG002
         return ""
 
     def make(self, world: World) -> None:
-        raise AssertionError(f"{world.given.name} was there before")
+        raise AssertionError(f"{world.spec.name} was there before")
 
     def removal(self, world: World) -> list[Act]:
-        raise AssertionError(f"{world.given.name} was there before, and stays")
+        raise AssertionError(f"{world.spec.name} was there before, and stays")
 
     def state(self, world: World) -> State:
-        name = world.given.name
+        name = world.spec.name
         asked = f"eks describe-cluster {name}"
         answer = world.ask("eks", "describe_cluster", name=name)
         if answer is None:
-            return State(word="absent", asked=asked)
-        assert isinstance(world.given, AdoptedCluster)
-        refuse_other_arn(str(answer["cluster"]["arn"]), world.given)
+            return State(word="absent", source=asked)
+        assert isinstance(world.spec, AdoptedCluster)
+        check_same_arn(str(answer["cluster"]["arn"]), world.spec)
         status = answer["cluster"]["status"]
         words = {"ACTIVE": "there", "UPDATING": "there", "CREATING": "coming", "DELETING": "going"}
-        return State(word=words.get(status, "failed"), why=str(status), asked=asked)
+        return State(word=words.get(status, "failed"), reason=str(status), source=asked)
 
 
-def refuse_other_arn(arn: str, given: AdoptedCluster) -> None:
+def check_same_arn(arn: str, spec: AdoptedCluster) -> None:
     """That a cluster of the name in another account is not taken for this one.
 
     Raises:
         AccessError: It is another.
     """
-    if arn == given.arn:
+    if arn == spec.arn:
         return
     raise AccessError(
-        f"{given.name} in {given.region} is {arn}, and {given.arn} was adopted: these credentials "
+        f"{spec.name} in {spec.region} is {arn}, and {spec.arn} was adopted: these credentials "
         f"are of account {account_of(arn)}. Nothing was done. Take those of account "
-        f"{account_of(given.arn)}, and check with `aws sts get-caller-identity`."
+        f"{account_of(spec.arn)}, and check with `aws sts get-caller-identity`."
     )
 
 
-class Marked(Part):
+class LabelledPart(ClusterPart):
     """A part that a program installs, and one object of which is given our id.
 
     Between the two our process may end. Then the ledger says that it was begun where nothing was.
@@ -101,58 +101,58 @@ class Marked(Part):
     def object(self) -> tuple[str, ...]:
         """Kind and name of the object that tells whether it is there, and its namespace."""
 
-    def name(self, given: Description) -> str:  # noqa: ARG002 - the same in all clusters
+    def name(self, spec: ClusterSpec) -> str:  # noqa: ARG002 - the same in all clusters
         return self.part().label
 
     def acts(self) -> list[Act]:
         """What installs it."""
         return [install_act(self.part())]
 
-    def text(self, given: Description, owner: str) -> str:
-        acts = [*self.acts(), self._mark(given, owner)]
+    def text(self, spec: ClusterSpec, owner: str) -> str:
+        acts = [*self.acts(), self._mark(spec, owner)]
         return "".join(f"# {' '.join(act.argv)}\n" for act in acts)
 
     def make(self, world: World) -> None:
         for act in self.acts():
             act.do(world)
-        self.mend(world)
+        self.finish_setup(world)
 
-    def mend(self, world: World) -> None:
-        self._mark(world.given, world.owner).do(world)
+    def finish_setup(self, world: World) -> None:
+        self._mark(world.spec, world.owner).do(world)
 
-    def _mark(self, given: Description, owner: str) -> Act:
-        labels = [f"{key}={value}" for key, value in tags_of(given, owner).items()]
+    def _mark(self, spec: ClusterSpec, owner: str) -> Act:
+        labels = [f"{key}={value}" for key, value in tags_of(spec, owner).items()]
         return program("kubectl", "label", *self.object(), *labels)
 
     def state(self, world: World) -> State:
         asked = f"kubectl get {' '.join(self.object())}"
         found = kubectl_json(world, *self.object())
         if not found:
-            return State(word="absent", asked=asked)
-        if not (_labels(found) == {} and _is_begun(self, world)):
-            refuse_foreign(" ".join(self.object()), _labels(found), world)
+            return State(word="absent", source=asked)
+        if not (_labels(found) == {} and _is_unconfirmed(self, world)):
+            check_owner(" ".join(self.object()), _labels(found), world)
         going = "deletionTimestamp" in found["metadata"]
-        return State(word="going" if going else "there", asked=asked)
+        return State(word="going" if going else "there", source=asked)
 
     def removal(self, world: World) -> list[Act]:  # noqa: ARG002
         return [uninstall_act(self.part())]
 
 
-def _labels(found: dict[str, Any]) -> dict[str, str]:
+def _labels(item: dict[str, Any]) -> dict[str, str]:
     """Those of ours on an object."""
-    labels = found["metadata"].get("labels") or {}
+    labels = item["metadata"].get("labels") or {}
     return {key: labels[key] for key in (NAME_TAG, OWNER_TAG) if key in labels}
 
 
-def _is_begun(part: Part, world: World) -> bool:
+def _is_unconfirmed(part: ClusterPart, world: World) -> bool:
     """Whether it was begun, and not seen whole: it was not there before."""
-    name = part.name(world.given)
+    name = part.name(world.spec)
     live = {(entry.kind, entry.name): entry for entry in world.ledger.live()}
     entry = live.get((part.kind, name))
     return entry is not None and not entry.is_confirmed
 
 
-class FsxDriver(Marked):
+class FsxDriver(LabelledPart):
     """What lets pods mount FSx for Lustre."""
 
     kind = "storage driver"
@@ -164,7 +164,7 @@ class FsxDriver(Marked):
         return ("csidriver", FSX.provides)
 
 
-class GpuPlugin(Marked):
+class GpuPlugin(LabelledPart):
     """What offers a node's GPUs to pods; eksctl's own is told to stay away, as it leaves no trace
     by which it could be removed again."""
 
@@ -177,7 +177,7 @@ class GpuPlugin(Marked):
         return ("daemonset", "nvidia-device-plugin-daemonset", "--namespace", "kube-system")
 
 
-class AddedEfaPlugin(Marked):
+class AddedEfaPlugin(LabelledPart):
     """What offers a node's EFA interfaces to pods, in place of what eksctl brings with a group."""
 
     kind = "EFA device plugin"
@@ -192,45 +192,45 @@ class AddedEfaPlugin(Marked):
         return [WITHOUT_EKSCTLS_EFA_PLUGIN, *super().acts()]
 
 
-class EfsDriver(Part):
+class EfsDriver(ClusterPart):
     """EKS's add-on, with no rights in AWS: a volume that is there is mounted without."""
 
     kind = "storage driver"
     is_inside = True
 
-    def name(self, given: Description) -> str:  # noqa: ARG002
+    def name(self, spec: ClusterSpec) -> str:  # noqa: ARG002
         return _EFS_ADDON
 
-    def _making(self, given: Description, owner: str) -> Act:
+    def _making(self, spec: ClusterSpec, owner: str) -> Act:
         params = {
-            "clusterName": given.name, "addonName": _EFS_ADDON, "tags": tags_of(given, owner),
+            "clusterName": spec.name, "addonName": _EFS_ADDON, "tags": tags_of(spec, owner),
         }  # fmt: skip
         return Act(service="eks", call="create_addon", params=params)
 
-    def text(self, given: Description, owner: str) -> str:
-        tags = ",".join(f"{key}={value}" for key, value in tags_of(given, owner).items())
+    def text(self, spec: ClusterSpec, owner: str) -> str:
+        tags = ",".join(f"{key}={value}" for key, value in tags_of(spec, owner).items())
         return (
-            f"# aws eks create-addon --region {given.region} --cluster-name {given.name} "
+            f"# aws eks create-addon --region {spec.region} --cluster-name {spec.name} "
             f"--addon-name {_EFS_ADDON} --tags {tags}\n"
         )
 
     def make(self, world: World) -> None:
-        self._making(world.given, world.owner).do(world)
+        self._making(world.spec, world.owner).do(world)
 
     def state(self, world: World) -> State:
-        name = world.given.name
+        name = world.spec.name
         asked = f"eks describe-addon {name} {_EFS_ADDON}"
         answer = world.ask("eks", "describe_addon", clusterName=name, addonName=_EFS_ADDON)
         if answer is None:
-            return State(word="absent", asked=asked)
+            return State(word="absent", source=asked)
         addon = answer["addon"]
-        refuse_foreign(f"add-on {_EFS_ADDON}", addon.get("tags") or {}, world)
+        check_owner(f"add-on {_EFS_ADDON}", addon.get("tags") or {}, world)
         words = {"ACTIVE": "there", "CREATING": "coming", "UPDATING": "coming", "DELETING": "going"}
         word = words.get(addon["status"], "failed")
-        return State(word=word, why=str(addon["status"]), asked=asked)
+        return State(word=word, reason=str(addon["status"]), source=asked)
 
     def removal(self, world: World) -> list[Act]:
-        params = {"clusterName": world.given.name, "addonName": _EFS_ADDON}
+        params = {"clusterName": world.spec.name, "addonName": _EFS_ADDON}
         return [Act(service="eks", call="delete_addon", params=params)]
 
 
@@ -238,18 +238,18 @@ class AddedClaim(Claim):
     """The claim; one of this name, or a volume of its name, that others made is not touched."""
 
     def state(self, world: World) -> State:
-        storage = world.given.storage
-        volume = volume_name(world.given)
+        storage = world.spec.storage
+        volume = volume_name(world.spec)
         place = ("--namespace", storage.namespace)
         found = {
-            f"claim {self.name(world.given)}": kubectl_json(
+            f"claim {self.name(world.spec)}": kubectl_json(
                 world, "persistentvolumeclaim", storage.claim, *place
             ),
             f"volume {volume}": kubectl_json(world, "persistentvolume", volume),
         }
         for what, one in found.items():
             if one:
-                refuse_foreign(what, _labels(one), world)
+                check_owner(what, _labels(one), world)
         return super().state(world)
 
 
@@ -260,10 +260,10 @@ class AddedNodes(NodeGroup):
         return (*super()._create(file), "--install-nvidia-plugin=false")
 
     def removal(self, world: World) -> list[Act]:
-        given = world.given
-        assert isinstance(given, AdoptedCluster)
-        if StandingCluster().state(world).word == "absent":  # its owner removed it under us
-            return [self.deletion(given)]
+        spec = world.spec
+        assert isinstance(spec, AdoptedCluster)
+        if ExistingCluster().state(world).word == "absent":  # its owner removed it under us
+            return [self.deletion(spec)]
         # eksctl brought its EFA plugin with the group; it stays where there was one before.
-        is_ours = AddedEfaPlugin.kind in given.adds
+        is_ours = AddedEfaPlugin.kind in spec.adds
         return [*([WITHOUT_EKSCTLS_EFA_PLUGIN] if is_ours else []), *super().removal(world)]

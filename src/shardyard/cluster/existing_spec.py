@@ -8,10 +8,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from shardyard.cluster.spec import Description
+from shardyard.cluster.spec import ClusterSpec
 
 
-class AdoptedCluster(Description):
+class AdoptedCluster(ClusterSpec):
     """A description whose network and version are those of the cluster."""
 
     arn: str
@@ -22,5 +22,5 @@ class AdoptedCluster(Description):
     """Security group that EKS made for control plane and nodes."""
     adds: Annotated[tuple[str, ...], Field(strict=False)]
     """Kinds of the parts that are added, in the order in which they are made."""
-    asked: Description
+    asked: ClusterSpec
     """As the user described it."""

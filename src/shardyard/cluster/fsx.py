@@ -13,7 +13,7 @@ from typing import Any
 
 from shardyard.cluster.eksctl import tags_of
 from shardyard.cluster.existing_spec import AdoptedCluster
-from shardyard.cluster.spec import Description
+from shardyard.cluster.spec import ClusterSpec
 from shardyard.image.dockerfile import USER_ID
 
 LUSTRE_PORTS = ((988, 988), (1018, 1023))
@@ -32,7 +32,7 @@ DATA = "data"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Made:
+class FileSystemOutputs:
     """What a stack says of its file system."""
 
     file_system: str
@@ -44,42 +44,42 @@ class Made:
     """EFS: what pods and containers mount, as a user of theirs."""
 
 
-def stack_name(given: Description) -> str:
+def stack_name(spec: ClusterSpec) -> str:
     """Of the stack in CloudFormation."""
-    return f"shardyard-{given.name}-storage"
+    return f"shardyard-{spec.name}-storage"
 
 
-def render_stack(given: Description, owner: str) -> dict[str, Any]:
+def render_stack(spec: ClusterSpec, owner: str) -> dict[str, Any]:
     """The template; what is known only once the cluster stands are its parameters."""
-    is_fsx, clients = given.storage.kind == "fsx", clients_of(given)
+    is_fsx, clients = spec.storage.kind == "fsx", clients_of(spec)
     ports = LUSTRE_PORTS if is_fsx else NFS_PORTS
-    tags = [{"Key": key, "Value": value} for key, value in tags_of(given, owner).items()]
+    tags = [{"Key": key, "Value": value} for key, value in tags_of(spec, owner).items()]
     resources: dict[str, Any] = {
         "Group": {
             "Type": "AWS::EC2::SecurityGroup",
             "Properties": {
-                "GroupDescription": f"nodes of {given.name} reach its file system",
+                "GroupDescription": f"nodes of {spec.name} reach its file system",
                 "VpcId": {"Ref": "Vpc"},
                 "SecurityGroupIngress": _ingress(ports, clients),
                 "Tags": tags,
             },
         }
     }
-    resources |= _lustre(given, tags) if is_fsx else _efs(tags)
-    if given.kind == "batch" and not is_fsx:
+    resources |= _lustre(spec, tags) if is_fsx else _efs(tags)
+    if spec.kind == "batch" and not is_fsx:
         resources |= _efs_clients()
     if not is_fsx:
         resources["AccessPoint"] = _access_point(USER_ID, tags)
     outputs: dict[str, Any] = {"FileSystem": {"Value": {"Ref": "FileSystem"}}}
     if is_fsx:
         outputs["MountName"] = {"Value": {"Fn::GetAtt": ["FileSystem", "LustreMountName"]}}
-    if given.kind == "batch":
+    if spec.kind == "batch":
         outputs["Group"] = {"Value": {"Fn::GetAtt": ["Group", "GroupId"]}}
     if not is_fsx:
         outputs["AccessPoint"] = {"Value": {"Ref": "AccessPoint"}}
     return {
         "AWSTemplateFormatVersion": "2010-09-09",
-        "Description": f"File system of the cluster {given.name}",
+        "Description": f"File system of the cluster {spec.name}",
         "Parameters": {
             "Vpc": {"Type": "AWS::EC2::VPC::Id"},
             "Subnet": {"Type": "AWS::EC2::Subnet::Id"},
@@ -90,17 +90,17 @@ def render_stack(given: Description, owner: str) -> dict[str, Any]:
     }
 
 
-def clients_of(given: Description) -> tuple[str, ...]:
+def clients_of(spec: ClusterSpec) -> tuple[str, ...]:
     """Parameters that name the groups of what mounts it and is no member of its own group.
 
     Nodes that EKS manages are in one group, eksctl's own in another. ECS mounts EFS through the
     container's interface, which has the VPC's default group where the template has interfaces.
     """
-    if isinstance(given, AdoptedCluster):
+    if isinstance(spec, AdoptedCluster):
         return ("NodeGroup",)  # eksctl gives its own groups that of EKS where there is no other
-    if given.kind == "eks":
+    if spec.kind == "eks":
         return ("NodeGroup", "SharedNodeGroup")
-    return ("DefaultGroup",) if given.storage.kind == "efs" and given.has_efa else ()
+    return ("DefaultGroup",) if spec.storage.kind == "efs" and spec.has_efa else ()
 
 
 def _ingress(ports: tuple[tuple[int, int], ...], clients: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -113,9 +113,9 @@ def _ingress(ports: tuple[tuple[int, int], ...], clients: tuple[str, ...]) -> li
     ]  # fmt: skip
 
 
-def _lustre(given: Description, tags: list[dict[str, str]]) -> dict[str, Any]:
-    storage = given.storage
-    found: dict[str, Any] = {
+def _lustre(spec: ClusterSpec, tags: list[dict[str, str]]) -> dict[str, Any]:
+    storage = spec.storage
+    resources: dict[str, Any] = {
         # A file server needs the same ports between servers, and from members of its group.
         "Servers": {
             "Type": "AWS::EC2::SecurityGroupIngress",
@@ -149,7 +149,7 @@ def _lustre(given: Description, tags: list[dict[str, str]]) -> dict[str, Any]:
     }
     if storage.bucket is not None:
         events = {"Events": ["NEW", "CHANGED", "DELETED"]}
-        found["Link"] = {
+        resources["Link"] = {
             "Type": "AWS::FSx::DataRepositoryAssociation",
             "Properties": {
                 "FileSystemId": {"Ref": "FileSystem"},
@@ -160,7 +160,7 @@ def _lustre(given: Description, tags: list[dict[str, str]]) -> dict[str, Any]:
                 "Tags": tags,
             },
         }
-    return found
+    return resources
 
 
 def _efs(tags: list[dict[str, str]]) -> dict[str, Any]:
@@ -217,9 +217,9 @@ def _efs_clients() -> dict[str, Any]:
     }
 
 
-def made_of(outputs: Mapping[str, str]) -> Made:
+def file_system_outputs(outputs: Mapping[str, str]) -> FileSystemOutputs:
     """What the stack's outputs say."""
-    return Made(
+    return FileSystemOutputs(
         file_system=outputs["FileSystem"],
         mount_name=outputs.get("MountName", ""),
         group=outputs.get("Group", ""),
@@ -227,17 +227,17 @@ def made_of(outputs: Mapping[str, str]) -> Made:
     )
 
 
-def volume_name(given: Description) -> str:
+def volume_name(spec: ClusterSpec) -> str:
     """Of the volume that the claim is on."""
-    return f"shardyard-{given.name}-{given.storage.claim}"
+    return f"shardyard-{spec.name}-{spec.storage.claim}"
 
 
-def root_job_name(given: Description) -> str:
+def root_job_name(spec: ClusterSpec) -> str:
     """Of the job that gives the root of FSx to the group of the pods."""
-    return f"{volume_name(given)}-root"
+    return f"{volume_name(spec)}-root"
 
 
-def render_root_job(given: Description, owner: str) -> dict[str, Any]:
+def render_root_job(spec: ClusterSpec, owner: str) -> dict[str, Any]:
     """The job that runs once, before any other pod mounts FSx.
 
     The driver's fsGroupPolicy is File: where the root is not the group's, the first pod with an
@@ -245,7 +245,7 @@ def render_root_job(given: Description, owner: str) -> dict[str, Any]:
     and AutoExport sends that back. With OnRootMismatch a root of the group ends it. Source:
     kubernetes/pkg/volume/volume_linux.go (group, rwx for it, setgid).
     """
-    storage, group = given.storage, USER_ID
+    storage, group = spec.storage, USER_ID
     container = {
         "name": "root",
         "image": ROOT_IMAGE,
@@ -268,25 +268,29 @@ def render_root_job(given: Description, owner: str) -> dict[str, Any]:
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {
-            "name": root_job_name(given), "namespace": storage.namespace,
-            "labels": tags_of(given, owner),
+            "name": root_job_name(spec), "namespace": storage.namespace,
+            "labels": tags_of(spec, owner),
         },
         "spec": {"backoffLimit": 6, "template": {"spec": pod}},
     }  # fmt: skip
 
 
-def claim_objects(given: Description, made: Made, owner: str) -> tuple[dict[str, Any], ...]:
+def claim_objects(
+    spec: ClusterSpec, fs: FileSystemOutputs, owner: str
+) -> tuple[dict[str, Any], ...]:
     """The volume, the claim on it, and with FSx the job that gives its root to the pods."""
-    jobs = (render_root_job(given, owner),) if given.storage.kind == "fsx" else ()
-    return (*render_claim(given, made, owner), *jobs)
+    jobs = (render_root_job(spec, owner),) if spec.storage.kind == "fsx" else ()
+    return (*render_claim(spec, fs, owner), *jobs)
 
 
-def render_claim(given: Description, made: Made, owner: str) -> tuple[dict[str, Any], ...]:
+def render_claim(
+    cluster_spec: ClusterSpec, fs: FileSystemOutputs, owner: str
+) -> tuple[dict[str, Any], ...]:
     """The volume and the claim on it; deleting the claim deletes no data."""
-    storage = given.storage
-    volume = volume_name(given)
+    storage = cluster_spec.storage
+    volume = volume_name(cluster_spec)
     size = f"{storage.size_gib if storage.kind == 'fsx' else 1}Gi"  # EFS has none; one is required
-    labels = tags_of(given, owner)
+    labels = tags_of(cluster_spec, owner)
     spec = {
         "capacity": {"storage": size},
         "volumeMode": "Filesystem",
@@ -294,7 +298,7 @@ def render_claim(given: Description, made: Made, owner: str) -> tuple[dict[str, 
         "persistentVolumeReclaimPolicy": "Retain",
         "storageClassName": "",
         "claimRef": {"name": storage.claim, "namespace": storage.namespace},
-        "csi": _csi(given, made),
+        "csi": _csi(cluster_spec, fs),
     }
     if storage.kind == "fsx":
         spec["mountOptions"] = ["flock"]
@@ -321,16 +325,16 @@ def render_claim(given: Description, made: Made, owner: str) -> tuple[dict[str, 
     )  # fmt: skip
 
 
-def _csi(given: Description, made: Made) -> dict[str, Any]:
-    if given.storage.kind == "efs":
-        point = f"::{made.access_point}" if made.access_point else ""  # of stacks from before
-        return {"driver": "efs.csi.aws.com", "volumeHandle": f"{made.file_system}{point}"}
+def _csi(spec: ClusterSpec, fs: FileSystemOutputs) -> dict[str, Any]:
+    if spec.storage.kind == "efs":
+        point = f"::{fs.access_point}" if fs.access_point else ""  # of stacks from before
+        return {"driver": "efs.csi.aws.com", "volumeHandle": f"{fs.file_system}{point}"}
     return {
         "driver": "fsx.csi.aws.com",
-        "volumeHandle": made.file_system,
+        "volumeHandle": fs.file_system,
         "volumeAttributes": {
-            "dnsname": f"{made.file_system}.fsx.{given.region}.amazonaws.com",
-            "mountname": made.mount_name,
+            "dnsname": f"{fs.file_system}.fsx.{spec.region}.amazonaws.com",
+            "mountname": fs.mount_name,
         },
     }
 

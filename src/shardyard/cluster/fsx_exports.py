@@ -29,7 +29,7 @@ def running_exports(world: World) -> str:
     ]
     running = [f"{task['TaskId']} is {task['Lifecycle']}" for task in tasks if _is_running(task)]
     if not running:
-        _tell_failed(tasks)
+        _warn_failed(tasks)
     return f"exports into its bucket: {', '.join(running)}" if running else ""
 
 
@@ -37,14 +37,14 @@ def _is_running(task: dict[str, Any]) -> bool:
     return task["Lifecycle"] in _RUNNING
 
 
-def _tell_failed(tasks: list[dict[str, Any]]) -> None:
+def _warn_failed(tasks: list[dict[str, Any]]) -> None:
     """Of the newest task of each file system, if it failed."""
-    newest: dict[str, dict[str, Any]] = {}
+    latest: dict[str, dict[str, Any]] = {}
     for task in tasks:
-        known = newest.get(task["FileSystemId"])
+        known = latest.get(task["FileSystemId"])
         if known is None or task["CreationTime"] > known["CreationTime"]:
-            newest[task["FileSystemId"]] = task
-    for task in newest.values():
+            latest[task["FileSystemId"]] = task
+    for task in latest.values():
         if task["Lifecycle"] == "FAILED":
             why = task.get("FailureDetails", {}).get("Message", "FSx gives no reason")
             warn(

@@ -17,9 +17,9 @@ def write_settings(world: World) -> Path:
     Raises:
         ShardyardError: A stack is gone, or AWS does not say when the capacity block ends.
     """
-    given = world.given
-    if given.kind == "batch":
-        outputs = stack_outputs(world, stack_name(given))
+    spec = world.spec
+    if spec.kind == "batch":
+        outputs = stack_outputs(world, stack_name(spec))
         settings = launch_settings(world, outputs, file_system_of(world))
     else:
         settings = kubernetes_settings(world)
@@ -30,19 +30,19 @@ def write_settings(world: World) -> Path:
 
 def kubernetes_settings(world: World) -> dict[str, Any]:
     """Context, namespace, claim and machines of an EKS cluster, as a part of a recipe."""
-    given = world.given
-    place = {"namespace": given.storage.namespace}
+    spec = world.spec
+    place = {"namespace": spec.storage.namespace}
     if context := context_of(world):
         place["context"] = context
     launch: dict[str, Any] = {"kubernetes": place}
-    if given.storage.kind != "none":
-        volume = {"path": SHARED, "claim": given.storage.claim}
+    if spec.storage.kind != "none":
+        volume = {"path": SHARED, "claim": spec.storage.claim}
         launch |= {"run_dir": f"{SHARED}/runs", "volumes": [volume]}
     cluster: dict[str, Any] = {}
-    if given.nodes.instance is not None:
-        cluster["instance"] = given.nodes.instance
-        if given.capacity.kind != "on-demand":  # on-demand nodes of others may have no label of it
-            cluster["capacity"] = given.nodes.capacity
-        if given.capacity.kind == "block":
+    if spec.nodes.instance is not None:
+        cluster["instance"] = spec.nodes.instance
+        if spec.capacity.kind != "on-demand":  # on-demand nodes of others may have no label of it
+            cluster["capacity"] = spec.nodes.capacity
+        if spec.capacity.kind == "block":
             cluster["block_ends"] = block_ends(world)
     return {"cluster": cluster, "launch": launch} if cluster else {"launch": launch}

@@ -11,7 +11,7 @@ from typing import Any
 
 from shardyard.errors import ShardyardError
 from shardyard.hardware.catalogue import Rate
-from shardyard.io.aws import aws_client, aws_errors, aws_session
+from shardyard.io.aws import aws_client, aws_session, translate_aws_errors
 from shardyard.io.files import parse_json
 
 LISTS_REGION = "us-east-1"
@@ -31,7 +31,7 @@ Client = Callable[[str, str], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class LivePrice:
     """What one node costs an hour, rented in one way."""
 
     kind: str
@@ -44,7 +44,7 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class PriceQuery:
     """What is asked about."""
 
     instance: str
@@ -61,16 +61,16 @@ class Question:
         return f"asked of AWS {self.at:%Y-%m-%d %H:%M} UTC"
 
 
-def question(
+def price_query(
     instance: str, *, region: str | None, zone: str | None = None, nodes: int = 1
-) -> Question:
+) -> PriceQuery:
     """About an instance type now, in this region or that of the user's AWS configuration.
 
     Raises:
         RequestError: boto3 is missing, or no region is known.
     """
     known = str(aws_session(region, no_region=_NO_REGION).region_name)
-    return Question(
+    return PriceQuery(
         instance=instance, region=known, zone=zone, nodes=max(nodes, 1), at=datetime.now(UTC)
     )
 
@@ -80,41 +80,41 @@ def client_of_session(service: str, region: str) -> Any:
     return aws_client(aws_session(region), service)
 
 
-def ask_prices(asked: Question, client: Client = client_of_session) -> list[Asked]:
+def ask_prices(query: PriceQuery, client: Client = client_of_session) -> list[LivePrice]:
     """Ask for every kind; one that AWS does not tell has no price and says why.
 
     Raises:
         ShardyardError: None could be asked: no credentials, no connection.
     """
-    found: list[Asked] = []
+    prices: list[LivePrice] = []
     errors: list[ShardyardError] = []
     for kind, ask in _ASK.items():
         try:
-            found += ask(asked, client)
+            prices += ask(query, client)
         except ShardyardError as error:
             errors.append(error)
-            found.append(Asked(kind=kind, rate=Rate(usd_per_hour=None, source=str(error))))
+            prices.append(LivePrice(kind=kind, rate=Rate(usd_per_hour=None, source=str(error))))
     if len(errors) == len(_ASK):
         raise errors[0]
-    return found
+    return prices
 
 
-def rate_for(found: Iterable[Asked], kind: str) -> Rate:
+def rate_for(prices: Iterable[LivePrice], kind: str) -> Rate:
     """The answer for nodes rented so; a reservation bills as on demand."""
     wanted = "on-demand" if kind == "reservation" else kind
-    return next(each.rate for each in found if each.kind == wanted)
+    return next(each.rate for each in prices if each.kind == wanted)
 
 
 def _answer(client: Client, service: str, region: str, call: str, **params: Any) -> dict[str, Any]:
-    with aws_errors(f"ask for prices ({call})", region):
+    with translate_aws_errors(f"ask for prices ({call})", region):
         answer: dict[str, Any] = getattr(client(service, region), call)(**params)
     return answer
 
 
-def _on_demand(asked: Question, client: Client) -> Iterator[Asked]:
+def _on_demand(query: PriceQuery, client: Client) -> Iterator[LivePrice]:
     wanted = {
-        "instanceType": asked.instance,
-        "regionCode": asked.region,
+        "instanceType": query.instance,
+        "regionCode": query.region,
         "operatingSystem": "Linux",
         "tenancy": "Shared",
         "preInstalledSw": "NA",
@@ -132,8 +132,8 @@ def _on_demand(asked: Question, client: Client) -> Iterator[Asked]:
         for term in parse_json(product)["terms"].get("OnDemand", {}).values()
         for dimension in term["priceDimensions"].values()
     }
-    where = f"on demand in {asked.region}, {asked.when}"
-    yield Asked(kind="on-demand", rate=_one_of(prices, where))
+    where = f"on demand in {query.region}, {query.when}"
+    yield LivePrice(kind="on-demand", rate=_one_of(prices, where))
 
 
 def _one_of(prices: set[float], where: str) -> Rate:
@@ -144,11 +144,11 @@ def _one_of(prices: set[float], where: str) -> Rate:
     return Rate(usd_per_hour=None, source=f"AWS says {said} {where}")
 
 
-def _spot(asked: Question, client: Client) -> Iterator[Asked]:
-    params = {} if asked.zone is None else {"AvailabilityZone": asked.zone}
+def _spot(query: PriceQuery, client: Client) -> Iterator[LivePrice]:
+    params = {} if query.zone is None else {"AvailabilityZone": query.zone}
     answer = _answer(
-        client, "ec2", asked.region, "describe_spot_price_history",
-        InstanceTypes=[asked.instance], ProductDescriptions=["Linux/UNIX"], StartTime=asked.at,
+        client, "ec2", query.region, "describe_spot_price_history",
+        InstanceTypes=[query.instance], ProductDescriptions=["Linux/UNIX"], StartTime=query.at,
         **params,
     )  # fmt: skip
     offers = [
@@ -157,39 +157,39 @@ def _spot(asked: Question, client: Client) -> Iterator[Asked]:
         if (usd := float(line["SpotPrice"])) > 0
     ]
     if not offers:
-        why = f"AWS names no spot price in {asked.zone or asked.region}, {asked.when}"
-        yield Asked(kind="spot", rate=Rate(usd_per_hour=None, source=why))
+        why = f"AWS names no spot price in {query.zone or query.region}, {query.when}"
+        yield LivePrice(kind="spot", rate=Rate(usd_per_hour=None, source=why))
         return
     usd, zone = min(offers)
-    source = f"spot in {zone}, {asked.when}; it changes"
-    yield Asked(kind="spot", rate=Rate(usd_per_hour=usd, source=source))
+    source = f"spot in {zone}, {query.when}; it changes"
+    yield LivePrice(kind="spot", rate=Rate(usd_per_hour=usd, source=source))
 
 
-def _block(asked: Question, client: Client) -> Iterator[Asked]:
+def _block(query: PriceQuery, client: Client) -> Iterator[LivePrice]:
     answer = _answer(
-        client, "ec2", asked.region, "describe_capacity_block_offerings",
-        InstanceType=asked.instance, InstanceCount=asked.nodes, CapacityDurationHours=BLOCK_HOURS,
+        client, "ec2", query.region, "describe_capacity_block_offerings",
+        InstanceType=query.instance, InstanceCount=query.nodes, CapacityDurationHours=BLOCK_HOURS,
     )  # fmt: skip
     offers = [
         (fee / (offer["InstanceCount"] * offer["CapacityBlockDurationHours"]), offer)
         for offer in answer["CapacityBlockOfferings"]
         if offer.get("CurrencyCode", "USD") == "USD" and (fee := float(offer["UpfrontFee"])) > 0
     ]
-    size = f"{asked.nodes} x {asked.instance} for {BLOCK_HOURS} h in {asked.region}"
+    size = f"{query.nodes} x {query.instance} for {BLOCK_HOURS} h in {query.region}"
     if not offers:
-        why = f"AWS offers no capacity block of {size}, {asked.when}"
-        yield Asked(kind="block", rate=Rate(usd_per_hour=None, source=why))
+        why = f"AWS offers no capacity block of {size}, {query.when}"
+        yield LivePrice(kind="block", rate=Rate(usd_per_hour=None, source=why))
         return
     usd, offer = min(offers, key=lambda each: each[0])
     begins = f"from {offer['StartDate']:%Y-%m-%d %H:%M} in {offer['AvailabilityZone']}"
-    source = f"capacity block, the cheapest offer of {size}, {begins}, {asked.when}"
-    yield Asked(kind="block", rate=Rate(usd_per_hour=usd, source=source))
+    source = f"capacity block, the cheapest offer of {size}, {begins}, {query.when}"
+    yield LivePrice(kind="block", rate=Rate(usd_per_hour=usd, source=source))
 
 
-def _savings(asked: Question, client: Client) -> Iterator[Asked]:
+def _savings(query: PriceQuery, client: Client) -> Iterator[LivePrice]:
     wanted = {
-        "region": asked.region,
-        "instanceType": asked.instance,
+        "region": query.region,
+        "instanceType": query.instance,
         "productDescription": "Linux/UNIX",
         "tenancy": "shared",
     }
@@ -206,11 +206,11 @@ def _savings(asked: Question, client: Client) -> Iterator[Asked]:
             if row["savingsPlanOffering"]["durationSeconds"] == years * _YEAR_S
         }
         kind = f"savings plan, {years} year{'s' * (years > 1)}"
-        where = f"EC2 savings plan, nothing up front, in {asked.region}, {asked.when}"
-        yield Asked(kind=kind, rate=_one_of(prices, where))
+        where = f"EC2 savings plan, nothing up front, in {query.region}, {query.when}"
+        yield LivePrice(kind=kind, rate=_one_of(prices, where))
 
 
-_ASK: dict[str, Callable[[Question, Client], Iterator[Asked]]] = {
+_ASK: dict[str, Callable[[PriceQuery, Client], Iterator[LivePrice]]] = {
     "on-demand": _on_demand,
     "spot": _spot,
     "block": _block,

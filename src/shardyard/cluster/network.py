@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardyard.cluster.eksctl import tags_of
-from shardyard.cluster.spec import Description
+from shardyard.cluster.spec import ClusterSpec
 
 VPC_CIDR = "10.0.0.0/16"
 PRIVATE_CIDR = "10.0.128.0/17"
@@ -17,37 +17,37 @@ PUBLIC_CIDR = "10.0.0.0/24"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class NetworkLocation:
     """Where instances lie."""
 
     vpc: str
     subnet: str
 
 
-LATER = Place(vpc="VPC", subnet="SUBNET")
+LATER = NetworkLocation(vpc="VPC", subnet="SUBNET")
 """In what a dry run prints of a network that is still to be made."""
 
 
-def place_named(given: Description) -> Place | None:
+def location_in_spec(spec: ClusterSpec) -> NetworkLocation | None:
     """The network that the description names; None: one is to be made."""
-    if given.vpc.id is None:
+    if spec.vpc.id is None:
         return None
-    return Place(vpc=given.vpc.id, subnet=given.vpc.subnets[given.zone])
+    return NetworkLocation(vpc=spec.vpc.id, subnet=spec.vpc.subnets[spec.zone])
 
 
-def network_stack_name(given: Description) -> str:
+def network_stack_name(spec: ClusterSpec) -> str:
     """Of the stack in CloudFormation."""
-    return f"shardyard-{given.name}-network"
+    return f"shardyard-{spec.name}-network"
 
 
-def render_network(given: Description, owner: str) -> dict[str, Any]:
+def render_network(spec: ClusterSpec, owner: str) -> dict[str, Any]:
     """The template of a new network in one zone, which is its parameter."""
-    tags = [{"Key": key, "Value": value} for key, value in tags_of(given, owner).items()]
+    tags = [{"Key": key, "Value": value} for key, value in tags_of(spec, owner).items()]
     return {
         "AWSTemplateFormatVersion": "2010-09-09",
-        "Description": f"Network of {given.name}",
+        "Description": f"Network of {spec.name}",
         "Parameters": {"Zone": {"Type": "AWS::EC2::AvailabilityZone::Name"}},
-        "Resources": {**_subnets(tags), **_ways_out(tags)},
+        "Resources": {**_subnets(tags), **_egress(tags)},
         "Outputs": {
             "VPC": {"Value": _VPC},
             "SubnetsPrivate": {"Value": {"Ref": "PrivateSubnet"}},
@@ -62,16 +62,16 @@ _VPC = {"Ref": "Vpc"}
 def _subnets(tags: list[dict[str, str]]) -> dict[str, Any]:
     """The VPC, and each subnet with its route table."""
     found = {
-        "Vpc": _made(
+        "Vpc": _ec2_resource(
             "VPC", tags, CidrBlock=VPC_CIDR, EnableDnsSupport=True, EnableDnsHostnames=True
         )
     }
     for kind, block in (("Public", PUBLIC_CIDR), ("Private", PRIVATE_CIDR)):
         found |= {
-            f"{kind}Subnet": _made(
+            f"{kind}Subnet": _ec2_resource(
                 "Subnet", tags, VpcId=_VPC, CidrBlock=block, AvailabilityZone={"Ref": "Zone"}
             ),
-            f"{kind}Table": _made("RouteTable", tags, VpcId=_VPC),
+            f"{kind}Table": _ec2_resource("RouteTable", tags, VpcId=_VPC),
             f"{kind}Association": {
                 "Type": "AWS::EC2::SubnetRouteTableAssociation",
                 "Properties": {
@@ -83,16 +83,16 @@ def _subnets(tags: list[dict[str, str]]) -> dict[str, Any]:
     return found
 
 
-def _ways_out(tags: list[dict[str, str]]) -> dict[str, Any]:
+def _egress(tags: list[dict[str, str]]) -> dict[str, Any]:
     """From the public subnet by the internet gateway, from the private by NAT; to S3 directly."""
     return {
-        "Gateway": _made("InternetGateway", tags),
+        "Gateway": _ec2_resource("InternetGateway", tags),
         "GatewayAttachment": {
             "Type": "AWS::EC2::VPCGatewayAttachment",
             "Properties": {"VpcId": _VPC, "InternetGatewayId": {"Ref": "Gateway"}},
         },
-        "Address": {**_made("EIP", tags, Domain="vpc"), "DependsOn": "GatewayAttachment"},
-        "Nat": _made(
+        "Address": {**_ec2_resource("EIP", tags, Domain="vpc"), "DependsOn": "GatewayAttachment"},
+        "Nat": _ec2_resource(
             "NatGateway",
             tags,
             AllocationId={"Fn::GetAtt": ["Address", "AllocationId"]},
@@ -115,7 +115,7 @@ def _ways_out(tags: list[dict[str, str]]) -> dict[str, Any]:
     }
 
 
-def _made(kind: str, tags: list[dict[str, str]], **properties: Any) -> dict[str, Any]:
+def _ec2_resource(kind: str, tags: list[dict[str, str]], **properties: Any) -> dict[str, Any]:
     return {"Type": f"AWS::EC2::{kind}", "Properties": {**properties, "Tags": tags}}
 
 

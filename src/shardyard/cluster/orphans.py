@@ -15,11 +15,11 @@ from shardyard.cluster.clients import World
 from shardyard.cluster.eksctl import NAME_TAG, OWNER_TAG
 from shardyard.cluster.existing_spec import AdoptedCluster
 from shardyard.cluster.prices import CONTROL_PLANE_USD_PER_HOUR, NAT_USD_PER_HOUR, fsx_usd_per_month
-from shardyard.cluster.spec import SYSTEM_USD_PER_HOUR, Description
+from shardyard.cluster.spec import SYSTEM_USD_PER_HOUR, ClusterSpec
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.hardware.catalogue import instance
 from shardyard.launchers.ledger import UUID
-from shardyard.log import say
+from shardyard.log import info
 
 OVER = frozenset({"terminated", "deleted", "DELETED", "DELETE_COMPLETE", "INACTIVE"})
 """States in which a service still tells of what is gone. What is being deleted is not over: it may
@@ -36,7 +36,7 @@ NAME_TAGS = (
 class Traces:
     """What the cluster's things are known by."""
 
-    given: Description
+    spec: ClusterSpec
     owner: str
     vpcs: frozenset[str] = frozenset()
     """Networks that were made for it; one that was there before has others' things in it."""
@@ -47,7 +47,7 @@ class Traces:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class ResourceType:
     """One kind of thing."""
 
     name: str
@@ -83,7 +83,7 @@ def tags_of(item: Any) -> dict[str, str]:
 
 def is_tagged(tags: Mapping[str, str], traces: Traces) -> bool:
     """Whether tags name the cluster."""
-    name = traces.given.name
+    name = traces.spec.name
     named = any(tags.get(key) == name for key in NAME_TAGS)
     return named or f"kubernetes.io/cluster/{name}" in tags
 
@@ -95,7 +95,7 @@ def is_of_another(tags: Mapping[str, str], traces: Traces) -> bool:
 
 def is_of_other_name(tags: Mapping[str, str], traces: Traces) -> bool:
     """Whether tags name another cluster: names of things alone do not tell a-b of a."""
-    return any(tags.get(key, traces.given.name) != traces.given.name for key in NAME_TAGS)
+    return any(tags.get(key, traces.spec.name) != traces.spec.name for key in NAME_TAGS)
 
 
 def _by_tag(item: Any, traces: Traces) -> bool:
@@ -105,7 +105,7 @@ def _by_tag(item: Any, traces: Traces) -> bool:
 def _by_name(key: str, *starts: str) -> Callable[[Any, Traces], bool]:
     def is_of(item: Any, traces: Traces) -> bool:
         name = str(item.get(key, ""))
-        found = name.startswith(tuple(start.format(name=traces.given.name) for start in starts))
+        found = name.startswith(tuple(start.format(name=traces.spec.name) for start in starts))
         found = found and not is_of_other_name(tags_of(item), traces)
         return found or _by_tag(item, traces)
 
@@ -136,10 +136,10 @@ def _zones(item: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def is_group(item: Any, traces: Traces) -> bool:
     """Whether a security group is the cluster's: EKS's, eksctl's, ours, or of its network."""
-    name = traces.given.name
+    name = traces.spec.name
     if item.get("GroupName") == "default":
         return False
-    starts = (f"eksctl-{name}-", f"eks-cluster-sg-{name}-", f"{stack_name(traces.given)}-Group-",
+    starts = (f"eksctl-{name}-", f"eks-cluster-sg-{name}-", f"{stack_name(traces.spec)}-Group-",
               f"shardyard-{name}-storage-Group-")  # fmt: skip
     named = str(item.get("GroupName", "")).startswith(starts)
     named = named and not is_of_other_name(tags_of(item), traces)
@@ -147,19 +147,19 @@ def is_group(item: Any, traces: Traces) -> bool:
 
 
 def _is_cluster(item: Any, traces: Traces) -> bool:
-    return traces.given.kind == "eks" and item == traces.given.name
+    return traces.spec.kind == "eks" and item == traces.spec.name
 
 
 def _is_log_group(item: Any, traces: Traces) -> bool:
-    name, group = traces.given.name, str(item["logGroupName"])
-    if traces.given.kind == "batch":
-        return group == log_group(traces.given)
+    name, group = traces.spec.name, str(item["logGroupName"])
+    if traces.spec.kind == "batch":
+        return group == log_group(traces.spec)
     return group.startswith((f"/aws/eks/{name}/", f"/aws/containerinsights/{name}/"))
 
 
 def _of_environment(name: str, traces: Traces) -> bool:
     """Whether Batch made it for an environment: it draws an id behind the environment's name."""
-    environment = "|".join(re.escape(one) for one in environments(traces.given).values())
+    environment = "|".join(re.escape(one) for one in environments(traces.spec).values())
     made = rf"(AWSBatch-)?({environment})(_Batch_|-asg-|-){UUID}"
     return re.fullmatch(made, name.rpartition("/")[2]) is not None
 
@@ -173,15 +173,15 @@ def _scaling_group(item: Any, traces: Traces) -> bool:
 
 
 def _role(item: Any, traces: Traces) -> bool:
-    starts = (f"eksctl-{traces.given.name}-", f"{stack_name(traces.given)}-")
+    starts = (f"eksctl-{traces.spec.name}-", f"{stack_name(traces.spec)}-")
     return str(item["RoleName"]).startswith(starts)
 
 
 def _oidc_provider(item: Any, traces: Traces) -> bool:
-    return f"/oidc.eks.{traces.given.region}." in str(item["Arn"])
+    return f"/oidc.eks.{traces.spec.region}." in str(item["Arn"])
 
 
-def _says(words: str) -> Callable[[Any], str]:
+def _constant_text(words: str) -> Callable[[Any], str]:
     return lambda _: words
 
 
@@ -209,96 +209,96 @@ def _efs_cost(item: Any) -> str:
 
 
 def _is_nothing_but(words: str) -> Callable[[Any], str]:
-    return _says(f"costs nothing{words}")
+    return _constant_text(f"costs nothing{words}")
 
 
 _BARS = _is_nothing_but(", and stands in the way of the network")
 _FREE = _is_nothing_but("")
 
 KINDS = (
-    Kind(name="EKS cluster", service="eks", call="list_clusters", at="clusters", id="",
-         is_of=_is_cluster, cost=_says(f"${CONTROL_PLANE_USD_PER_HOUR:.2f} an hour"),
+    ResourceType(name="EKS cluster", service="eks", call="list_clusters", at="clusters", id="",
+         is_of=_is_cluster, cost=_constant_text(f"${CONTROL_PLANE_USD_PER_HOUR:.2f} an hour"),
          arn=r"eks:[^/]+/([^/]+).*"),
-    Kind(name="CloudFormation stack", service="cloudformation", call="describe_stacks",
+    ResourceType(name="CloudFormation stack", service="cloudformation", call="describe_stacks",
          at="Stacks", id="StackName", is_of=_by_name("StackName", "eksctl-{name}-",
          "shardyard-{name}-network", "shardyard-{name}-storage", "shardyard-{name}-batch"),
-         cost=_says("what is in it"),
+         cost=_constant_text("what is in it"),
          state=lambda item: str(item["StackStatus"]), arn=r"cloudformation:stack/([^/]+)/.*"),
-    Kind(name="instance", service="ec2", call="describe_instances", at="Reservations.Instances",
+    ResourceType(name="instance", service="ec2", call="describe_instances", at="Reservations.Instances",
          id="InstanceId", is_of=_in_network, cost=_instance_cost,
          state=lambda item: str(item["State"]["Name"]), arn=r"ec2:instance/(.+)"),
-    Kind(name="volume", service="ec2", call="describe_volumes", at="Volumes", id="VolumeId",
+    ResourceType(name="volume", service="ec2", call="describe_volumes", at="Volumes", id="VolumeId",
          is_of=_by_tag, cost=lambda item: f"{item.get('Size')} GiB, by its size",
          state=lambda item: str(item["State"]), arn=r"ec2:volume/(.+)"),
-    Kind(name="snapshot", service="ec2", call="describe_snapshots", at="Snapshots",
+    ResourceType(name="snapshot", service="ec2", call="describe_snapshots", at="Snapshots",
          id="SnapshotId", params={"OwnerIds": ["self"]}, is_of=_by_tag,
          cost=lambda item: f"of {item.get('VolumeSize')} GiB, by what it holds",
          arn=r"ec2:snapshot/(.+)"),
-    Kind(name="network interface", service="ec2", call="describe_network_interfaces",
+    ResourceType(name="network interface", service="ec2", call="describe_network_interfaces",
          at="NetworkInterfaces", id="NetworkInterfaceId", is_of=_in_network, cost=_BARS,
          arn=r"ec2:network-interface/(.+)"),
-    Kind(name="NAT gateway", service="ec2", call="describe_nat_gateways", at="NatGateways",
-         id="NatGatewayId", is_of=_in_network, cost=_says(f"${NAT_USD_PER_HOUR:.3f} an hour, "
+    ResourceType(name="NAT gateway", service="ec2", call="describe_nat_gateways", at="NatGateways",
+         id="NatGatewayId", is_of=_in_network, cost=_constant_text(f"${NAT_USD_PER_HOUR:.3f} an hour, "
          "with its address"), state=lambda item: str(item["State"]), arn=r"ec2:natgateway/(.+)"),
-    Kind(name="elastic address", service="ec2", call="describe_addresses", at="Addresses",
-         id="AllocationId", is_of=_by_tag, cost=_says("$0.005 an hour"),
+    ResourceType(name="elastic address", service="ec2", call="describe_addresses", at="Addresses",
+         id="AllocationId", is_of=_by_tag, cost=_constant_text("$0.005 an hour"),
          arn=r"ec2:elastic-ip/(.+)"),
-    Kind(name="VPC endpoint", service="ec2", call="describe_vpc_endpoints", at="VpcEndpoints",
-         id="VpcEndpointId", is_of=_in_network, cost=_says("its price an hour"),
+    ResourceType(name="VPC endpoint", service="ec2", call="describe_vpc_endpoints", at="VpcEndpoints",
+         id="VpcEndpointId", is_of=_in_network, cost=_constant_text("its price an hour"),
          state=lambda item: str(item["State"]), arn=r"ec2:vpc-endpoint/(.+)"),
-    Kind(name="security group", service="ec2", call="describe_security_groups",
+    ResourceType(name="security group", service="ec2", call="describe_security_groups",
          at="SecurityGroups", id="GroupId", is_of=is_group, cost=_BARS,
          arn=r"ec2:security-group/(.+)"),
-    Kind(name="internet gateway", service="ec2", call="describe_internet_gateways",
+    ResourceType(name="internet gateway", service="ec2", call="describe_internet_gateways",
          at="InternetGateways", id="InternetGatewayId", is_of=_in_network, cost=_BARS,
          arn=r"ec2:internet-gateway/(.+)"),
-    Kind(name="subnet", service="ec2", call="describe_subnets", at="Subnets", id="SubnetId",
+    ResourceType(name="subnet", service="ec2", call="describe_subnets", at="Subnets", id="SubnetId",
          is_of=_in_network, cost=_FREE, arn=r"ec2:subnet/(.+)"),
-    Kind(name="VPC", service="ec2", call="describe_vpcs", at="Vpcs", id="VpcId",
+    ResourceType(name="VPC", service="ec2", call="describe_vpcs", at="Vpcs", id="VpcId",
          is_of=_in_network, cost=_FREE, arn=r"ec2:vpc/(.+)"),
-    Kind(name="launch template", service="ec2", call="describe_launch_templates",
+    ResourceType(name="launch template", service="ec2", call="describe_launch_templates",
          at="LaunchTemplates", id="LaunchTemplateId", is_of=_by_name("LaunchTemplateName",
          "eksctl-{name}-", "shardyard-{name}-batch"), cost=_FREE, arn=r"ec2:launch-template/(.+)"),
-    Kind(name="placement group", service="ec2", call="describe_placement_groups",
+    ResourceType(name="placement group", service="ec2", call="describe_placement_groups",
          at="PlacementGroups", id="GroupName", is_of=_by_name("GroupName", "eksctl-{name}-"),
          cost=_FREE, state=lambda item: str(item.get("State", "")),
          arn=r"ec2:placement-group/(.+)"),
-    Kind(name="Auto Scaling group", service="autoscaling", call="describe_auto_scaling_groups",
+    ResourceType(name="Auto Scaling group", service="autoscaling", call="describe_auto_scaling_groups",
          at="AutoScalingGroups", id="AutoScalingGroupName", is_of=_scaling_group,
-         cost=_says("starts instances"), arn=r"autoscaling:.*autoScalingGroupName/(.+)"),
-    Kind(name="compute environment", service="batch", call="describe_compute_environments",
+         cost=_constant_text("starts instances"), arn=r"autoscaling:.*autoScalingGroupName/(.+)"),
+    ResourceType(name="compute environment", service="batch", call="describe_compute_environments",
          at="computeEnvironments", id="computeEnvironmentName", is_of=_in_network,
-         cost=_says("starts instances"), state=lambda item: str(item.get("status", "")),
+         cost=_constant_text("starts instances"), state=lambda item: str(item.get("status", "")),
          arn=r"batch:compute-environment/(.+)"),
-    Kind(name="job queue", service="batch", call="describe_job_queues", at="jobQueues",
+    ResourceType(name="job queue", service="batch", call="describe_job_queues", at="jobQueues",
          id="jobQueueName", is_of=_by_tag, cost=_is_nothing_but(" by itself"),
          state=lambda item: str(item.get("status", "")), arn=r"batch:job-queue/(.+)"),
-    Kind(name="ECS cluster", service="ecs", call="list_clusters", at="clusterArns", id="",
+    ResourceType(name="ECS cluster", service="ecs", call="list_clusters", at="clusterArns", id="",
          is_of=_ecs_cluster, cost=_is_nothing_but(" by itself"), arn=r"ecs:cluster/(.+)"),
-    Kind(name="classic load balancer", service="elb", call="describe_load_balancers",
+    ResourceType(name="classic load balancer", service="elb", call="describe_load_balancers",
          at="LoadBalancerDescriptions", id="LoadBalancerName", is_of=_in_network,
-         cost=_says("its price an hour"), arn=r"elasticloadbalancing:loadbalancer/([^/]+)"),
-    Kind(name="load balancer", service="elbv2", call="describe_load_balancers",
+         cost=_constant_text("its price an hour"), arn=r"elasticloadbalancing:loadbalancer/([^/]+)"),
+    ResourceType(name="load balancer", service="elbv2", call="describe_load_balancers",
          at="LoadBalancers", id="LoadBalancerName", is_of=_in_network,
-         cost=_says("its price an hour"),
+         cost=_constant_text("its price an hour"),
          arn=r"elasticloadbalancing:loadbalancer/(?:app|net|gwy)/([^/]+)/.*"),
-    Kind(name="target group", service="elbv2", call="describe_target_groups", at="TargetGroups",
+    ResourceType(name="target group", service="elbv2", call="describe_target_groups", at="TargetGroups",
          id="TargetGroupName", is_of=_in_network, cost=_FREE,
          arn=r"elasticloadbalancing:targetgroup/([^/]+)/.*"),
-    Kind(name="FSx file system", service="fsx", call="describe_file_systems", at="FileSystems",
+    ResourceType(name="FSx file system", service="fsx", call="describe_file_systems", at="FileSystems",
          id="FileSystemId", is_of=_in_network, cost=_fsx_cost,
          state=lambda item: str(item.get("Lifecycle") or ""), arn=r"fsx:file-system/(.+)"),
-    Kind(name="EFS file system", service="efs", call="describe_file_systems", at="FileSystems",
+    ResourceType(name="EFS file system", service="efs", call="describe_file_systems", at="FileSystems",
          id="FileSystemId", is_of=_by_tag, cost=_efs_cost,
          state=lambda item: str(item.get("LifeCycleState") or ""),
          arn=r"elasticfilesystem:file-system/(.+)"),
-    Kind(name="log group", service="logs", call="describe_log_groups", at="logGroups",
+    ResourceType(name="log group", service="logs", call="describe_log_groups", at="logGroups",
          id="logGroupName", is_of=_is_log_group,
          cost=lambda item: f"{item.get('storedBytes', 0):,} bytes, which cost by the month",
          arn=r"logs:log-group:(.+?)(?::\*)?"),
-    Kind(name="IAM role", service="iam", call="list_roles", at="Roles", id="RoleName",
+    ResourceType(name="IAM role", service="iam", call="list_roles", at="Roles", id="RoleName",
          is_of=_role, cost=_FREE, tags_call="list_role_tags:RoleName"),
-    Kind(name="OIDC provider", service="iam", call="list_open_id_connect_providers",
+    ResourceType(name="OIDC provider", service="iam", call="list_open_id_connect_providers",
          at="OpenIDConnectProviderList", id="Arn", is_of=_oidc_provider, cost=_FREE,
          tags_decide=True,
          tags_call="list_open_id_connect_provider_tags:OpenIDConnectProviderArn"),
@@ -318,7 +318,7 @@ SETTLE_S = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Left:
+class OrphanedResource:
     """One thing that is there."""
 
     kind: str
@@ -328,7 +328,7 @@ class Left:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unanswered:
+class FailedQuery:
     """A question about what is left that got no answer."""
 
     kind: str
@@ -340,23 +340,23 @@ class Unanswered:
 class Swept:
     """What was found."""
 
-    left: tuple[Left, ...]
-    unanswered: tuple[Unanswered, ...]
+    orphans: tuple[OrphanedResource, ...]
+    failed_queries: tuple[FailedQuery, ...]
 
     @property
     def is_clean(self) -> bool:
         """Whether all was answered, and nothing is there."""
-        return not self.left and not self.unanswered
+        return not self.orphans and not self.failed_queries
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Answer:
     """What a service has of one kind."""
 
-    kind: Kind
-    there: dict[str, Any]
+    kind: ResourceType
+    existing: dict[str, Any]
     """Id -> what the service says of it, of all that is not over, whoever's."""
-    left: tuple[Left, ...]
+    orphans: tuple[OrphanedResource, ...]
 
 
 def sweep(world: World, *, every_s: float, within_s: float = SETTLE_S) -> Swept:
@@ -370,56 +370,56 @@ def sweep(world: World, *, every_s: float, within_s: float = SETTLE_S) -> Swept:
     before: Swept | None = None
     while True:
         is_last = time.monotonic() >= until
-        found = _round(world)
+        found = _query_all(world)
         if before is not None and found.is_clean and before.is_clean:
             return found
         if before is not None and is_last:
-            return _both(before, found)
+            return _merge_rounds(before, found)
         if before is None or found != before:
-            say(f"asked AWS what is left: {_words(found)}; asking again")
+            info(f"asked AWS what is left: {_summary(found)}; asking again")
         before = found
         time.sleep(every_s)
 
 
-def _both(before: Swept, found: Swept) -> Swept:
+def _merge_rounds(before: Swept, latest: Swept) -> Swept:
     """What one of two rounds saw is there: nothing says which of them was late."""
-    unanswered = {one.kind: one for one in (*before.unanswered, *found.unanswered)}
-    left = dict.fromkeys((*found.left, *before.left))
-    return Swept(left=tuple(left), unanswered=tuple(unanswered.values()))
+    unanswered = {one.kind: one for one in (*before.failed_queries, *latest.failed_queries)}
+    left = dict.fromkeys((*latest.orphans, *before.orphans))
+    return Swept(orphans=tuple(left), failed_queries=tuple(unanswered.values()))
 
 
-def _words(found: Swept) -> str:
-    kinds = sorted({left.kind for left in found.left})
-    unanswered = [f"no answer about {one.kind}" for one in found.unanswered]
+def _summary(result: Swept) -> str:
+    kinds = sorted({left.kind for left in result.orphans})
+    unanswered = [f"no answer about {one.kind}" for one in result.failed_queries]
     return ", ".join([*kinds, *unanswered]) or "nothing"
 
 
-def _round(world: World) -> Swept:
+def _query_all(world: World) -> Swept:
     """Each kind asked once, and the tagging service about all."""
     traces = traces_of(world)
     answers, unanswered = [], []
     for kind in KINDS:
         try:
-            answers.append(_ask(kind, world, traces))
+            answers.append(_query(kind, world, traces))
         except ShardyardError as error:
             asked = f"{kind.service} {kind.call}"
-            unanswered.append(Unanswered(kind=kind.name, asked=asked, why=str(error)))
-    left = [left for answer in answers for left in answer.left]
-    for key in _keys(world):
+            unanswered.append(FailedQuery(kind=kind.name, asked=asked, why=str(error)))
+    left = [left for answer in answers for left in answer.orphans]
+    for key in _tag_keys(world):
         try:
             left += _tagged(key, world, traces, answers)
         except ShardyardError as error:
             asked = "resourcegroupstaggingapi get_resources"
-            unanswered.append(Unanswered(kind=f"tag {key}", asked=asked, why=str(error)))
+            unanswered.append(FailedQuery(kind=f"tag {key}", asked=asked, why=str(error)))
     first = {(one.kind, one.id): one for one in reversed(left)}  # which says what it costs
-    return Swept(left=tuple(reversed(first.values())), unanswered=tuple(unanswered))
+    return Swept(orphans=tuple(reversed(first.values())), failed_queries=tuple(unanswered))
 
 
-def _keys(world: World) -> tuple[str, ...]:
+def _tag_keys(world: World) -> tuple[str, ...]:
     """Tags of what is the cluster's; of one that was adopted, of what was added to it."""
-    if isinstance(world.given, AdoptedCluster):
+    if isinstance(world.spec, AdoptedCluster):
         return (OWNER_TAG,)
-    return (*NAME_TAGS, f"kubernetes.io/cluster/{world.given.name}")
+    return (*NAME_TAGS, f"kubernetes.io/cluster/{world.spec.name}")
 
 
 def traces_of(world: World) -> Traces:
@@ -429,11 +429,11 @@ def traces_of(world: World) -> Traces:
         StorageError: The ledger was changed by something else.
     """
     vpcs, subnets = set(), set()
-    for entry in world.ledger.all() if world.given.vpc.id is None else ():
+    for entry in world.ledger.all() if world.spec.vpc.id is None else ():
         vpcs |= set(re.findall(r"vpc-[0-9a-f]{8,17}", entry.details.get("vpc", "")))
         subnets |= set(re.findall(r"subnet-[0-9a-f]{8,17}", entry.details.get("subnets", "")))
     known = Traces(
-        given=world.given, owner=world.owner, vpcs=frozenset(vpcs), subnets=frozenset(subnets)
+        spec=world.spec, owner=world.owner, vpcs=frozenset(vpcs), subnets=frozenset(subnets)
     )
     try:
         groups = frozenset(
@@ -444,74 +444,78 @@ def traces_of(world: World) -> Traces:
     except ShardyardError:
         return known  # that they are not listed is told of their kind
     return Traces(
-        given=known.given, owner=known.owner, vpcs=known.vpcs, subnets=known.subnets, groups=groups
+        spec=known.spec, owner=known.owner, vpcs=known.vpcs, subnets=known.subnets, groups=groups
     )
 
 
-def _ask(kind: Kind, world: World, traces: Traces) -> _Answer:
+def _query(kind: ResourceType, world: World, traces: Traces) -> _Answer:
     """All of a kind, and which of it is the cluster's.
 
     Raises:
         ShardyardError: It was not answered.
     """
-    there: dict[str, Any] = {}
+    existing: dict[str, Any] = {}
     left = []
     for item in world.listed(kind.service, kind.call, kind.at, **kind.params):
         if kind.id and kind.state(item) in OVER:
             continue
         id = str(item[kind.id] if kind.id else item)
-        there[id] = item
+        existing[id] = item
         tags = tags_of(item)
         if not kind.is_of(item, traces):
             continue
         if kind.tags_call:
-            tags = _asked_tags(kind, id, world)
-            if _is_anothers(kind, tags, traces):
+            tags = _fetched_tags(kind, id, world)
+            if _is_of_other_cluster(kind, tags, traces):
                 continue
-        if isinstance(world.given, AdoptedCluster) and tags.get(OWNER_TAG) != world.owner:
+        if isinstance(world.spec, AdoptedCluster) and tags.get(OWNER_TAG) != world.owner:
             continue  # it was there before, or is of what was
-        left.append(_left(kind.name, id, kind.cost(item), tags, traces))
-    return _Answer(kind=kind, there=there, left=tuple(left))
+        left.append(_orphan(kind.name, id, kind.cost(item), tags, traces))
+    return _Answer(kind=kind, existing=existing, orphans=tuple(left))
 
 
-def _is_anothers(kind: Kind, tags: dict[str, str], traces: Traces) -> bool:
+def _is_of_other_cluster(kind: ResourceType, tags: dict[str, str], traces: Traces) -> bool:
     """Of what is of all regions: the name may be that of a cluster in another one."""
     if kind.tags_decide and not is_tagged(tags, traces):
         return True
     return is_of_another(tags, traces) or is_of_other_name(tags, traces)
 
 
-def _left(kind: str, id: str, cost: str, tags: dict[str, str], traces: Traces) -> Left:
+def _orphan(
+    kind: str, id: str, cost: str, tags: dict[str, str], traces: Traces
+) -> OrphanedResource:
     whose = "; of another making of the name" if is_of_another(tags, traces) else ""
-    return Left(kind=kind, id=id, cost=cost + whose)
+    return OrphanedResource(kind=kind, id=id, cost=cost + whose)
 
 
-def _asked_tags(kind: Kind, id: str, world: World) -> dict[str, str]:
+def _fetched_tags(kind: ResourceType, id: str, world: World) -> dict[str, str]:
     call, _, key = kind.tags_call.partition(":")
     return tags_of({"Tags": list(world.listed(kind.service, call, "Tags", **{key: id}))})
 
 
-def _tagged(key: str, world: World, traces: Traces, answers: list[_Answer]) -> Iterator[Left]:
+def _tagged(
+    key: str, world: World, traces: Traces, answers: list[_Answer]
+) -> Iterator[OrphanedResource]:
     """What the tagging service knows by one tag, of whatever kind.
 
     It tells for hours of what is gone: of kinds that were asked, their own service's word counts.
     """
-    value = traces.owner if key == OWNER_TAG else traces.given.name
+    value = traces.owner if key == OWNER_TAG else traces.spec.name
     values = {} if "/cluster/" in key else {"Values": [value]}
     call = ("resourcegroupstaggingapi", "get_resources", "ResourceTagMappingList")
     for item in world.listed(*call, TagFilters=[{"Key": key, **values}]):
         arn = str(item["ResourceARN"])
-        known = _known(arn, answers)
+        known = _match_arn(arn, answers)
         if known is None:
-            yield _left("tagged", arn, "look at it by its ARN", tags_of(item), traces)
+            yield _orphan("tagged", arn, "look at it by its ARN", tags_of(item), traces)
             continue
         answer, id = known
-        if id in answer.there:
-            cost = answer.kind.cost(answer.there[id])
-            yield _left(answer.kind.name, id, cost, tags_of(item), traces)
+        if id in answer.existing:
+            cost = answer.kind.cost(answer.existing[id])
+            yield _orphan(answer.kind.name, id, cost, tags_of(item), traces)
 
 
-def _known(arn: str, answers: list[_Answer]) -> tuple[_Answer, str] | None:
+def _match_arn(arn: str, answers: list[_Answer]) -> tuple[_Answer, str] | None:
     """Of which kind an ARN is, and its id there; None: of none that was answered."""
     _, _, service, _, _, resource = [*arn.split(":", 5), *[""] * 6][:6]
     for answer in answers:

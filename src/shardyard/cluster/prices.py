@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shardyard.cluster.eksctl import GROUP, SYSTEM_GROUP
 from shardyard.cluster.existing_spec import AdoptedCluster
-from shardyard.cluster.spec import SYSTEM_USD_PER_HOUR, Description
+from shardyard.cluster.spec import SYSTEM_USD_PER_HOUR, ClusterSpec
 from shardyard.hardware.catalogue import Rate, rate_of
 
 HOURS_A_MONTH = 730.0
@@ -50,35 +50,35 @@ def fsx_usd_per_month(size_gib: int, mb_per_s_per_tib: int) -> float | None:
     return None if rate is None else rate * size_gib
 
 
-def standing_costs(given: Description, *, nodes: int, rate: Rate | None = None) -> list[Cost]:
+def hourly_costs(spec: ClusterSpec, *, nodes: int, rate: Rate | None = None) -> list[Cost]:
     """Each thing that costs while so many accelerator nodes stand.
 
     Args:
         rate: What one of these nodes costs; None: what the table says.
     """
-    found = [] if given.kind == "batch" else _of_eks(given)
-    if given.vpc.id is None:
-        part = _NETWORK if given.kind == "batch" else _CLUSTER  # eksctl's stack has both
+    found = [] if spec.kind == "batch" else _of_eks(spec)
+    if spec.vpc.id is None:
+        part = _NETWORK if spec.kind == "batch" else _CLUSTER  # eksctl's stack has both
         found.append(Cost(what="NAT gateway", usd_per_hour=NAT_USD_PER_HOUR, part=part))
-    if given.storage.kind == "fsx":
-        month = fsx_usd_per_month(given.storage.size_gib, given.storage.mb_per_s_per_tib)
+    if spec.storage.kind == "fsx":
+        month = fsx_usd_per_month(spec.storage.size_gib, spec.storage.mb_per_s_per_tib)
         hour = None if month is None else month / HOURS_A_MONTH
-        what = f"FSx for Lustre, {given.storage.size_gib} GiB"
+        what = f"FSx for Lustre, {spec.storage.size_gib} GiB"
         found.append(Cost(what=what, usd_per_hour=hour, part=_FILES))
-    if given.storage.kind == "efs":
+    if spec.storage.kind == "efs":
         found.append(Cost(what="EFS, by what is stored", usd_per_hour=None, part=_FILES))
     if nodes:
-        found.append(_nodes(given, nodes, rate or rate_of(given.instance, given.capacity.kind)))
-    if isinstance(given, AdoptedCluster):  # what was there before costs without us, too
-        return [cost for cost in found if cost.part in given.adds]
+        found.append(_nodes(spec, nodes, rate or rate_of(spec.instance, spec.capacity.kind)))
+    if isinstance(spec, AdoptedCluster):  # what was there before costs without us, too
+        return [cost for cost in found if cost.part in spec.adds]
     return found
 
 
 _CLUSTER, _FILES, _NETWORK = "control plane", "file system", "network"
 
 
-def _of_eks(given: Description) -> list[Cost]:
-    system = given.system
+def _of_eks(spec: ClusterSpec) -> list[Cost]:
+    system = spec.system
     return [
         Cost(what="EKS control plane", usd_per_hour=CONTROL_PLANE_USD_PER_HOUR, part=_CLUSTER),
         Cost(
@@ -89,10 +89,10 @@ def _of_eks(given: Description) -> list[Cost]:
     ]
 
 
-def _nodes(given: Description, nodes: int, rate: Rate) -> Cost:
+def _nodes(spec: ClusterSpec, nodes: int, rate: Rate) -> Cost:
     usd = rate.usd_per_hour
     return Cost(
-        what=f"{nodes} x {given.instance.name}, {given.capacity.kind}",
+        what=f"{nodes} x {spec.instance.name}, {spec.capacity.kind}",
         usd_per_hour=None if usd is None else nodes * usd,
         part=ACCELERATORS,
         source=rate.source,

@@ -22,11 +22,11 @@ from shardyard.cluster.eksctl import (
 )
 from shardyard.cluster.existing_spec import AdoptedCluster
 from shardyard.cluster.fsx import (
-    Made,
+    FileSystemOutputs,
     as_json,
     claim_objects,
     clients_of,
-    made_of,
+    file_system_outputs,
     render_root_job,
     render_stack,
     stack_name,
@@ -34,7 +34,7 @@ from shardyard.cluster.fsx import (
 )
 from shardyard.cluster.fsx_exports import running_exports
 from shardyard.cluster.orphans import details_of_network
-from shardyard.cluster.spec import Description
+from shardyard.cluster.spec import ClusterSpec
 from shardyard.errors import AccessError, ShardyardError
 from shardyard.launchers.kubernetes.objects import to_yaml
 from shardyard.launchers.kubernetes.prerequisites import DEVICE_PLUGINS, FSX, Prerequisite
@@ -47,17 +47,17 @@ class State:
 
     word: str
     """``absent``, ``coming``, ``there``, ``going`` or ``failed``."""
-    why: str = ""
+    reason: str = ""
     """Of a failed one."""
-    asked: str = ""
+    source: str = ""
     """Who was asked."""
 
 
-class ForeignError(AccessError):
+class NotOwnedError(AccessError):
     """What has a part's name was not made from here."""
 
 
-class Part(ABC):
+class ClusterPart(ABC):
     """One part of a cluster."""
 
     kind: ClassVar[str]
@@ -68,11 +68,11 @@ class Part(ABC):
     """Whether nothing but the removal of the control plane removes it."""
 
     @abstractmethod
-    def name(self, given: Description) -> str:
+    def name(self, spec: ClusterSpec) -> str:
         """What the ledger and the messages call it."""
 
     @abstractmethod
-    def text(self, given: Description, owner: str) -> str:
+    def text(self, spec: ClusterSpec, owner: str) -> str:
         """Exactly what is sent, for ``--dry-run``."""
 
     @abstractmethod
@@ -96,10 +96,10 @@ class Part(ABC):
         """What the ledger keeps of it."""
         return {}
 
-    def mend(self, world: World) -> None:  # noqa: B027 - most parts are whole or not there
+    def finish_setup(self, world: World) -> None:  # noqa: B027 - most parts are whole or not there
         """Finish what was interrupted behind what ``state`` sees."""
 
-    def held_by(self, world: World) -> str:  # noqa: ARG002 - most by nothing
+    def in_use_by(self, world: World) -> str:  # noqa: ARG002 - most by nothing
         """What somebody has to end before it may be removed; empty: nothing."""
         return ""
 
@@ -108,15 +108,15 @@ class Part(ABC):
         return ""
 
 
-class Stack(Part):
+class Stack(ClusterPart):
     """A part that CloudFormation holds, made by eksctl or by us."""
 
     @abstractmethod
-    def stack(self, given: Description) -> str:
+    def stack(self, spec: ClusterSpec) -> str:
         """Name of the stack."""
 
-    def name(self, given: Description) -> str:
-        return self.stack(given)
+    def name(self, spec: ClusterSpec) -> str:
+        return self.stack(spec)
 
     def create(self, world: World, template: dict[str, Any], **more: Any) -> None:
         """Have CloudFormation begin a stack of ours, tagged as made from here.
@@ -124,8 +124,8 @@ class Stack(Part):
         Args:
             more: Of CreateStack, such as ``Parameters``.
         """
-        given = world.given
-        name, tags = self.stack(given), tags_of(given, world.owner)
+        spec = world.spec
+        name, tags = self.stack(spec), tags_of(spec, world.owner)
         world.ask(
             "cloudformation",
             "create_stack",
@@ -136,49 +136,49 @@ class Stack(Part):
             **more,
         )
 
-    def deletion(self, given: Description) -> Act:
+    def deletion(self, spec: ClusterSpec) -> Act:
         """What has CloudFormation delete the stack."""
-        params = {"StackName": self.stack(given)}
+        params = {"StackName": self.stack(spec)}
         return Act(service="cloudformation", call="delete_stack", params=params)
 
     def state(self, world: World) -> State:
-        name = self.stack(world.given)
+        name = self.stack(world.spec)
         asked = f"cloudformation describe-stacks {name}"
         answer = world.ask("cloudformation", "describe_stacks", StackName=name)
         if answer is None or not answer["Stacks"]:
-            return State(word="absent", asked=asked)
+            return State(word="absent", source=asked)
         stack = answer["Stacks"][0]
         status = str(stack["StackStatus"])
         if status == "DELETE_COMPLETE":
-            return State(word="absent", asked=asked)
-        refuse_foreign(name, {tag["Key"]: tag["Value"] for tag in stack.get("Tags", [])}, world)
+            return State(word="absent", source=asked)
+        check_owner(name, {tag["Key"]: tag["Value"] for tag in stack.get("Tags", [])}, world)
         if status in ("CREATE_COMPLETE", "UPDATE_COMPLETE"):
-            return State(word="there", asked=asked)
+            return State(word="there", source=asked)
         if status == "DELETE_IN_PROGRESS":
-            return State(word="going", asked=asked)
+            return State(word="going", source=asked)
         if status == "CREATE_IN_PROGRESS":
-            return State(word="coming", asked=asked)
+            return State(word="coming", source=asked)
         why = f"{status}: {stack.get('StackStatusReason', 'no reason is given')}"
-        return State(word="failed", why=why, asked=asked)
+        return State(word="failed", reason=why, source=asked)
 
     def details(self, world: World) -> dict[str, str]:
         """The account: asked of another one, CloudFormation says that there is no such stack."""
-        answer = world.ask("cloudformation", "describe_stacks", StackName=self.stack(world.given))
+        answer = world.ask("cloudformation", "describe_stacks", StackName=self.stack(world.spec))
         stacks = (answer or {}).get("Stacks") or [{}]
         account = account_of(str(stacks[0].get("StackId", "")))
         return {"account": account} if account else {}
 
 
-def refuse_foreign(name: str, tags: dict[str, str], world: World) -> None:
+def check_owner(name: str, tags: dict[str, str], world: World) -> None:
     """That nothing is touched that was not made from here.
 
     Raises:
         ForeignError: Its tags are another's, or none.
     """
-    if tags.get(NAME_TAG) == world.given.name and tags.get(OWNER_TAG) == world.owner:
+    if tags.get(NAME_TAG) == world.spec.name and tags.get(OWNER_TAG) == world.owner:
         return
-    raise ForeignError(
-        f"{name} in {world.given.region} is there and was not made from {world.folder}: its tag "
+    raise NotOwnedError(
+        f"{name} in {world.spec.region} is there and was not made from {world.folder}: its tag "
         f"{OWNER_TAG} is {tags.get(OWNER_TAG, 'missing')}, not {world.owner}. Nothing of it is "
         "touched. Give your cluster another name, work in the folder that made it, or remove it "
         "where nobody needs it."
@@ -190,53 +190,53 @@ class ControlPlane(Stack):
 
     kind = "control plane"
 
-    def stack(self, given: Description) -> str:
-        return f"eksctl-{given.name}-cluster"
+    def stack(self, spec: ClusterSpec) -> str:
+        return f"eksctl-{spec.name}-cluster"
 
-    def text(self, given: Description, owner: str) -> str:
+    def text(self, spec: ClusterSpec, owner: str) -> str:
         return "# eksctl create cluster -f cluster.yaml --without-nodegroup\n" + to_yaml(
-            (render_cluster(given, owner),)
+            (render_cluster(spec, owner),)
         )
 
     def make(self, world: World) -> None:
-        file = _write(world, "cluster.yaml", to_yaml((render_cluster(world.given, world.owner),)))
+        file = _write(world, "cluster.yaml", to_yaml((render_cluster(world.spec, world.owner),)))
         world.run(
             ["eksctl", "create", "cluster", "-f", file, "--without-nodegroup",
              "--kubeconfig", str(world.kubeconfig)]
         )  # fmt: skip
 
-    def mend(self, world: World) -> None:
-        given = world.given
-        file = _write(world, "cluster.yaml", to_yaml((render_cluster(given, world.owner),)))
+    def finish_setup(self, world: World) -> None:
+        spec = world.spec
+        file = _write(world, "cluster.yaml", to_yaml((render_cluster(spec, world.owner),)))
         world.run(["eksctl", "utils", "associate-iam-oidc-provider", "-f", file, "--approve"])
         world.run(["eksctl", "create", "addon", "-f", file])
         world.run(
-            ["eksctl", "utils", "write-kubeconfig", "--cluster", given.name,
-             "--region", given.region, "--kubeconfig", str(world.kubeconfig)]
+            ["eksctl", "utils", "write-kubeconfig", "--cluster", spec.name,
+             "--region", spec.region, "--kubeconfig", str(world.kubeconfig)]
         )  # fmt: skip
 
     def details(self, world: World) -> dict[str, str]:
-        network = details_of_network(stack_outputs(world, self.stack(world.given)))
+        network = details_of_network(stack_outputs(world, self.stack(world.spec)))
         return {**super().details(world), **network}
 
     def state(self, world: World) -> State:
-        stack, given = super().state(world), world.given
+        stack, spec = super().state(world), world.spec
         if stack.word != "absent":
             return stack
         # The stack may be gone and the control plane not: eksctl does not wait for it.
-        answer = world.ask("eks", "describe_cluster", name=given.name)
-        asked = f"{stack.asked}; eks describe-cluster {given.name}"
+        answer = world.ask("eks", "describe_cluster", name=spec.name)
+        asked = f"{stack.source}; eks describe-cluster {spec.name}"
         if answer is None:
-            return State(word="absent", asked=asked)
-        refuse_foreign(f"cluster {given.name}", answer["cluster"].get("tags", {}), world)
+            return State(word="absent", source=asked)
+        check_owner(f"cluster {spec.name}", answer["cluster"].get("tags", {}), world)
         word = "going" if answer["cluster"]["status"] == "DELETING" else "failed"
-        return State(word=word, why="it is there without its stack", asked=asked)
+        return State(word=word, reason="it is there without its stack", source=asked)
 
     def removal(self, world: World) -> list[Act]:
-        given = world.given
+        spec = world.spec
         return [
             program(
-                "eksctl", "delete", "cluster", "--name", given.name, "--region", given.region,
+                "eksctl", "delete", "cluster", "--name", spec.name, "--region", spec.region,
                 "--wait", "--disable-nodegroup-eviction",
             )
         ]  # fmt: skip
@@ -253,19 +253,19 @@ class NodeGroup(Stack):
     def kind(self) -> str:  # type: ignore[override]
         return f"{self.group} nodes"
 
-    def stack(self, given: Description) -> str:
-        return f"eksctl-{given.name}-nodegroup-{self.group}"
+    def stack(self, spec: ClusterSpec) -> str:
+        return f"eksctl-{spec.name}-nodegroup-{self.group}"
 
-    def _rendered(self, given: Description, owner: str) -> dict[str, Any]:
-        return render_nodes(given, owner) if self.group == GROUP else render_cluster(given, owner)
+    def _rendered(self, spec: ClusterSpec, owner: str) -> dict[str, Any]:
+        return render_nodes(spec, owner) if self.group == GROUP else render_cluster(spec, owner)
 
-    def text(self, given: Description, owner: str) -> str:
+    def text(self, spec: ClusterSpec, owner: str) -> str:
         command = f"# {' '.join(self._create(f'{self.group}.yaml'))}\n"
         # The system group stands in the file of the control plane already.
-        return command + (to_yaml((self._rendered(given, owner),)) if self.group == GROUP else "")
+        return command + (to_yaml((self._rendered(spec, owner),)) if self.group == GROUP else "")
 
     def make(self, world: World) -> None:
-        text = to_yaml((self._rendered(world.given, world.owner),))
+        text = to_yaml((self._rendered(world.spec, world.owner),))
         file = _write(world, f"{self.group}.yaml", text)
         world.run([*self._create(file)])
 
@@ -273,26 +273,26 @@ class NodeGroup(Stack):
         return ("eksctl", "create", "nodegroup", "-f", file, "--include", self.group)
 
     def removal(self, world: World) -> list[Act]:
-        given = world.given
+        spec = world.spec
         return [
             program(
-                "eksctl", "delete", "nodegroup", "--cluster", given.name, "--region", given.region,
+                "eksctl", "delete", "nodegroup", "--cluster", spec.name, "--region", spec.region,
                 "--name", self.group, "--wait", "--drain=false",
             )
         ]  # fmt: skip
 
 
-class Driver(Part):
+class Driver(ClusterPart):
     """What lets pods mount FSx for Lustre; EFS's comes with the control plane's add-ons."""
 
     kind = "storage driver"
     is_inside = True
     goes_with_cluster = True
 
-    def name(self, given: Description) -> str:  # noqa: ARG002 - the same in all clusters
+    def name(self, spec: ClusterSpec) -> str:  # noqa: ARG002 - the same in all clusters
         return FSX.label
 
-    def text(self, given: Description, owner: str) -> str:  # noqa: ARG002
+    def text(self, spec: ClusterSpec, owner: str) -> str:  # noqa: ARG002
         return f"# {' '.join(install_act(FSX).argv)}\n"
 
     def make(self, world: World) -> None:
@@ -301,23 +301,23 @@ class Driver(Part):
     def state(self, world: World) -> State:
         found = kubectl_json(world, "csidriver", FSX.provides)
         asked = f"kubectl get csidriver {FSX.provides}"
-        return State(word="there" if found else "absent", asked=asked)
+        return State(word="there" if found else "absent", source=asked)
 
     def removal(self, world: World) -> list[Act]:  # noqa: ARG002
         return []
 
 
-class EfaPlugin(Part):
+class EfaPlugin(ClusterPart):
     """What offers a node's EFA interfaces to pods, in a version that knows all types."""
 
     kind = "EFA device plugin"
     is_inside = True
     goes_with_cluster = True
 
-    def name(self, given: Description) -> str:  # noqa: ARG002
+    def name(self, spec: ClusterSpec) -> str:  # noqa: ARG002
         return DEVICE_PLUGINS[EFA].label
 
-    def text(self, given: Description, owner: str) -> str:  # noqa: ARG002
+    def text(self, spec: ClusterSpec, owner: str) -> str:  # noqa: ARG002
         return f"# {' '.join(install_act(DEVICE_PLUGINS[EFA]).argv)}\n"
 
     def make(self, world: World) -> None:
@@ -330,7 +330,7 @@ class EfaPlugin(Part):
         found = kubectl_json(
             world, "daemonset", "aws-efa-k8s-device-plugin", "--namespace", "kube-system"
         )
-        return State(word="there" if found else "absent", asked=asked)
+        return State(word="there" if found else "absent", source=asked)
 
     def removal(self, world: World) -> list[Act]:  # noqa: ARG002
         return []
@@ -365,160 +365,162 @@ class FileSystem(Stack):
     kind = "file system"
     holds_data = True
 
-    def stack(self, given: Description) -> str:
-        return stack_name(given)
+    def stack(self, spec: ClusterSpec) -> str:
+        return stack_name(spec)
 
-    def text(self, given: Description, owner: str) -> str:
-        return as_json(render_stack(given, owner))
+    def text(self, spec: ClusterSpec, owner: str) -> str:
+        return as_json(render_stack(spec, owner))
 
     def make(self, world: World) -> None:
         parameters = [
             {"ParameterKey": key, "ParameterValue": value}
             for key, value in _network_of(world).items()
         ]
-        self.create(world, render_stack(world.given, world.owner), Parameters=parameters)
+        self.create(world, render_stack(world.spec, world.owner), Parameters=parameters)
 
     def unfinished(self, world: World) -> str:
-        return running_exports(world) if world.given.storage.kind == "fsx" else ""
+        return running_exports(world) if world.spec.storage.kind == "fsx" else ""
 
     def removal(self, world: World) -> list[Act]:
-        return [self.deletion(world.given)]
+        return [self.deletion(world.spec)]
 
 
 def _network_of(world: World) -> dict[str, str]:
     """The parameters of the file system's stack: where it lies, and who may reach it."""
-    given = world.given
-    if given.kind == "batch":
+    spec = world.spec
+    if spec.kind == "batch":
         from shardyard.cluster.batch.queue import (
             default_group,
-            place_of,
+            network_location,
         )  # they read stacks of here
 
-        place = place_of(world)
+        place = network_location(world)
         found = {"Vpc": place.vpc, "Subnet": place.subnet}
-        groups = {client: default_group(world)["GroupId"] for client in clients_of(given)}
+        groups = {client: default_group(world)["GroupId"] for client in clients_of(spec)}
         return found | groups
-    if isinstance(given, AdoptedCluster):
+    if isinstance(spec, AdoptedCluster):
         return {
-            "Vpc": str(given.vpc.id),
-            "Subnet": given.vpc.subnets[given.zone],
-            "NodeGroup": given.node_group,
+            "Vpc": str(spec.vpc.id),
+            "Subnet": spec.vpc.subnets[spec.zone],
+            "NodeGroup": spec.node_group,
         }
-    outputs = stack_outputs(world, ControlPlane().stack(given))
+    outputs = stack_outputs(world, ControlPlane().stack(spec))
     return {
         "Vpc": outputs["VPC"],
-        "Subnet": given.vpc.subnets.get(given.zone) or _subnet_in(world, outputs),
+        "Subnet": spec.vpc.subnets.get(spec.zone) or _subnet_in(world, outputs),
         "NodeGroup": outputs["ClusterSecurityGroupId"],
         "SharedNodeGroup": outputs["SharedNodeSecurityGroup"],
     }
 
 
-class Claim(Part):
+class Claim(ClusterPart):
     """The claim that recipes name in launch.volumes."""
 
     kind = "claim"
     is_inside = True
 
-    def name(self, given: Description) -> str:
-        return f"{given.storage.namespace}/{given.storage.claim}"
+    def name(self, spec: ClusterSpec) -> str:
+        return f"{spec.storage.namespace}/{spec.storage.claim}"
 
-    def text(self, given: Description, owner: str) -> str:
-        made = Made(file_system="FILE-SYSTEM", mount_name="MOUNT-NAME", access_point="ACCESS-POINT")
-        return to_yaml(claim_objects(given, made, owner))
+    def text(self, spec: ClusterSpec, owner: str) -> str:
+        made = FileSystemOutputs(
+            file_system="FILE-SYSTEM", mount_name="MOUNT-NAME", access_point="ACCESS-POINT"
+        )
+        return to_yaml(claim_objects(spec, made, owner))
 
     def make(self, world: World) -> None:
-        outputs = stack_outputs(world, stack_name(world.given))
-        jobs = _root_jobs(world.given, world.owner)
-        text = to_yaml(claim_objects(world.given, made_of(outputs), world.owner))
+        outputs = stack_outputs(world, stack_name(world.spec))
+        jobs = _root_jobs(world.spec, world.owner)
+        text = to_yaml(claim_objects(world.spec, file_system_outputs(outputs), world.owner))
         program("kubectl", "apply", "-f", _write(world, "claim.yaml", text)).do(world)
         for job in jobs:  # other pods come after it
             program(
                 "kubectl", "wait", f"job/{job['metadata']['name']}", "--for=condition=complete",
-                "--namespace", world.given.storage.namespace, "--timeout=600s",
+                "--namespace", world.spec.storage.namespace, "--timeout=600s",
             ).do(world)  # fmt: skip
 
     def state(self, world: World) -> State:
-        storage = world.given.storage
+        storage = world.spec.storage
         found = kubectl_json(
             world, "persistentvolumeclaim", storage.claim, "--namespace", storage.namespace
         )
         asked = f"kubectl get pvc {storage.claim} -n {storage.namespace}"
         if not found:
-            return State(word="absent", asked=asked)
+            return State(word="absent", source=asked)
         going = "deletionTimestamp" in found["metadata"]
-        return State(word="going" if going else "there", asked=asked)
+        return State(word="going" if going else "there", source=asked)
 
     def removal(self, world: World) -> list[Act]:
-        storage = world.given.storage
+        storage = world.spec.storage
         return [
             program(
                 "kubectl", "delete", f"persistentvolumeclaim/{storage.claim}",
-                f"persistentvolume/{volume_name(world.given)}",
-                *(f"job/{job['metadata']['name']}" for job in _root_jobs(world.given, world.owner)),
+                f"persistentvolume/{volume_name(world.spec)}",
+                *(f"job/{job['metadata']['name']}" for job in _root_jobs(world.spec, world.owner)),
                 "--namespace", storage.namespace, "--ignore-not-found", "--wait=false",
             )
         ]  # fmt: skip
 
 
-def _root_jobs(given: Description, owner: str) -> tuple[dict[str, Any], ...]:
-    return (render_root_job(given, owner),) if given.storage.kind == "fsx" else ()
+def _root_jobs(spec: ClusterSpec, owner: str) -> tuple[dict[str, Any], ...]:
+    return (render_root_job(spec, owner),) if spec.storage.kind == "fsx" else ()
 
 
-def parts_of(given: Description) -> list[Part]:
+def parts_of(spec: ClusterSpec) -> list[ClusterPart]:
     """The parts of a cluster, in the order in which they are made."""
-    return list(_parts(given))
+    return list(_parts(spec))
 
 
-def _parts(given: Description) -> Iterator[Part]:
-    if given.kind == "batch":
-        yield from _parts_of_batch(given)
+def _parts(spec: ClusterSpec) -> Iterator[ClusterPart]:
+    if spec.kind == "batch":
+        yield from _parts_of_batch(spec)
         return
-    if isinstance(given, AdoptedCluster):
+    if isinstance(spec, AdoptedCluster):
         from shardyard.cluster.existing_resources import added_parts  # it is made of parts of here
 
-        yield from added_parts(given)
+        yield from added_parts(spec)
         return
     yield ControlPlane()
     yield NodeGroup(SYSTEM_GROUP)
-    if given.storage.kind == "fsx":
+    if spec.storage.kind == "fsx":
         yield Driver()
-    if given.storage.kind != "none":
+    if spec.storage.kind != "none":
         yield FileSystem()
         yield Claim()
     yield NodeGroup(GROUP)  # late: they bill
-    if given.has_efa:
+    if spec.has_efa:
         yield EfaPlugin()  # behind the group, with which eksctl puts its own there
 
 
-def plane_of(given: Description) -> Part:
+def plane_of(spec: ClusterSpec) -> ClusterPart:
     """The control plane that everything stands on, made by us or there before."""
-    if isinstance(given, AdoptedCluster):
+    if isinstance(spec, AdoptedCluster):
         from shardyard.cluster.existing_resources import (
-            StandingCluster,  # it is made of parts of here
+            ExistingCluster,  # it is made of parts of here
         )
 
-        return StandingCluster()
+        return ExistingCluster()
     return ControlPlane()
 
 
-def every_part(given: Description) -> list[Part]:
+def every_part(spec: ClusterSpec) -> list[ClusterPart]:
     """Each part that such a cluster may ever have had, in the order in which they are made."""
-    if isinstance(given, AdoptedCluster):
+    if isinstance(spec, AdoptedCluster):
         from shardyard.cluster.existing_resources import all_added  # it is made of parts of here
 
-        return all_added(given)
+        return all_added(spec)
     from shardyard.cluster.batch.environment import Environment, Network  # made of parts of here
 
     return [Network(), ControlPlane(), NodeGroup(SYSTEM_GROUP), Driver(), FileSystem(), Claim(),
             Environment(), NodeGroup(GROUP), EfaPlugin()]  # fmt: skip
 
 
-def _parts_of_batch(given: Description) -> Iterator[Part]:
+def _parts_of_batch(spec: ClusterSpec) -> Iterator[ClusterPart]:
     from shardyard.cluster.batch.environment import Environment, Network  # made of parts of here
 
-    if given.vpc.id is None:
+    if spec.vpc.id is None:
         yield Network()
-    if given.storage.kind != "none":
+    if spec.storage.kind != "none":
         yield FileSystem()
     yield Environment()  # behind what its instances mount
 
@@ -532,7 +534,7 @@ def stack_outputs(world: World, stack: str) -> dict[str, str]:
     answer = world.ask("cloudformation", "describe_stacks", StackName=stack)
     if answer is None:
         raise ShardyardError(
-            f"stack {stack} is not in {world.given.region}, though it was made. Somebody removed "
+            f"stack {stack} is not in {world.spec.region}, though it was made. Somebody removed "
             "it. Delete the cluster with `shardyard cluster delete` and make it anew."
         )
     outputs = answer["Stacks"][0].get("Outputs", [])
@@ -545,10 +547,10 @@ def _subnet_in(world: World, outputs: dict[str, str]) -> str:
         "ec2", "describe_subnets", SubnetIds=outputs["SubnetsPrivate"].split(",")
     ) or {"Subnets": []}
     for subnet in answer["Subnets"]:
-        if subnet["AvailabilityZone"] == world.given.zone:
+        if subnet["AvailabilityZone"] == world.spec.zone:
             return str(subnet["SubnetId"])
     raise ShardyardError(
-        f"the cluster's network has no private subnet in {world.given.zone}. Somebody changed it. "
+        f"the cluster's network has no private subnet in {world.spec.zone}. Somebody changed it. "
         "Delete the cluster with `shardyard cluster delete` and make it anew."
     )
 

@@ -28,7 +28,7 @@ from shardyard.config.schema.recipe import Recipe
 from shardyard.config.schema.reference import section_of
 from shardyard.config.secrets import parse_references
 from shardyard.errors import Problem, RecipeError, RequestError
-from shardyard.file_faults import link_to_nothing
+from shardyard.file_faults import broken_link_on_path
 from shardyard.hardware.catalogue import Instance, instance
 from shardyard.io.yaml import read_yaml
 from shardyard.launchers.kubernetes.prerequisites import eks_cluster
@@ -143,7 +143,7 @@ class Jobs(Section):
     of the recipe."""
 
 
-class Description(Section):
+class ClusterSpec(Section):
     """A cluster."""
 
     kind: Literal["eks", "batch"] = "eks"
@@ -202,7 +202,7 @@ class Capacity:
     reservation: str | None
 
 
-def read_description(sources: Sequence[str], *, is_adopted: bool = False) -> Description:
+def read_cluster_spec(sources: Sequence[str], *, is_adopted: bool = False) -> ClusterSpec:
     """The cluster of files and ``key=value`` overrides, complete and possible.
 
     Args:
@@ -217,21 +217,21 @@ def read_description(sources: Sequence[str], *, is_adopted: bool = False) -> Des
     for source in sources:
         _merge(tree, _override(source) if _is_override(source) else _file(Path(source)))
     if is_adopted:
-        tree = {**_place_of(tree), **tree}
-    problems: list[Problem] = []
-    known = _known(tree, problems)
-    problems += _of_another(known) if is_adopted else _missing(known)
-    problems += _wrong_kind(known)
+        tree = {**_cluster_of_context(tree), **tree}
+    errors: list[Problem] = []
+    known = _supported_settings(tree, errors)
+    errors += _adoption_errors(known) if is_adopted else _missing_errors(known)
+    errors += _kind_errors(known)
     try:
-        description = Description.model_validate(known)
+        description = ClusterSpec.model_validate(known)
     except ValidationError as error:
-        problems += [_problem(detail, known) for detail in error.errors(include_url=False)]
+        errors += [_problem(detail, known) for detail in error.errors(include_url=False)]
     else:
-        description = _with_recipe(description, problems)
-        problems += _impossible(description)
-        problems += () if is_adopted else _wrong_network(description)
-    if problems:
-        raise RecipeError(list(dict.fromkeys(problems)), "the cluster")
+        description = _with_recipe(description, errors)
+        errors += _value_errors(description)
+        errors += () if is_adopted else _network_errors(description)
+    if errors:
+        raise RecipeError(list(dict.fromkeys(errors)), "the cluster")
     return description
 
 
@@ -262,7 +262,7 @@ def _file(path: Path) -> dict[str, Any]:
             f" cannot be read: {why}. Give a YAML file that describes a cluster, or settings such "
             "as name=trainers; docs/verbs/cluster.md lists them."
         )
-        raise RequestError(f"cluster file {path}{link_to_nothing(path) or unread}") from error
+        raise RequestError(f"cluster file {path}{broken_link_on_path(path) or unread}") from error
     if not isinstance(content, dict):
         raise RequestError(
             f"cluster file {path} holds no settings. Write `name: trainers` and what else "
@@ -272,7 +272,7 @@ def _file(path: Path) -> dict[str, Any]:
     return {"recipe": str(path)} if is_recipe else content
 
 
-def _place_of(tree: Mapping[str, Any]) -> dict[str, Any]:
+def _cluster_of_context(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Name and region of the EKS cluster that the recipe's context is, where it says so."""
     recipe = tree.get("recipe")
     context = load_recipe(recipe).launch.kubernetes.context if isinstance(recipe, str) else None
@@ -295,11 +295,13 @@ def settings() -> dict[str, Any]:
     """Dotted name -> setting, as the help and the messages show it."""
     return {
         setting.name.removeprefix("cluster."): setting
-        for setting in section_of("cluster", Description).settings
+        for setting in section_of("cluster", ClusterSpec).settings
     }
 
 
-def _known(tree: Mapping[str, Any], problems: list[Problem], at: str = "") -> dict[str, Any]:
+def _supported_settings(
+    tree: Mapping[str, Any], errors: list[Problem], at: str = ""
+) -> dict[str, Any]:
     """The part of a tree whose names there are; what is unknown becomes a problem."""
     import difflib
 
@@ -310,17 +312,17 @@ def _known(tree: Mapping[str, Any], problems: list[Problem], at: str = "") -> di
         if path in names:
             found[key] = value
         elif inside and isinstance(value, dict):
-            found[key] = _known(value, problems, f"{path}.")
+            found[key] = _supported_settings(value, errors, f"{path}.")
         elif inside:
-            problems.append(Problem(path, f"={value} is no settings. Write `{inside[0]}=...`."))
+            errors.append(Problem(path, f"={value} is no settings. Write `{inside[0]}=...`."))
         else:
             near = difflib.get_close_matches(path, names, n=1, cutoff=0.5)
             hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(names)}."
-            problems.append(Problem(path, f"there is no such setting of a cluster. {hint}"))
+            errors.append(Problem(path, f"there is no such setting of a cluster. {hint}"))
     return found
 
 
-def _wrong_kind(tree: Mapping[str, Any]) -> list[Problem]:
+def _kind_errors(tree: Mapping[str, Any]) -> list[Problem]:
     """Settings that the kind does not read."""
     kind, found = tree.get("kind", "eks"), []
     for other, names in OF_KIND.items() if kind in OF_KIND else ():
@@ -331,7 +333,7 @@ def _wrong_kind(tree: Mapping[str, Any]) -> list[Problem]:
     return found
 
 
-def _missing(tree: Mapping[str, Any]) -> list[Problem]:
+def _missing_errors(tree: Mapping[str, Any]) -> list[Problem]:
     """Settings that the kind needs."""
     found = []
     for name in NEEDED.get(tree.get("kind", "eks"), ()):
@@ -341,7 +343,7 @@ def _missing(tree: Mapping[str, Any]) -> list[Problem]:
     return found
 
 
-def _of_another(tree: Mapping[str, Any]) -> list[Problem]:
+def _adoption_errors(tree: Mapping[str, Any]) -> list[Problem]:
     """Settings that say how a cluster is made, of one that is there."""
     found = []
     if tree.get("kind", "eks") != "eks":
@@ -377,13 +379,13 @@ def _problem(detail: Any, tree: Mapping[str, Any]) -> Problem:
     return Problem(path, f"={value} is not {setting.accepts}. ({setting.sentence})")
 
 
-def _with_recipe(given: Description, problems: list[Problem]) -> Description:
+def _with_recipe(spec: ClusterSpec, errors: list[Problem]) -> ClusterSpec:
     """What the recipe says, where the description does not."""
-    recipe = load_recipe(given.recipe or ())
-    if given.kind == "batch":
-        given = _with_jobs(given, recipe)
-    nodes, cluster = given.nodes, recipe.cluster
-    if given.recipe is not None:
+    recipe = load_recipe(spec.recipe or ())
+    if spec.kind == "batch":
+        spec = _with_jobs(spec, recipe)
+    nodes, cluster = spec.nodes, recipe.cluster
+    if spec.recipe is not None:
         nodes = nodes.model_copy(
             update={
                 "instance": nodes.instance or cluster.instance,
@@ -393,23 +395,23 @@ def _with_recipe(given: Description, problems: list[Problem]) -> Description:
         )
     if nodes.instance is None:
         text = "is missing, and no recipe says it. Name an EC2 type, such as p5.48xlarge."
-        problems.append(Problem("nodes.instance", text))
-        return given
+        errors.append(Problem("nodes.instance", text))
+        return spec
     try:
         instance(nodes.instance)
     except RequestError as error:
         text = str(error).partition(" ")[2]
-        problems.append(Problem("nodes.instance", f"={nodes.instance} {text}"))
-        return given.model_copy(update={"nodes": nodes.model_copy(update={"instance": None})})
+        errors.append(Problem("nodes.instance", f"={nodes.instance} {text}"))
+        return spec.model_copy(update={"nodes": nodes.model_copy(update={"instance": None})})
     whole = {"max": nodes.max or LARGEST_GROUP, "capacity": nodes.capacity or "on-demand"}
     nodes = nodes.model_copy(update=whole)
-    return given.model_copy(update={"nodes": nodes})
+    return spec.model_copy(update={"nodes": nodes})
 
 
-def _with_jobs(given: Description, recipe: Recipe) -> Description:
+def _with_jobs(spec: ClusterSpec, recipe: Recipe) -> ClusterSpec:
     """What containers of this recipe need: time to drain, and its secrets."""
-    stop_s = given.nodes.stop_s or int(recipe.elastic.drain_timeout_s) + STOP_MARGIN_S
-    secrets = given.jobs.secrets
+    stop_s = spec.nodes.stop_s or int(recipe.elastic.drain_timeout_s) + STOP_MARGIN_S
+    secrets = spec.jobs.secrets
     if secrets is None:
         found = parse_references(recipe.secrets).items()
         places = [(one.kind, one.name or name) for name, one in found]
@@ -419,50 +421,50 @@ def _with_jobs(given: Description, recipe: Recipe) -> Description:
             for kind, place in places
             if kind == "ssm" or (kind == "aws-sm" and place.startswith("arn:"))
         )
-    return given.model_copy(
+    return spec.model_copy(
         update={
-            "nodes": given.nodes.model_copy(update={"stop_s": stop_s}),
-            "jobs": given.jobs.model_copy(update={"secrets": secrets}),
+            "nodes": spec.nodes.model_copy(update={"stop_s": stop_s}),
+            "jobs": spec.jobs.model_copy(update={"secrets": secrets}),
         }
     )
 
 
-def _impossible(given: Description) -> list[Problem]:
-    from shardyard.cluster.api_access import access_problems
+def _value_errors(spec: ClusterSpec) -> list[Problem]:
+    from shardyard.cluster.api_access import access_errors
 
     return [
-        *_wrong_names(given), *_wrong_nodes(given), *_wrong_storage(given),
-        *access_problems(given.access),
-        *(_wrong_batch(given) if given.kind == "batch" else ()),
+        *_name_errors(spec), *_node_errors(spec), *_storage_errors(spec),
+        *access_errors(spec.access),
+        *(_batch_errors(spec) if spec.kind == "batch" else ()),
     ]  # fmt: skip
 
 
-def _wrong_names(given: Description) -> list[Problem]:
+def _name_errors(spec: ClusterSpec) -> list[Problem]:
     found = []
-    if not _NAME.fullmatch(given.name):
+    if not _NAME.fullmatch(spec.name):
         text = (
-            f"={given.name} cannot be a cluster's name. It becomes part of the names of stacks and "
+            f"={spec.name} cannot be a cluster's name. It becomes part of the names of stacks and "
             "roles: use at most 40 lower-case letters, digits and hyphens, a letter first."
         )
         found.append(Problem("name", text))
-    if not _REGION.fullmatch(given.region):
-        text = f"={given.region} is no AWS region. Write it as us-east-1."
+    if not _REGION.fullmatch(spec.region):
+        text = f"={spec.region} is no AWS region. Write it as us-east-1."
         found.append(Problem("region", text))
-    for key, zone in zip(("zone", "other_zone"), given.zones, strict=False):
-        if not re.fullmatch(re.escape(given.region) + r"[a-z]", zone):
-            text = f"={zone} is no zone of {given.region}. Write it as {given.region}a."
+    for key, zone in zip(("zone", "other_zone"), spec.zones, strict=False):
+        if not re.fullmatch(re.escape(spec.region) + r"[a-z]", zone):
+            text = f"={zone} is no zone of {spec.region}. Write it as {spec.region}a."
             found.append(Problem(key, text))
-    if given.zone == given.other_zone:
+    if spec.zone == spec.other_zone:
         text = (
-            f"={given.other_zone} is zone, too. The control plane of EKS needs subnets in two "
+            f"={spec.other_zone} is zone, too. The control plane of EKS needs subnets in two "
             "zones. Name another."
         )
         found.append(Problem("other_zone", text))
     return found
 
 
-def _wrong_network(given: Description) -> list[Problem]:
-    vpc = given.vpc
+def _network_errors(spec: ClusterSpec) -> list[Problem]:
+    vpc = spec.vpc
     if vpc.id is None and vpc.subnets:
         text = "are given and vpc.id is not. Give both, or neither for a new network."
         return [Problem("vpc.subnets", text)]
@@ -471,11 +473,11 @@ def _wrong_network(given: Description) -> list[Problem]:
     found = []
     if not re.fullmatch(r"vpc-[0-9a-f]{8,17}", vpc.id):
         found.append(Problem("vpc.id", f"={vpc.id} is no VPC. Write it as vpc-0123456789abcdef0."))
-    wanted = set(given.zones)
+    wanted = set(spec.zones)
     if vpc.subnets.keys() != wanted:
         text = (
             f"names {', '.join(sorted(vpc.subnets)) or 'no zone'}. Give one private subnet of each "
-            f"of {', '.join(sorted(wanted))}: {{{given.zone}: subnet-...}}."
+            f"of {', '.join(sorted(wanted))}: {{{spec.zone}: subnet-...}}."
         )
         found.append(Problem("vpc.subnets", text))
     for subnet in vpc.subnets.values():
@@ -489,8 +491,8 @@ WITHOUT_DRIVERS = ("p3", "g3", "dl1")
 """Families for which EKS's own AL2023 images are not known to have drivers: Volta and Gaudi 1."""
 
 
-def _wrong_nodes(given: Description) -> list[Problem]:
-    nodes, found = given.nodes, []
+def _node_errors(spec: ClusterSpec) -> list[Problem]:
+    nodes, found = spec.nodes, []
     if not _CAPACITY.fullmatch(nodes.capacity or "on-demand"):
         text = (
             f"={nodes.capacity} is none of on-demand, spot, reservation:cr-... and block:cr-.... "
@@ -504,37 +506,37 @@ def _wrong_nodes(given: Description) -> list[Problem]:
         found.append(Problem("nodes.ami", f"={nodes.ami} is no image. Write it as ami-0123abcd."))
     if nodes.instance is None:
         return found
-    if nodes.efa is True and not given.instance.efa_count:
+    if nodes.efa is True and not spec.instance.efa_count:
         text = f"=true but {nodes.instance} has no Elastic Fabric Adapter. Leave it out."
         found.append(Problem("nodes.efa", text))
     if nodes.instance.partition(".")[0] in WITHOUT_DRIVERS and nodes.ami is None:
         text = (
             f"is missing: AWS's own Amazon Linux 2023 images have no drivers for "
-            f"{given.instance.accelerator.name}. Give an image that has them"
-            + (", one of ECS." if given.kind == "batch" else f"{_nvidia_image(given)}.")
+            f"{spec.instance.accelerator.name}. Give an image that has them"
+            + (", one of ECS." if spec.kind == "batch" else f"{_nvidia_image(spec)}.")
         )
         found.append(Problem("nodes.ami", text))
     return found
 
 
-def _nvidia_image(given: Description) -> str:
+def _nvidia_image(spec: ClusterSpec) -> str:
     """How EKS's image for NVIDIA is found, for Volta; empty: it is not for these devices.
 
     It has both kernel modules of NVIDIA and takes one by the instance type. Source: maintainers of
     awslabs/amazon-eks-ami in its issue 2095, and in aws/amazon-ecs-ami, pull request 370.
     """
-    if given.instance.accelerator.device != "cuda":
+    if spec.instance.accelerator.device != "cuda":
         return ""
-    name = f"{given.version}/amazon-linux-2023/x86_64/nvidia/recommended/image_id"
+    name = f"{spec.version}/amazon-linux-2023/x86_64/nvidia/recommended/image_id"
     return (
         ", such as the one for NVIDIA that EKS publishes: nodes.ami=$(aws ssm get-parameter --name "
-        f"/aws/service/eks/optimized-ami/{name} --region {given.region} --query Parameter.Value "
+        f"/aws/service/eks/optimized-ami/{name} --region {spec.region} --query Parameter.Value "
         "--output text)"
     )
 
 
-def _wrong_storage(given: Description) -> list[Problem]:
-    storage, found = given.storage, []
+def _storage_errors(spec: ClusterSpec) -> list[Problem]:
+    storage, found = spec.storage, []
     if storage.bucket is not None and storage.kind != "fsx":
         text = f"={storage.bucket} is read by storage.kind=fsx alone. Leave it out, or take fsx."
         found.append(Problem("storage.bucket", text))
@@ -560,17 +562,17 @@ def _wrong_storage(given: Description) -> list[Problem]:
     return found
 
 
-def _wrong_batch(given: Description) -> list[Problem]:
+def _batch_errors(spec: ClusterSpec) -> list[Problem]:
     """What AWS Batch cannot do for a job of several nodes, or would do wrong in silence."""
-    nodes, found = given.nodes, []
+    nodes, found = spec.nodes, []
     if nodes.capacity == "spot":
         text = (
             "=spot: Batch runs no multi-node job on Spot instances. Use on-demand, a reservation "
             "or a capacity block."
         )
         found.append(Problem("nodes.capacity", text))
-    if nodes.instance is not None and given.instance.accelerator.device not in ("cuda", "hpu"):
-        name = given.instance.accelerator.name
+    if nodes.instance is not None and spec.instance.accelerator.device not in ("cuda", "hpu"):
+        name = spec.instance.accelerator.name
         text = f"={nodes.instance}: a run on {name} can be planned, not trained yet. Name another."
         found.append(Problem("nodes.instance", text))
     script = nodes.user_data
@@ -586,11 +588,11 @@ def _wrong_batch(given: Description) -> list[Problem]:
             f"{MOST_USER_DATA_BYTES:,}. Let it fetch what is long, such as from S3."
         )
         found.append(Problem("nodes.user_data", text))
-    bucket = given.jobs.bucket
+    bucket = spec.jobs.bucket
     if bucket is not None and not _BUCKET.fullmatch(bucket):
         text = f"={bucket} is no bucket. Write it as s3://my-bucket/prefix."
         found.append(Problem("jobs.bucket", text))
-    for secret in given.jobs.secrets or ():
+    for secret in spec.jobs.secrets or ():
         if not (_SECRET if secret.startswith("arn:") else _PARAMETER).fullmatch(secret):
             text = (
                 f"has {secret}, which is neither the ARN of a secret nor the name of an SSM "

@@ -15,11 +15,11 @@ from shardyard.cluster.fsx import (
     EFS_ROOT,
     LUSTRE_PORTS,
     NFS_PORTS,
-    Made,
+    FileSystemOutputs,
     as_json,
     claim_objects,
 )
-from shardyard.cluster.spec import Description
+from shardyard.cluster.spec import ClusterSpec
 from shardyard.errors import RequestError
 from shardyard.hardware import nvidia
 from shardyard.image.dockerfile import USER_ID
@@ -31,23 +31,23 @@ _GROUP = "${aws_security_group.storage.id}"
 _EVENTS = {"events": ["NEW", "CHANGED", "DELETED"]}
 
 
-def storage_of(given: Description, clients: str) -> dict[str, dict[str, Any]]:
+def storage_of(spec: ClusterSpec, clients: str) -> dict[str, dict[str, Any]]:
     """Type of resource -> name -> arguments; none without a file system.
 
     Args:
         clients: The security group of the nodes, which may mount it.
     """
-    match given.storage.kind:
+    match spec.storage.kind:
         case "none":
             return {}
         case "fsx":
-            return _group_terraform_storage(given, LUSTRE_PORTS, clients) | _lustre(given)
+            return _group_terraform_storage(spec, LUSTRE_PORTS, clients) | _lustre(spec)
         case _:
-            return _group_terraform_storage(given, NFS_PORTS, clients) | _efs(given)
+            return _group_terraform_storage(spec, NFS_PORTS, clients) | _efs(spec)
 
 
 def _group_terraform_storage(
-    given: Description, ports: tuple[tuple[int, int], ...], clients: str
+    spec: ClusterSpec, ports: tuple[tuple[int, int], ...], clients: str
 ) -> dict[str, dict[str, Any]]:
     """From these groups alone; outward all, which Terraform does not let by itself."""
     rules = {f"from_{first}": _rule(first, last, clients) for first, last in ports}
@@ -55,9 +55,9 @@ def _group_terraform_storage(
         rules["servers"] = _rule(ports[0][0], ports[-1][1], _GROUP)
     outward = {"security_group_id": _GROUP, "ip_protocol": "-1", "cidr_ipv4": "0.0.0.0/0"}
     group = {
-        "name_prefix": f"{given.name}-storage-",
-        "description": f"nodes of {given.name} reach its file system",
-        "vpc_id": given.vpc.id,
+        "name_prefix": f"{spec.name}-storage-",
+        "description": f"nodes of {spec.name} reach its file system",
+        "vpc_id": spec.vpc.id,
     }
     return {
         "aws_security_group": {"storage": group},
@@ -76,20 +76,20 @@ def _rule(first: int, last: int, source: str) -> dict[str, Any]:
     }
 
 
-def _lustre(given: Description) -> dict[str, dict[str, Any]]:
-    storage = given.storage
+def _lustre(spec: ClusterSpec) -> dict[str, dict[str, Any]]:
+    storage = spec.storage
     system = {
         "file_system_type_version": "2.15",
         "storage_capacity": storage.size_gib,
         "storage_type": "SSD",
-        "subnet_ids": [given.vpc.subnets[given.zone]],
+        "subnet_ids": [spec.vpc.subnets[spec.zone]],
         "security_group_ids": [_GROUP],
         "deployment_type": "PERSISTENT_2",
         "per_unit_storage_throughput": storage.mb_per_s_per_tib,
         "data_compression_type": "LZ4",
         "depends_on": ["aws_vpc_security_group_ingress_rule.servers"],
     }
-    found: dict[str, dict[str, Any]] = {"aws_fsx_lustre_file_system": {"this": system}}
+    resources: dict[str, dict[str, Any]] = {"aws_fsx_lustre_file_system": {"this": system}}
     if storage.bucket is not None:
         link = {
             "file_system_id": "${aws_fsx_lustre_file_system.this.id}",
@@ -98,14 +98,14 @@ def _lustre(given: Description) -> dict[str, dict[str, Any]]:
             "batch_import_meta_data_on_create": True,
             "s3": {"auto_import_policy": _EVENTS, "auto_export_policy": _EVENTS},
         }
-        found["aws_fsx_data_repository_association"] = {"this": link}
-    return found
+        resources["aws_fsx_data_repository_association"] = {"this": link}
+    return resources
 
 
-def _efs(given: Description) -> dict[str, dict[str, Any]]:
+def _efs(spec: ClusterSpec) -> dict[str, dict[str, Any]]:
     target = {
         "file_system_id": "${aws_efs_file_system.this.id}",
-        "subnet_id": given.vpc.subnets[given.zone],
+        "subnet_id": spec.vpc.subnets[spec.zone],
         "security_groups": [_GROUP],
     }
     user = USER_ID
@@ -156,46 +156,46 @@ Resources = dict[str, dict[str, Any]]
 """Type of resource -> name -> arguments."""
 
 
-def render_terraform(given: Description) -> dict[str, Any]:
+def render_terraform(spec: ClusterSpec) -> dict[str, Any]:
     """What ``main.tf.json`` holds.
 
     Raises:
         RequestError: It is described in a way that only eksctl or CloudFormation can make.
     """
-    _refuse_unfit(given)
-    config, nodes = render_cluster(given, OWNER), render_nodes(given, OWNER)
+    _check_renderable(spec)
+    config, nodes = render_cluster(spec, OWNER), render_nodes(spec, OWNER)
     resources: Resources = {}
-    for part in (_control_plane(given, config), _system(given, config), _accelerators(given, nodes),
-                 storage_of(given, _CLUSTER_GROUP)):  # fmt: skip
+    for part in (_control_plane(spec, config), _system(spec, config), _accelerators(spec, nodes),
+                 storage_of(spec, _CLUSTER_GROUP)):  # fmt: skip
         for kind, named in part.items():
             resources.setdefault(kind, {}).update(named)
-    found: dict[str, Any] = {
+    document: dict[str, Any] = {
         "terraform": {
             "required_version": ">= 1.9",
             "required_providers": {"aws": {"source": "hashicorp/aws", "version": PROVIDER}},
         },
         "provider": {
-            "aws": {"region": given.region, "default_tags": {"tags": tags_of(given, OWNER)}}
+            "aws": {"region": spec.region, "default_tags": {"tags": tags_of(spec, OWNER)}}
         },
         "data": {"aws_partition": {"here": {}}},
         "resource": resources,
-        "output": _outputs(given),
+        "output": _outputs(spec),
     }
-    if _has_own_user_data(given):
-        found["locals"] = {_USER_DATA: _user_data(given)}
-    if _has_own_group(given) and given.nodes.ami is None:
-        found["data"]["aws_ssm_parameter"] = {"image": {"name": _image_parameter(given)}}
-    return found
+    if _has_own_user_data(spec):
+        document["locals"] = {_USER_DATA: _user_data(spec)}
+    if _has_own_group(spec) and spec.nodes.ami is None:
+        document["data"]["aws_ssm_parameter"] = {"image": {"name": _image_parameter(spec)}}
+    return document
 
 
-def _refuse_unfit(given: Description) -> None:
-    if given.kind != "eks":
+def _check_renderable(spec: ClusterSpec) -> None:
+    if spec.kind != "eks":
         raise RequestError(
             "--terraform renders an EKS cluster, and this is kind=batch, which is two stacks of "
             "CloudFormation. --dry-run alone prints them; Terraform takes them as they are "
             "(aws_cloudformation_stack)."
         )
-    if given.vpc.id is None:
+    if spec.vpc.id is None:
         raise RequestError(
             "--terraform renders a cluster in a network that is there, and vpc.id is not given. "
             "Give vpc={id: vpc-..., subnets: {...}}, or leave --terraform out: eksctl makes a "
@@ -203,17 +203,17 @@ def _refuse_unfit(given: Description) -> None:
         )
 
 
-def _control_plane(given: Description, config: dict[str, Any]) -> Resources:
-    found: Resources = {
+def _control_plane(spec: ClusterSpec, config: dict[str, Any]) -> Resources:
+    resources: Resources = {
         "aws_eks_cluster": {
             "this": {
-                "name": given.name,
-                "version": given.version,
+                "name": spec.name,
+                "version": spec.version,
                 "role_arn": "${aws_iam_role.cluster.arn}",
                 "access_config": {"authentication_mode": "API_AND_CONFIG_MAP"},
                 "vpc_config": {
-                    "subnet_ids": list(given.vpc.subnets.values()),
-                    **for_terraform(given),
+                    "subnet_ids": list(spec.vpc.subnets.values()),
+                    **for_terraform(spec),
                 },
                 # Roles have to outlive what they remove.
                 "depends_on": _attached("cluster"),
@@ -228,28 +228,31 @@ def _control_plane(given: Description, config: dict[str, Any]) -> Resources:
         "aws_eks_addon": {
             addon["name"]: _addon(addon) for addon in config["addons"]
         },
-        **_roles(given, config),
+        **_roles(spec, config),
     }  # fmt: skip
-    return found
+    return resources
 
 
 def _addon(addon: dict[str, Any]) -> dict[str, Any]:
     name = addon["name"]
-    found: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "cluster_name": f"${{{_CLUSTER}.name}}",
         "addon_name": name,
         "resolve_conflicts_on_create": "OVERWRITE",
     }
     if "configurationValues" in addon:
-        found["configuration_values"] = addon["configurationValues"]
+        arguments["configuration_values"] = addon["configurationValues"]
     if name in _POD_ROLES:
-        found["depends_on"] = [f"aws_eks_pod_identity_association.{name}"]
+        arguments["depends_on"] = [f"aws_eks_pod_identity_association.{name}"]
     if name in ("coredns", "aws-efs-csi-driver"):  # their pods need a node to become ready
-        found["depends_on"] = [*found.get("depends_on", []), f"aws_eks_node_group.{SYSTEM_GROUP}"]
-    return found
+        arguments["depends_on"] = [
+            *arguments.get("depends_on", []),
+            f"aws_eks_node_group.{SYSTEM_GROUP}",
+        ]
+    return arguments
 
 
-def _roles(given: Description, config: dict[str, Any]) -> Resources:
+def _roles(spec: ClusterSpec, config: dict[str, Any]) -> Resources:
     roles = {name: _role(service) for name, (service, _) in _ROLES.items()}
     attached = {
         f"{name}_{policy}": _attachment(name, policy)
@@ -270,7 +273,7 @@ def _roles(given: Description, config: dict[str, Any]) -> Resources:
             "service_account": account,
             "role_arn": f"${{aws_iam_role.{name}.arn}}",
         }
-    if _has_own_group(given):  # EKS lets only the role of its own groups in by itself
+    if _has_own_group(spec):  # EKS lets only the role of its own groups in by itself
         service, policies = _ROLES["nodes"]
         roles[GROUP] = _role(service)
         attached |= {f"{GROUP}_{policy}": _attachment(GROUP, policy) for policy in policies}
@@ -301,14 +304,14 @@ def _attached(role: str, policies_of: str = "") -> list[str]:
     return [f"aws_iam_role_policy_attachment.{role}_{policy}" for policy in policies]
 
 
-def _system(given: Description, config: dict[str, Any]) -> Resources:
+def _system(spec: ClusterSpec, config: dict[str, Any]) -> Resources:
     (group,) = config["managedNodeGroups"]
     return {
-        "aws_launch_template": {SYSTEM_GROUP: _plain_template(given, group)},
+        "aws_launch_template": {SYSTEM_GROUP: _plain_template(spec, group)},
         "aws_eks_node_group": {
             SYSTEM_GROUP: {
                 **_group(group),
-                "subnet_ids": list(given.vpc.subnets.values()),
+                "subnet_ids": list(spec.vpc.subnets.values()),
                 "ami_type": "AL2023_x86_64_STANDARD",
                 "capacity_type": "ON_DEMAND",
                 "depends_on": [*_attached("nodes"), *_BEFORE_NODES],
@@ -317,10 +320,10 @@ def _system(given: Description, config: dict[str, Any]) -> Resources:
     }
 
 
-def _plain_template(given: Description, group: dict[str, Any]) -> dict[str, Any]:
+def _plain_template(spec: ClusterSpec, group: dict[str, Any]) -> dict[str, Any]:
     return {
         "block_device_mappings": _disk(group),
-        "tag_specifications": _tagged(given),
+        "tag_specifications": _tagged(spec),
         # Two hops: pods without the host's network may ask, as EKS's own templates let them.
         "metadata_options": {"http_tokens": "required", "http_put_response_hop_limit": 2},
     }
@@ -329,7 +332,7 @@ def _plain_template(given: Description, group: dict[str, Any]) -> dict[str, Any]
 def _group(group: dict[str, Any]) -> dict[str, Any]:
     """What every group that EKS manages has, of eksctl's values."""
     name = group["name"]
-    found: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "cluster_name": f"${{{_CLUSTER}.name}}",
         "node_group_name": name,
         "node_role_arn": "${aws_iam_role.nodes.arn}",
@@ -344,7 +347,7 @@ def _group(group: dict[str, Any]) -> dict[str, Any]:
             "version": f"${{aws_launch_template.{name}.latest_version}}",
         },
     }
-    return found | ({"labels": group["labels"]} if "labels" in group else {})
+    return arguments | ({"labels": group["labels"]} if "labels" in group else {})
 
 
 def _disk(group: dict[str, Any]) -> dict[str, Any]:
@@ -357,68 +360,68 @@ def _disk(group: dict[str, Any]) -> dict[str, Any]:
     return {"device_name": "/dev/xvda", "ebs": ebs}
 
 
-def _tagged(given: Description) -> list[dict[str, Any]]:
+def _tagged(spec: ClusterSpec) -> list[dict[str, Any]]:
     """The provider's own tags do not reach what a template starts."""
-    tags = tags_of(given, OWNER)
+    tags = tags_of(spec, OWNER)
     kinds = ("instance", "volume", "network-interface")
     return [{"resource_type": kind, "tags": tags} for kind in kinds]
 
 
-def _has_own_group(given: Description) -> bool:
+def _has_own_group(spec: ClusterSpec) -> bool:
     """Whether the nodes are no group that EKS manages, as eksctl's of a capacity block."""
-    return given.capacity.kind == "block"
+    return spec.capacity.kind == "block"
 
 
-def _has_own_user_data(given: Description) -> bool:
+def _has_own_user_data(spec: ClusterSpec) -> bool:
     """Whether nodes are told where their cluster is by us: EKS does so only for its own images."""
-    return _has_own_group(given) or given.nodes.ami is not None
+    return _has_own_group(spec) or spec.nodes.ami is not None
 
 
-def _accelerators(given: Description, config: dict[str, Any]) -> Resources:
+def _accelerators(spec: ClusterSpec, config: dict[str, Any]) -> Resources:
     (group,) = config.get("managedNodeGroups", []) + config.get("nodeGroups", [])
-    found: Resources = {"aws_launch_template": {GROUP: _template(given, group)}}
+    resources: Resources = {"aws_launch_template": {GROUP: _template(spec, group)}}
     if group.get("efaEnabled"):
-        found |= _efa_group(given)
-    if _is_placed(given):
-        strategy = {"name": f"{given.name}-{GROUP}", "strategy": "cluster"}
-        found["aws_placement_group"] = {GROUP: strategy}
-    if _has_own_group(given):
-        return found | _own_group(given, group)
+        resources |= _efa_group(spec)
+    if _is_placed(spec):
+        strategy = {"name": f"{spec.name}-{GROUP}", "strategy": "cluster"}
+        resources["aws_placement_group"] = {GROUP: strategy}
+    if _has_own_group(spec):
+        return resources | _own_group(spec, group)
     nodes: dict[str, Any] = {
         **_group(group),
         "subnet_ids": group["subnets"],
         "capacity_type": "SPOT" if group.get("spot") else "ON_DEMAND",
         "depends_on": [*_attached("nodes"), *_BEFORE_NODES],
     }
-    if given.nodes.ami is None:
-        nodes["ami_type"] = f"AL2023_x86_64_{_image_kind(given).upper()}"
-    found["aws_eks_node_group"] = {GROUP: nodes}
-    return found
+    if spec.nodes.ami is None:
+        nodes["ami_type"] = f"AL2023_x86_64_{_image_kind(spec).upper()}"
+    resources["aws_eks_node_group"] = {GROUP: nodes}
+    return resources
 
 
-def _is_placed(given: Description) -> bool:
+def _is_placed(spec: ClusterSpec) -> bool:
     """eksctl places nodes with EFA together; what is reserved lies where it was reserved."""
-    return given.has_efa and given.capacity.reservation is None
+    return spec.has_efa and spec.capacity.reservation is None
 
 
-def _image_kind(given: Description) -> str:
-    accelerator = given.instance.accelerator
+def _image_kind(spec: ClusterSpec) -> str:
+    accelerator = spec.instance.accelerator
     if accelerator in nvidia.ROWS:
         return "nvidia"
     return "neuron" if accelerator.device == "xla" else "standard"
 
 
-def _image_parameter(given: Description) -> str:
+def _image_parameter(spec: ClusterSpec) -> str:
     """Where AWS says the newest image of a version."""
-    kind = f"amazon-linux-2023/x86_64/{_image_kind(given)}"
-    return f"/aws/service/eks/optimized-ami/{given.version}/{kind}/recommended/image_id"
+    kind = f"amazon-linux-2023/x86_64/{_image_kind(spec)}"
+    return f"/aws/service/eks/optimized-ami/{spec.version}/{kind}/recommended/image_id"
 
 
-def _template(given: Description, group: dict[str, Any]) -> dict[str, Any]:
-    found = _plain_template(given, group)
-    if _has_own_user_data(given):
+def _template(spec: ClusterSpec, group: dict[str, Any]) -> dict[str, Any]:
+    found = _plain_template(spec, group)
+    if _has_own_user_data(spec):
         newest = "${data.aws_ssm_parameter.image.value}"
-        found["image_id"] = given.nodes.ami or newest
+        found["image_id"] = spec.nodes.ami or newest
         found["user_data"] = f"${{base64encode(local.{_USER_DATA})}}"
     if group.get("efaEnabled"):
         found["network_interfaces"] = [
@@ -429,11 +432,11 @@ def _template(given: Description, group: dict[str, Any]) -> dict[str, Any]:
                 "security_groups": [_CLUSTER_GROUP, "${aws_security_group.efa.id}"],
                 "delete_on_termination": True,
             }
-            for card in range(given.instance.efa_count)
+            for card in range(spec.instance.efa_count)
         ]
-    elif _has_own_user_data(given):  # EKS adds the cluster's group only where it starts the nodes
+    elif _has_own_user_data(spec):  # EKS adds the cluster's group only where it starts the nodes
         found["vpc_security_group_ids"] = [_CLUSTER_GROUP]
-    if _is_placed(given):
+    if _is_placed(spec):
         found["placement"] = {"group_name": f"${{aws_placement_group.{GROUP}.name}}"}
     if "capacityReservation" in group:
         target = group["capacityReservation"]["capacityReservationTarget"]
@@ -442,14 +445,14 @@ def _template(given: Description, group: dict[str, Any]) -> dict[str, Any]:
     if "instanceMarketOptions" in group:
         market = group["instanceMarketOptions"]["marketType"]
         found["instance_market_options"] = {"market_type": market}
-    if _has_own_group(given):
+    if _has_own_group(spec):
         found["instance_type"] = group["instanceType"]
         profile = {"arn": f"${{aws_iam_instance_profile.{GROUP}.arn}}"}
         found["iam_instance_profile"] = profile
     return found
 
 
-def _efa_group(given: Description) -> Resources:
+def _efa_group(spec: ClusterSpec) -> Resources:
     """EFA takes all traffic within a group, and asks for a rule of its own for each direction."""
     itself = {
         "security_group_id": "${aws_security_group.efa.id}",
@@ -457,9 +460,9 @@ def _efa_group(given: Description) -> Resources:
         "ip_protocol": "-1",
     }
     group = {
-        "name_prefix": f"{given.name}-efa-",
-        "description": f"accelerator nodes of {given.name} reach each other",
-        "vpc_id": given.vpc.id,
+        "name_prefix": f"{spec.name}-efa-",
+        "description": f"accelerator nodes of {spec.name} reach each other",
+        "vpc_id": spec.vpc.id,
     }
     return {
         "aws_security_group": {"efa": group},
@@ -468,12 +471,12 @@ def _efa_group(given: Description) -> Resources:
     }
 
 
-def _own_group(given: Description, group: dict[str, Any]) -> Resources:
+def _own_group(spec: ClusterSpec, group: dict[str, Any]) -> Resources:
     """An Auto Scaling group whose nodes join by themselves, as eksctl's ``nodeGroups`` do."""
-    tags = {**tags_of(given, OWNER), f"kubernetes.io/cluster/{given.name}": "owned",
-            "Name": f"{given.name}-{GROUP}"}  # fmt: skip
+    tags = {**tags_of(spec, OWNER), f"kubernetes.io/cluster/{spec.name}": "owned",
+            "Name": f"{spec.name}-{GROUP}"}  # fmt: skip
     scaling = {
-        "name": f"{given.name}-{GROUP}",
+        "name": f"{spec.name}-{GROUP}",
         "min_size": group["minSize"],
         "desired_capacity": group["desiredCapacity"],
         "max_size": group["maxSize"],
@@ -505,19 +508,19 @@ def _own_group(given: Description, group: dict[str, Any]) -> Resources:
     }
 
 
-def _user_data(given: Description) -> str:
+def _user_data(spec: ClusterSpec) -> str:
     """Where nodeadm of Amazon Linux 2023 finds the cluster, and the labels of its node."""
     (group,) = [
         group
         for kind in ("managedNodeGroups", "nodeGroups")
-        for group in render_nodes(given, OWNER).get(kind, [])
+        for group in render_nodes(spec, OWNER).get(kind, [])
     ]
     labels = ",".join(f"{key}={value}" for key, value in group["labels"].items())
     return (
         'MIME-Version: 1.0\nContent-Type: multipart/mixed; boundary="==SHARDYARD=="\n\n'
         "--==SHARDYARD==\nContent-Type: application/node.eks.aws\n\n"
         "apiVersion: node.eks.aws/v1alpha1\nkind: NodeConfig\nspec:\n"
-        f"  cluster:\n    name: {given.name}\n"
+        f"  cluster:\n    name: {spec.name}\n"
         f"    apiServerEndpoint: ${{{_CLUSTER}.endpoint}}\n"
         f"    certificateAuthority: ${{{_CLUSTER}.certificate_authority[0].data}}\n"
         f"    cidr: ${{{_CLUSTER}.kubernetes_network_config[0].service_ipv4_cidr}}\n"
@@ -526,22 +529,22 @@ def _user_data(given: Description) -> str:
     )
 
 
-def _outputs(given: Description) -> dict[str, Any]:
+def _outputs(spec: ClusterSpec) -> dict[str, Any]:
     """What comes next, and what a claim names."""
-    told = f"aws eks update-kubeconfig --region {given.region} --name {given.name}"
+    told = f"aws eks update-kubeconfig --region {spec.region} --name {spec.name}"
     found = {"kubeconfig": {"value": told}}
-    if given.storage.kind == "fsx":
+    if spec.storage.kind == "fsx":
         found["mount_name"] = {"value": "${aws_fsx_lustre_file_system.this.mount_name}"}
-    if given.storage.kind == "efs":
+    if spec.storage.kind == "efs":
         found["access_point"] = {"value": "${aws_efs_access_point.this.id}"}
-    if given.storage.kind != "none":
-        kind = "fsx_lustre" if given.storage.kind == "fsx" else "efs"
+    if spec.storage.kind != "none":
+        kind = "fsx_lustre" if spec.storage.kind == "fsx" else "efs"
         system = f"${{aws_{kind}_file_system.this.id}}"
         found["file_system"] = {"value": system}
-        made = Made(
+        made = FileSystemOutputs(
             file_system=system,
             mount_name="${aws_fsx_lustre_file_system.this.mount_name}",
             access_point="${aws_efs_access_point.this.id}",
         )
-        found["claim"] = {"value": to_yaml(claim_objects(given, made, OWNER))}
+        found["claim"] = {"value": to_yaml(claim_objects(spec, made, OWNER))}
     return found

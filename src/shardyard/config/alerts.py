@@ -26,7 +26,7 @@ class Alert(Section):
     """For cost: dollars of the whole run."""
 
 
-def alert_problems(recipe: "Recipe") -> Iterable[Problem]:
+def check_alerts(recipe: "Recipe") -> Iterable[Problem]:
     """What no alert could follow from, and addresses that stand in the recipe."""
     for number, alert in enumerate(recipe.observe.alerts):
         place = f"observe.alerts[{number}]"

@@ -8,7 +8,7 @@ _NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """The second is the name of torch before 2.9, which is still read."""
 
 
-def let_memory_grow(recipe: Recipe, environ: MutableMapping[str, str]) -> None:
+def enable_expandable_segments(recipe: Recipe, environ: MutableMapping[str, str]) -> None:
     """Have torch take a CUDA device's memory in segments that grow: what was freed in other sizes
     is not lost to the next request. What somebody said of the allocator stays as it is."""
     if recipe.cluster.device == "cuda" and not any(name in environ for name in _NAMES):

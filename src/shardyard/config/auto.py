@@ -1,7 +1,7 @@
 """What ``auto`` stands for: one rule per setting, each with its reason and its source.
 
 A rule gets the recipe as resolved so far and the facts, and returns (value, reason). One that
-lacks a fact raises ``NotYetKnown``, whose text says when it will be known. ``config/resolve.py``
+lacks a fact raises ``NotYetResolved``, whose text says when it will be known. ``config/resolve.py``
 runs them; the degrees of the mesh come from ``config/rules/layout.py``.
 """
 
@@ -16,7 +16,7 @@ from shardyard.config.formulas import (
     best_attention,
     logits_of,
     reason_of_checkpoints,
-    reason_of_neighbour,
+    reason_of_peer_snapshots,
     reason_of_snapshots,
     steps_between_snapshots,
     waits_for_logits,
@@ -31,17 +31,17 @@ from shardyard.config.model_defaults import (
 )
 from shardyard.config.model_sizes import ModelSizes, Sizes
 from shardyard.config.optimizers import optimizer_of
-from shardyard.config.resolved import DataFacts, Resolved
+from shardyard.config.resolved import DatasetMetadata, Resolved
 from shardyard.config.rules.elastic import hang_min_s, hang_slow_s, restart_timeout_s
 from shardyard.config.rules.layout import SPLIT_BACKWARD
-from shardyard.config.rules.model import is_left_uncompiled
+from shardyard.config.rules.model import falls_back_to_eager
 from shardyard.config.run_length import Length, batch_of_whole_steps, samples_of_epochs
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.task_lookup import task_row
 from shardyard.config.tokenizer_kinds import TOKENIZER_KINDS
 from shardyard.families.images.network import ImageNetwork
 from shardyard.families.shape import ModelShape
-from shardyard.hardware.cluster import Cluster
+from shardyard.hardware.cluster import ClusterHardware
 from shardyard.hardware.machine import Machine
 from shardyard.units import format_bytes
 
@@ -55,7 +55,7 @@ _OF_TEXT = "says nothing of images"
 _FINE_TUNING = "loaded weights: as in Llama 2's fine-tuning (arXiv:2307.09288, section 3.1)"
 
 
-class NotYetKnown(Exception):  # noqa: N818 - not an error: a rule waits for its fact
+class NotYetResolved(Exception):  # noqa: N818 - not an error: a rule waits for its fact
     """A rule lacks a fact; the text says when it will be known."""
 
 
@@ -63,7 +63,7 @@ Model = ModelShape | ImageNetwork
 Recompute = Literal["none", "selective", "full"] | int
 
 
-class Fitting(Protocol):
+class MemoryFitter(Protocol):
     """The planner's word on what fits a device, with its reason; None: there is no device whose
     memory is known."""
 
@@ -82,7 +82,7 @@ class Fitting(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class ResolveContext:
     """What the rules know beside the recipe; None where it is not known yet."""
 
     name: str = "run"
@@ -95,10 +95,10 @@ class Facts:
     """None: its folder has not been opened."""
     machine: Machine | None = None
     """This machine, or one of the cluster's."""
-    data: DataFacts | None = None
+    data: DatasetMetadata | None = None
     previous: Resolved | None = None
     """The attempt that a resume continues."""
-    fitting: Fitting | None = None
+    fitting: MemoryFitter | None = None
     """The planner's word (``planner/fit.py``)."""
 
 
@@ -110,27 +110,27 @@ _IMAGES = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """A recipe resolved so far, with the facts; reading what is missing raises ``NotYetKnown``."""
+    """A recipe resolved so far, with the facts; reading what is missing raises ``NotYetResolved``."""
 
     recipe: Recipe
-    facts: Facts
+    context: ResolveContext
 
     @property
     def shape(self) -> ModelShape:
-        if self.facts.shape is None:
-            raise NotYetKnown("known once the model's shape is")
-        return self.facts.shape
+        if self.context.shape is None:
+            raise NotYetResolved("known once the model's shape is")
+        return self.context.shape
 
     @property
     def sizes(self) -> Sizes:
         """Of a family's shape, or of a model of no family."""
-        return self.facts.sizes or self.shape
+        return self.context.sizes or self.shape
 
     @property
     def network(self) -> ImageNetwork:
-        if self.facts.network is None:
-            raise NotYetKnown("known once the network is")
-        return self.facts.network
+        if self.context.network is None:
+            raise NotYetResolved("known once the network is")
+        return self.context.network
 
     @property
     def reads_images(self) -> bool:
@@ -138,35 +138,35 @@ class Draft:
 
     @property
     def machine(self) -> Machine:
-        if self.facts.machine is None:
-            raise NotYetKnown("known once training starts on a machine")
-        return self.facts.machine
+        if self.context.machine is None:
+            raise NotYetResolved("known once training starts on a machine")
+        return self.context.machine
 
     @property
-    def cluster(self) -> Cluster | None:
+    def cluster(self) -> ClusterHardware | None:
         """What cluster.instance or cluster.file names; None: this machine."""
         return chosen_cluster(self.recipe.cluster)
 
     @property
     def seq_len(self) -> int:
-        return _known(self.recipe.data.seq_len, "data.seq_len")
+        return _require_resolved(self.recipe.data.seq_len, "data.seq_len")
 
     @property
     def global_batch(self) -> int:
-        return _known(self.recipe.optim.global_batch, "optim.global_batch")
+        return _require_resolved(self.recipe.optim.global_batch, "optim.global_batch")
 
     @property
     def data_ranks(self) -> int:
         parallel = self.recipe.parallel
         if parallel.dp_replicate == "auto" or parallel.dp_shard == "auto":
-            raise NotYetKnown("known once the number of devices is")
+            raise NotYetResolved("known once the number of devices is")
         return parallel.dp_replicate * parallel.dp_shard
 
     @property
     def train_samples(self) -> int:
-        if self.facts.data is None:
-            raise NotYetKnown("known once the data is prepared")
-        return self.facts.data.num_samples("train", self.seq_len)
+        if self.context.data is None:
+            raise NotYetResolved("known once the data is prepared")
+        return self.context.data.num_samples("train", self.seq_len)
 
 
 Rule = Callable[[Draft], tuple[Any, str]]
@@ -182,25 +182,25 @@ def steps_of(draft: Draft) -> tuple[int, str]:
     if run.steps is not None:
         return run.steps, "run.steps"
     if run.samples is not None:
-        length = Length(asked=Fraction(run.samples), batch=draft.global_batch)
+        length = Length(requested=Fraction(run.samples), batch=draft.global_batch)
         return length.steps, length.words(f"{run.samples:,} samples")
     if run.tokens is not None:
-        length = Length(asked=Fraction(run.tokens, draft.seq_len), batch=draft.global_batch)
+        length = Length(requested=Fraction(run.tokens, draft.seq_len), batch=draft.global_batch)
         step_tokens = draft.global_batch * draft.seq_len
         why = f"{run.tokens:,} tokens of {step_tokens:,} a step"
         if length.factor != 1:
             why += f": {length.steps:,} steps train {length.steps * step_tokens:,}"
         return length.steps, why
     asked = samples_of_epochs(run.epochs, draft.train_samples)
-    length = Length(asked=asked, batch=draft.global_batch)
+    length = Length(requested=asked, batch=draft.global_batch)
     why = f"{run.epochs:g} epochs" if run.epochs else "one epoch, as no length was given"
     return length.steps, length.words(why)
 
 
 def _name(draft: Draft) -> tuple[str, str]:
-    if draft.facts.previous is not None:
-        return str(draft.facts.previous.recipe.run.name), "as the run began"
-    letters = (c if c.isascii() and c.isalnum() else "-" for c in draft.facts.name.lower())
+    if draft.context.previous is not None:
+        return str(draft.context.previous.recipe.run.name), "as the run began"
+    letters = (c if c.isascii() and c.isalnum() else "-" for c in draft.context.name.lower())
     words = [word for word in "".join(letters).split("-") if word]
     return "-".join(words)[:40].strip("-") or "run", "the recipe's file name"
 
@@ -225,9 +225,9 @@ def _tokenizer(draft: Draft) -> tuple[str, str]:
     if draft.reads_images:
         return "none", _OF_TEXT
     own = draft.recipe.model.path or draft.recipe.model.hub
-    if own and draft.facts.model_has_tokenizer is None:
-        raise NotYetKnown("known once the model's folder is opened")
-    if own and draft.facts.model_has_tokenizer:
+    if own and draft.context.model_has_tokenizer is None:
+        raise NotYetResolved("known once the model's folder is opened")
+    if own and draft.context.model_has_tokenizer:
         return own, "the model's own"
     kind = TOKENIZER_KINDS[draft.recipe.data.tokenizer_kind].words
     return "train", f"the model brings none: {kind}, trained on the corpus"
@@ -267,17 +267,17 @@ def _hang_slow_s(draft: Draft) -> tuple[float, str]:
 def _attention(draft: Draft) -> tuple[str, str]:
     recipe = draft.recipe
     if "auto" in (recipe.cluster.device, recipe.precision.compute):
-        raise NotYetKnown("known once cluster.device and precision.compute are")
+        raise NotYetResolved("known once cluster.device and precision.compute are")
     if draft.reads_images or recipe.model.module is not None or recipe.cluster.device == "cpu":
         return "sdpa", "torch chooses by device, format, sizes and mask"
-    _known(recipe.data.seq_len, "data.seq_len")
+    _require_resolved(recipe.data.seq_len, "data.seq_len")
     return best_attention(recipe, draft.shape)
 
 
 def _compile(draft: Draft) -> tuple[bool, str]:
     device, parallel = draft.recipe.cluster.device, draft.recipe.parallel
     if device == "auto":
-        raise NotYetKnown("known once cluster.device is")
+        raise NotYetResolved("known once cluster.device is")
     if device == "cpu":
         return False, "a CPU gains little, and compiles for minutes"
     if draft.reads_images or draft.recipe.model.module is not None:
@@ -294,10 +294,10 @@ def _compile(draft: Draft) -> tuple[bool, str]:
     return True, "each block is one graph; the first step takes longer"
 
 
-def _parked(draft: Draft) -> tuple[bool, str]:
+def _standby_workers(draft: Draft) -> tuple[bool, str]:
     compiles = draft.recipe.model.compile
     if compiles == "auto":
-        raise NotYetKnown("known once model.compile is")
+        raise NotYetResolved("known once model.compile is")
     if not compiles:
         return (
             False,
@@ -309,8 +309,8 @@ def _parked(draft: Draft) -> tuple[bool, str]:
 
 
 def _snapshot_every(draft: Draft) -> tuple[int | str | None, str]:
-    fitting = draft.facts.fitting
-    model = draft.facts.network if draft.reads_images else draft.facts.shape
+    fitting = draft.context.fitting
+    model = draft.context.network if draft.reads_images else draft.context.shape
     lacking = ""
     if fitting is not None and model is not None and steps_between_snapshots(draft.recipe):
         lacking = fitting.without_snapshots(draft.recipe, model)
@@ -323,13 +323,13 @@ def _restart_timeout(draft: Draft) -> tuple[float, str]:
 
 def _compute(draft: Draft) -> tuple[str, str]:
     if draft.recipe.cluster.device == "auto":
-        raise NotYetKnown("known once cluster.device is")
-    return compute_on(draft.recipe.cluster.device, without_bf16=_lacks_bf16(draft))
+        raise NotYetResolved("known once cluster.device is")
+    return compute_on(draft.recipe.cluster.device, without_bf16=_device_without_bf16(draft))
 
 
-def _lacks_bf16(draft: Draft) -> str | None:
+def _device_without_bf16(draft: Draft) -> str | None:
     """The accelerator of the recipe's machines, if it computes in no bf16."""
-    cluster, machine = draft.cluster, draft.facts.machine
+    cluster, machine = draft.cluster, draft.context.machine
     if cluster is not None:
         return None if cluster.accelerator.has_bf16 else cluster.accelerator.name
     return machine.name if machine is not None and not machine.has_bf16 else None
@@ -337,35 +337,35 @@ def _lacks_bf16(draft: Draft) -> str | None:
 
 def _output(draft: Draft) -> tuple[str, str]:
     if draft.recipe.precision.compute == "auto":
-        raise NotYetKnown("known once precision.compute is")
+        raise NotYetResolved("known once precision.compute is")
     return output_of(draft.recipe.precision.compute)
 
 
 def _image_size(draft: Draft) -> tuple[int, str]:
     if not draft.reads_images:
-        raise NotYetKnown("says nothing of text")
+        raise NotYetResolved("says nothing of text")
     return draft.network.size, "as the network was published with"
 
 
 def _drop_path(draft: Draft) -> tuple[float, str]:
     if not draft.reads_images:
-        raise NotYetKnown("says nothing of text")
+        raise NotYetResolved("says nothing of text")
     return float(draft.network.drop_path), "as the network was published with"
 
 
 def _batch_norm_momentum(draft: Draft) -> tuple[float, str]:
     if not draft.reads_images:
-        raise NotYetKnown("says nothing of text")
+        raise NotYetResolved("says nothing of text")
     momentum = draft.network.batch_norm_momentum
     if momentum is None:
-        raise NotYetKnown("the network has no batch normalisation")
+        raise NotYetResolved("the network has no batch normalisation")
     return momentum, "as the network was published with"
 
 
 def _seq_len(draft: Draft) -> tuple[int, str]:
     if draft.reads_images:
         return 1, "a sample is one image"
-    sizes = draft.facts.sizes
+    sizes = draft.context.sizes
     if sizes is not None and not sizes.has_limit:
         return sizes.max_position_embeddings, "as BLOOM, Falcon and Mamba were trained"
     return seq_len_of(draft.sizes)
@@ -378,9 +378,9 @@ def _workers(draft: Draft) -> tuple[int, str]:
 def _bos(draft: Draft) -> tuple[bool, str]:
     if draft.reads_images:
         return False, _OF_TEXT
-    data, tokenizer = draft.facts.data, draft.recipe.data.tokenizer
+    data, tokenizer = draft.context.data, draft.recipe.data.tokenizer
     if data is None:
-        raise NotYetKnown("known once the data is prepared")
+        raise NotYetResolved("known once the data is prepared")
     if data.bos_token is not None:
         return (
             True,
@@ -394,7 +394,7 @@ def _bos(draft: Draft) -> tuple[bool, str]:
 def _global_batch(draft: Draft) -> tuple[int, str]:
     cluster, per_device = draft.recipe.cluster, draft.recipe.optim.batch_per_device
     if per_device is not None:
-        devices = cluster.nodes * _known(cluster.devices, "cluster.devices")
+        devices = cluster.nodes * _require_resolved(cluster.devices, "cluster.devices")
         return per_device * devices, f"{per_device:,} for each of {devices:,} devices"
     if draft.reads_images:
         batch, why = _IMAGES, "as ResNet was trained (arXiv:1706.02677)"
@@ -403,10 +403,10 @@ def _global_batch(draft: Draft) -> tuple[int, str]:
     else:
         tokens, source = step_tokens_of(draft.sizes.parameters)
         batch, why = max(1, tokens // draft.seq_len), f"{tokens:,} tokens a step: {source}"
-    if draft.facts.data is not None and 0 < draft.train_samples < batch:
+    if draft.context.data is not None and 0 < draft.train_samples < batch:
         batch, why = draft.train_samples, "all samples of the data set"
     ranks = 1 if draft.recipe.parallel.dp_shard == "auto" else draft.data_ranks
-    samples = None if draft.facts.data is None else draft.train_samples
+    samples = None if draft.context.data is None else draft.train_samples
     smaller = batch_of_whole_steps(draft.recipe, batch, ranks=ranks, train_samples=samples)
     if smaller != batch:
         batch, why = smaller, f"{batch} ({why}), made smaller for a length in whole steps"
@@ -422,7 +422,7 @@ def _recompute(draft: Draft) -> tuple[Recompute, str]:
         return "none", "no plan knows what a model of your own keeps"
     if draft.reads_images:
         modes = ("none", "full")
-    elif recipe.model.compile is True and is_left_uncompiled(
+    elif recipe.model.compile is True and falls_back_to_eager(
         "full", tp=recipe.parallel.tp, shape=draft.shape
     ):
         return "none", "model.compile=true: what is recomputed would not be compiled"
@@ -430,8 +430,8 @@ def _recompute(draft: Draft) -> tuple[Recompute, str]:
         modes = _MODES[1:]  # casts are cheap to make again, and need not be kept
     if (recipe.elastic.min_nodes, recipe.elastic.max_nodes) != (recipe.cluster.nodes,) * 2:
         return "full", "nodes may come and go, and fewer hold more each: least memory"
-    if draft.facts.fitting is not None:
-        found = draft.facts.fitting.recompute(
+    if draft.context.fitting is not None:
+        found = draft.context.fitting.recompute(
             recipe,
             draft.network if draft.reads_images else draft.shape,
             modes,
@@ -443,7 +443,7 @@ def _recompute(draft: Draft) -> tuple[Recompute, str]:
 
 
 def _micro_batch(draft: Draft) -> tuple[int, str]:
-    previous, elastic = draft.facts.previous, draft.recipe.elastic
+    previous, elastic = draft.context.previous, draft.recipe.elastic
     if draft.reads_images and previous is not None:  # norms are over it, and mixing is within it
         before = previous.recipe.optim.micro_batch
         assert isinstance(before, int)  # resolved
@@ -451,9 +451,9 @@ def _micro_batch(draft: Draft) -> tuple[int, str]:
     sizes = _micro_batches(draft)
     changes_size = (elastic.min_nodes, elastic.max_nodes) != (draft.recipe.cluster.nodes,) * 2
     has_inside = draft.recipe.model.module is None
-    if draft.facts.fitting is not None and not changes_size and has_inside:
+    if draft.context.fitting is not None and not changes_size and has_inside:
         model = draft.network if draft.reads_images else draft.shape
-        if found := draft.facts.fitting.micro_batch(draft.recipe, model, sizes):
+        if found := draft.context.fitting.micro_batch(draft.recipe, model, sizes):
             return found
     if draft.reads_images:
         most, why = _IMAGES // 8, f"each rank's share of a step, at most {_IMAGES // 8}"
@@ -500,8 +500,8 @@ def _loss_chunk(draft: Draft) -> tuple[int | str, str]:
     if waits_for_logits(recipe.parallel.schedule, pp=recipe.parallel.pp):
         return "none", "with gpipe a gradient of the head would wait for each micro-batch"
     if recipe.precision.compute == "auto":
-        raise NotYetKnown("known once precision.compute is")
-    micro_batch = _known(recipe.optim.micro_batch, "optim.micro_batch")
+        raise NotYetResolved("known once precision.compute is")
+    micro_batch = _require_resolved(recipe.optim.micro_batch, "optim.micro_batch")
     logits = logits_of(
         draft.shape,
         tokens=micro_batch * draft.seq_len // recipe.parallel.cp,
@@ -544,15 +544,15 @@ def _warmup_steps(draft: Draft) -> tuple[int, str]:
 
 def _decay_steps(draft: Draft) -> tuple[int, str]:
     steps, _ = steps_of(draft)
-    warmup = _known(draft.recipe.optim.warmup_steps, "optim.warmup_steps")
+    warmup = _require_resolved(draft.recipe.optim.warmup_steps, "optim.warmup_steps")
     if warmup >= steps:
         return warmup + 1, "right after the warm-up, which outlasts the run"
     return steps, "the length of the run"
 
 
-def _known(value: int | str, setting: str) -> int:
+def _require_resolved(value: int | str, setting: str) -> int:
     if isinstance(value, str):
-        raise NotYetKnown(f"known once {setting} is")
+        raise NotYetResolved(f"known once {setting} is")
     return value
 
 
@@ -578,7 +578,7 @@ BEFORE_LAYOUT: dict[str, Rule] = {
     "precision.output": _output,
     "model.attention": _attention,
     "model.compile": _compile,
-    "elastic.parked": _parked,
+    "elastic.parked": _standby_workers,
 }
 """Setting -> rule, in the order they run; then the layout is resolved."""
 
@@ -593,7 +593,7 @@ AFTER_LAYOUT: dict[str, Rule] = {
     "optim.decay_steps": _decay_steps,
     "checkpoint.every": lambda draft: reason_of_checkpoints(draft.recipe),
     "elastic.snapshot_every": _snapshot_every,
-    "elastic.snapshot_neighbour": lambda draft: reason_of_neighbour(draft.recipe),
+    "elastic.snapshot_neighbour": lambda draft: reason_of_peer_snapshots(draft.recipe),
 }
 """Rules that may need the number of data-parallel ranks."""
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from shardyard.config.schema import recipe as schema
 from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import instance, rate_of
-from shardyard.hardware.cluster import Cluster, cluster_of, with_efa
+from shardyard.hardware.cluster import ClusterHardware, cluster_of, with_efa
 from shardyard.hardware.cluster_file import read_cluster_file
 
 
-def chosen_cluster(settings: schema.Cluster) -> Cluster | None:
+def chosen_cluster(settings: schema.Cluster) -> ClusterHardware | None:
     """The cluster of ``cluster.instance`` or ``cluster.file``; None where neither is set.
 
     Its price is of the way in which it is rented (``cluster.capacity``), or what the recipe says.
@@ -63,7 +63,7 @@ def devices_of_node(settings: schema.Cluster) -> int | None:
     return None if chosen is None else chosen.devices_per_node
 
 
-def joined_cluster(recipe: schema.Recipe) -> Cluster | None:
+def joined_cluster(recipe: schema.Recipe) -> ClusterHardware | None:
     """As ``chosen_cluster``, its nodes joined by what ``launch`` asks of their network.
 
     Raises:

@@ -131,7 +131,7 @@ def slots_of(weights: Sequence[float]) -> list[int]:
     total = math.fsum(weights)
     exact = [weight / total * SLOTS for weight in weights]
     slots = [math.floor(each) for each in exact]
-    by_remainder = sorted(range(len(exact)), key=lambda place: slots[place] - exact[place])
+    by_remainder = sorted(range(len(exact)), key=lambda index: slots[index] - exact[index])
     for place in by_remainder[: SLOTS - sum(slots)]:
         slots[place] += 1
     return slots

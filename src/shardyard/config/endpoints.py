@@ -14,7 +14,7 @@ _PORT = 2379
 
 
 @dataclass(frozen=True)
-class EtcdPlace:
+class EtcdEndpoint:
     """An etcd cluster."""
 
     endpoints: tuple[tuple[str, int], ...]
@@ -25,7 +25,7 @@ class EtcdPlace:
         return f"etcd at {', '.join(f'{host}:{port}' for host, port in self.endpoints)}"
 
 
-def parse_meeting_place(text: str) -> EtcdPlace | None:
+def parse_rendezvous_endpoint(text: str) -> EtcdEndpoint | None:
     """What a setting names; None: a TCP store that an agent serves.
 
     Raises:
@@ -46,7 +46,7 @@ def parse_meeting_place(text: str) -> EtcdPlace | None:
             "or etcds://HOST:PORT[,...] with TLS."
         )
     endpoints = tuple(_endpoint(text, each) for each in rest.rstrip("/").split(","))
-    return EtcdPlace(endpoints, _SCHEMES[scheme])
+    return EtcdEndpoint(endpoints, _SCHEMES[scheme])
 
 
 def _endpoint(text: str, endpoint: str) -> tuple[str, int]:
@@ -72,7 +72,7 @@ LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
-class MetricsPlace:
+class MetricsEndpoint:
     """An address to listen at."""
 
     host: str
@@ -83,11 +83,11 @@ class MetricsPlace:
         return f"{self.host}:{self.port}"
 
 
-def metrics_place(setting: int | str | None) -> MetricsPlace | None:
+def metrics_endpoint(setting: int | str | None) -> MetricsEndpoint | None:
     """The place of ``observe.prometheus``; a port alone is loopback, or in a pod the pod's."""
     if setting is None:
         return None
     if isinstance(setting, int):
-        return MetricsPlace(os.environ.get(ADDRESS_VARIABLE, LOOPBACK), setting)
+        return MetricsEndpoint(os.environ.get(ADDRESS_VARIABLE, LOOPBACK), setting)
     host, _, port = setting.rpartition(":")
-    return MetricsPlace(re.sub(r"^\[(.*)\]$", r"\1", host), int(port))
+    return MetricsEndpoint(re.sub(r"^\[(.*)\]$", r"\1", host), int(port))

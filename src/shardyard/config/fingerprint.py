@@ -136,14 +136,16 @@ def fingerprint_of(
     data: str,
     commit: str | None = None,
     base: str | None = None,
-    held: Collection[str] = (),
+    pinned: Collection[str] = (),
 ) -> dict[str, Any]:
     """What all attempts of a run must share: dotted name -> value.
 
     Args:
-        held: Settings that may change of other models, and not of this one.
+        pinned: Settings that may change of other models, and not of this one.
     """
-    kept = {name: value for name, value in settings.items() if name in held or not may_change(name)}
+    kept = {
+        name: value for name, value in settings.items() if name in pinned or not may_change(name)
+    }
     if kept["optim.momentum"] and kept["optim.weight_decay"]:
         kept[DECAY] = "decoupled"
     sizes = {name: value for name, value in shape.items() if name not in _ONLY_A_DEFAULT}
@@ -160,7 +162,7 @@ def compare(saved: Mapping[str, Any] | str, now: Mapping[str, Any]) -> Compariso
     """
     if isinstance(saved, str):
         return _compare_digest(saved, now)
-    old, new = _with_sizes_apart(saved), _with_sizes_apart(now)
+    old, new = _with_flattened_sizes(saved), _with_flattened_sizes(now)
     old.setdefault("model.frozen", [])  # written before any could be
     if DECAY in new:  # written before there was another
         old.setdefault(DECAY, "coupled")
@@ -191,7 +193,7 @@ def _compare_digest(saved: str, now: Mapping[str, Any]) -> Comparison:
     return Comparison(tuple(changed), tuple(sorted(now.keys() - {*_OF_FORMAT_1, DECAY})))
 
 
-def _with_sizes_apart(content: Mapping[str, Any]) -> dict[str, Any]:
+def _with_flattened_sizes(content: Mapping[str, Any]) -> dict[str, Any]:
     """Each size of the model by a name of its own, so that a new one is no change of all."""
     sizes = {f"{SHAPE}.{name}": value for name, value in content.get(SHAPE, {}).items()}
     return {**{name: value for name, value in content.items() if name != SHAPE}, **sizes}

@@ -190,7 +190,7 @@ def steps_on(optim: Optim, steps: int, *, devices: int) -> int:
     return -(-steps * first_batch(optim) // step_samples(optim, devices=devices))
 
 
-def batch_if_known(optim: Optim, *, devices: int | None) -> int | None:
+def batch_or_none(optim: Optim, *, devices: int | None) -> int | None:
     """Samples of one step as far as the settings say it; None: not yet.
 
     Args:
@@ -243,17 +243,17 @@ def steps_between_checkpoints(recipe: Recipe) -> int | Auto:
     return every
 
 
-def reason_of_snapshots(recipe: Recipe, lacking: str) -> tuple[int | str | None, str]:
+def reason_of_snapshots(recipe: Recipe, shortage: str) -> tuple[int | str | None, str]:
     """Steps between snapshots where the size of the run says so, and why.
 
     Args:
-        lacking: What a node has too little of for them; empty: nothing.
+        shortage: What a node has too little of for them; empty: nothing.
     """
     every = steps_between_snapshots(recipe)
     if every is None:
         return None, f"{_size(recipe)}: a fixed size"
-    if lacking:
-        return None, f"{lacking}: checkpoints only"
+    if shortage:
+        return None, f"{shortage}: checkpoints only"
     return every, f"{_size(recipe)}: the others continue from memory when a node is lost"
 
 
@@ -265,7 +265,7 @@ def reason_of_checkpoints(recipe: Recipe) -> tuple[int | str, str]:
     return every, f"{_size(recipe)}: a fixed size"
 
 
-def reason_of_neighbour(recipe: Recipe) -> tuple[bool, str]:
+def reason_of_peer_snapshots(recipe: Recipe) -> tuple[bool, str]:
     """Whether a node keeps the snapshots of the one before, where the recipe leaves it open."""
     if recipe.elastic.snapshot_every is None:
         return False, "elastic.snapshot_every=null: there are no snapshots"
@@ -278,7 +278,7 @@ def _size(recipe: Recipe) -> str:
     return f"min_nodes={recipe.elastic.min_nodes}, max_nodes={recipe.elastic.max_nodes}"
 
 
-def takes_snapshots(recipe: Recipe) -> bool:
+def snapshots_enabled(recipe: Recipe) -> bool:
     """Whether the run takes any, as far as the recipe says."""
     return steps_between_snapshots(recipe) is not None
 
@@ -288,7 +288,7 @@ def slot_labels(local_rank: int) -> list[str]:
     return [f"snapshot_{local_rank}_{slot}" for slot in range(SLOTS)]
 
 
-def neighbour_labels(local_rank: int) -> list[str]:
+def peer_labels(local_rank: int) -> list[str]:
     """The same of slots for a rank of the node before, by its local number there."""
     return [f"snapshot_neighbour_{local_rank}_{slot}" for slot in range(SLOTS_FOR_NEIGHBOUR)]
 
@@ -296,19 +296,19 @@ def neighbour_labels(local_rank: int) -> list[str]:
 def snapshot_labels(recipe: Recipe) -> list[str]:
     """All that an agent owns for snapshots on its node; nothing where there are none."""
     elastic, devices = recipe.elastic, recipe.cluster.devices
-    if not takes_snapshots(recipe):
+    if not snapshots_enabled(recipe):
         return []
     assert isinstance(devices, int)
     own = [label for local in range(devices) for label in slot_labels(local)]
     if elastic.snapshot_neighbour is not True:
         return own
-    kept = [label for local in range(devices) for label in neighbour_labels(local)]
+    kept = [label for local in range(devices) for label in peer_labels(local)]
     return [*own, *kept, SENT, ELSEWHERE]
 
 
 def copies(recipe: Recipe) -> int:
     """Of a rank's state in host memory, those that a node keeps for another among them."""
-    if not takes_snapshots(recipe):
+    if not snapshots_enabled(recipe):
         return 0
     return SLOTS + (SLOTS_FOR_NEIGHBOUR if recipe.elastic.snapshot_neighbour is True else 0)
 
@@ -331,23 +331,27 @@ def needs_mask(recipe: Recipe, shape: ModelShape) -> bool:
 
     Of tokens on both sides always: padding is not to be seen.
     """
-    return not attends_by_length(recipe, shape) and not _sees_all_earlier(recipe, shape)
+    return not attends_by_length(recipe, shape) and not _is_fully_causal(recipe, shape)
 
 
 def attends_by_length(recipe: Recipe, shape: ModelShape) -> bool:
     """Whether flash attention is told where documents begin, instead of a mask."""
     asked = recipe.model.attention in ("flash", "fa3")
-    return asked and not _sees_all_earlier(recipe, shape) and _why_no_lengths(recipe, shape) is None
+    return (
+        asked
+        and not _is_fully_causal(recipe, shape)
+        and _varlen_unsupported_reason(recipe, shape) is None
+    )
 
 
 def best_attention(recipe: Recipe, shape: ModelShape) -> tuple[str, str]:
     """What ``model.attention: auto`` stands for, and why; device and lengths are known."""
-    if not _sees_all_earlier(recipe, shape) and _why_no_lengths(recipe, shape) is None:
+    if not _is_fully_causal(recipe, shape) and _varlen_unsupported_reason(recipe, shape) is None:
         return "flash", "told where documents and windows begin, it needs no mask"
     return "sdpa", "torch chooses by device, format, sizes and mask"
 
 
-def attention_problems(recipe: Recipe, shape: ModelShape | None) -> Iterable[Problem]:
+def check_attention(recipe: Recipe, shape: ModelShape | None) -> Iterable[Problem]:
     """What torch's kernels cannot do, of the one that is named."""
     asked, device = recipe.model.attention, recipe.cluster.device
     if asked in ("auto", "sdpa"):
@@ -363,14 +367,14 @@ def attention_problems(recipe: Recipe, shape: ModelShape | None) -> Iterable[Pro
         wrong.append(f"bends no scores, as a {shape.model_type} does")
     masked = None if shape is None or wrong or device in ("auto", "cpu") else _mask(recipe, shape)
     if shape is not None and masked and asked in ("flash", "fa3"):
-        why = _why_no_lengths(recipe, shape)
+        why = _varlen_unsupported_reason(recipe, shape)
         if why is not None:
             wrong.append(f"takes no mask, and {masked} is one: {why}")
     for text in wrong:
         yield Problem("model.attention", f"={asked} {text}. Use model.attention=auto.")
 
 
-def _sees_all_earlier(recipe: Recipe, shape: ModelShape) -> bool:
+def _is_fully_causal(recipe: Recipe, shape: ModelShape) -> bool:
     return _mask(recipe, shape) is None
 
 
@@ -381,12 +385,12 @@ def _mask(recipe: Recipe, shape: ModelShape) -> str | None:
         return "padding that is not to be seen"
     if not recipe.data.attends_across:
         return "data.attend_across_documents=false"
-    if seq_len != "auto" and shape.sees_a_part_of(seq_len):
+    if seq_len != "auto" and shape.has_window_below(seq_len):
         return f"a window of {shape.sliding_window} tokens"
     return None
 
 
-def _why_no_lengths(recipe: Recipe, shape: ModelShape) -> str | None:
+def _varlen_unsupported_reason(recipe: Recipe, shape: ModelShape) -> str | None:
     """Why flash attention cannot be told where documents begin; None: it can."""
     width = shape.head_width
     if recipe.cluster.device != "cuda":

@@ -30,33 +30,33 @@ def count_literal(parts: Sequence[str], exists: Callable[[str], bool]) -> int:
     return len(parts)
 
 
-def split_pattern(place: str) -> tuple[str, str]:
+def split_pattern(path: str) -> tuple[str, str]:
     """The literal part of a path of this machine, and the pattern below it; empty: there is none.
 
     Raises:
         RuntimeError: It begins with the home folder of an unknown user.
     """
-    expanded = str(Path(place).expanduser())
+    expanded = str(Path(path).expanduser())
     parts = expanded.split("/")
     count = count_literal(parts, os.path.lexists)
     literal = "/".join(parts[:count]) or ("/" if expanded.startswith("/") else ".")
     return literal, "/".join(parts[count:])
 
 
-def is_pattern(place: str) -> bool:
+def is_pattern(path: str) -> bool:
     """Whether a path of this machine is a pattern, and not the name of something."""
-    return has_magic(place) and bool(split_pattern(place)[1])
+    return has_magic(path) and bool(split_pattern(path)[1])
 
 
-def matches_of(place: str) -> Iterator[str]:
+def matches_of(path: str) -> Iterator[str]:
     """Paths of this machine that a pattern names; ``**`` goes through any number of folders."""
-    literal, pattern = split_pattern(place)
+    literal, pattern = split_pattern(path)
     escaped = glob.escape(literal)
     yield from glob.iglob(os.path.join(escaped, pattern), recursive=True)  # noqa: PTH118, PTH207
 
 
-def how_to_escape(place: str) -> str:
+def escape_hint(path: str) -> str:
     """A sentence for a pattern with brackets that names nothing; empty: it has none."""
-    if "[" not in place:
+    if "[" not in path:
         return ""
     return " A bracket that belongs to a name is written [[]."

@@ -15,7 +15,7 @@ from shardyard.config.weight_files import has_weight_files, read_weight_files
 from shardyard.config.weights_match import Match, match_weights
 from shardyard.errors import Problem, RecipeError, RequestError
 from shardyard.families.shape import ModelShape
-from shardyard.file_faults import why_no_content
+from shardyard.file_faults import content_error
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 _OLDER_TOKENIZERS = ("tokenizer.model", "spiece.model", "vocab.json")
@@ -47,7 +47,7 @@ def inspect_folder(
     if not loads_weights(recipe):
         return None
     setting = "model.path" if recipe.model.path is not None else "model.hub"
-    found, match = list(_tokenizer_problems(recipe, folder)), None
+    found, match = list(_check_tokenizer(recipe, folder)), None
     if has_weights and has_weight_files(folder):
         try:
             stored = read_weight_files(folder)
@@ -55,7 +55,7 @@ def inspect_folder(
             found.append(Problem(setting, str(error)))
         else:
             match = None if shape is None else match_weights(folder, stored, shape)
-            problems = () if match is None else match.problems
+            problems = () if match is None else match.errors
             found += [Problem(setting, problem) for problem in problems]
     if found:
         raise RecipeError(found)
@@ -72,7 +72,7 @@ def tokenizer_notes(recipe: Recipe, folder: Path | None) -> list[str]:
     ]
 
 
-def _tokenizer_problems(recipe: Recipe, folder: Path) -> list[Problem]:
+def _check_tokenizer(recipe: Recipe, folder: Path) -> list[Problem]:
     if task_row(recipe.task.name).reads == "images" or recipe.data.tokenizer != "auto":
         return []
     if DATA_FORMATS[recipe.data.format].holds_ids:
@@ -80,7 +80,7 @@ def _tokenizer_problems(recipe: Recipe, folder: Path) -> list[Problem]:
     faults = []
     for name in (*TOKENIZER_FILES, "vocab.txt"):
         try:
-            why = why_no_content(folder / name, is_text=name == "vocab.txt")
+            why = content_error(folder / name, is_text=name == "vocab.txt")
         except OSError as error:
             why = f"cannot be read: {error.strerror}."
         if why is not None:

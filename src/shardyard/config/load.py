@@ -16,16 +16,16 @@ from shardyard.config.schema.recipe import Recipe
 from shardyard.config.schema.reference import Setting, settings
 from shardyard.config.validate import (
     kind_of,
-    known_settings,
     nearest,
-    plain,
+    recognized_settings,
     setting_named,
-    typed,
+    to_plain,
+    validate_types,
 )
 from shardyard.errors import Problem, RecipeError, RequestError, StorageError
-from shardyard.file_faults import link_to_nothing
-from shardyard.given_file import read_given
-from shardyard.io.yaml import WrongYamlError, is_null_word, read_yaml, write_yaml
+from shardyard.file_faults import broken_link_on_path
+from shardyard.given_file import read_user_file
+from shardyard.io.yaml import InvalidYamlError, is_null_word, read_yaml, write_yaml
 
 Source: TypeAlias = str | Path | Mapping[str, Any] | Recipe
 """A recipe, or a part of one: a YAML file, sections as a dict, or an object that was built."""
@@ -68,20 +68,20 @@ def read_settings(
     Raises:
         RequestError: As ``load_recipe``.
     """
-    problems: list[Problem] = []
+    errors: list[Problem] = []
     merged: dict[str, Any] = {}
     for source in _each(sources):
         content = _content(source)
         if of_run:
             _rename_of_before(content)
-        _merge(merged, known_settings(content, problems, of_run=of_run))
+        _merge(merged, recognized_settings(content, errors, of_run=of_run))
     for override in overrides:
         number, override = _phase_of(override)
-        tree = known_settings(_read_override(override, problems), problems, of_run=of_run)
-        into = merged if number is None else _phase(merged, number, override, problems)
+        tree = recognized_settings(_read_override(override, errors), errors, of_run=of_run)
+        into = merged if number is None else _phase(merged, number, override, errors)
         _merge(into, tree)
-    recipe, wrong = typed(merged)
-    return recipe, [*problems, *wrong]
+    recipe, wrong = validate_types(merged)
+    return recipe, [*errors, *wrong]
 
 
 def name_of(sources: Sources) -> str:
@@ -102,7 +102,7 @@ def _content(source: Source) -> dict[str, Any]:
         case str() | Path():
             return _read(Path(source))
         case Recipe() | Mapping():
-            content: dict[str, Any] = plain(source)
+            content: dict[str, Any] = to_plain(source)
             return content
         case _:
             raise RequestError(
@@ -149,14 +149,14 @@ def _phase_of(override: str) -> tuple[int | None, str]:
 
 
 def _phase(
-    merged: dict[str, Any], number: int, override: str, problems: list[Problem]
+    merged: dict[str, Any], number: int, override: str, errors: list[Problem]
 ) -> dict[str, Any]:
     """The settings of a phase, counted from 1, to be changed."""
     phases: list[dict[str, Any]] = merged.get("phases", [])
     if 1 <= number <= len(phases):
         return phases[number - 1]
     text = f"={override}: the run has {len(phases) or 'no'} phases, counted from 1."
-    problems.append(Problem(f"phases.{number}", text))
+    errors.append(Problem(f"phases.{number}", text))
     return {}
 
 
@@ -168,10 +168,10 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         if file.is_dir():
             raise IsADirectoryError
-        text = read_given(file, limit_bytes=_MOST_BYTES).decode()
+        text = read_user_file(file, limit_bytes=_MOST_BYTES).decode()
     except FileNotFoundError as error:
-        link = link_to_nothing(file)
-        why = f"{file} does not exist. {_meant(file)}" if link is None else f"{file}{link}"
+        link = broken_link_on_path(file)
+        why = f"{file} does not exist. {_suggest_file(file)}" if link is None else f"{file}{link}"
         raise RequestError(f"recipe {why}") from error
     except IsADirectoryError as error:
         inside = _yaml_files(file)
@@ -180,7 +180,7 @@ def _read(file: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise RequestError(f"recipe {file} is not UTF-8 text. Give a YAML file.") from error
     except StorageError as error:
-        link = link_to_nothing(file)
+        link = broken_link_on_path(file)
         why = f"{error} Give a YAML file." if link is None else f"{file}{link}"
         raise RequestError(f"recipe {why}") from error
     content = read_yaml(text, source=f"recipe {file}")
@@ -194,7 +194,7 @@ def _read(file: Path) -> dict[str, Any]:
     return content
 
 
-def _meant(file: Path) -> str:
+def _suggest_file(file: Path) -> str:
     """What somebody meant by the name of a file that does not exist."""
     name = str(file).partition("=")[0].strip()
     if name in settings():
@@ -221,11 +221,11 @@ def _yaml_files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.suffix in (".yaml", ".yml"))
 
 
-def _read_override(override: str, problems: list[Problem]) -> dict[str, Any]:
+def _read_override(override: str, errors: list[Problem]) -> dict[str, Any]:
     """``optim.lr=3e-4`` -> ``{"optim": {"lr": 0.0003}}``."""
     name, _, text = override.partition("=")
     setting = setting_named(name)
-    if setting is not None and setting.takes_text:
+    if setting is not None and setting.accepts_text:
         value: Any = _as_written(text, setting)
     else:
         value = read_yaml(text, source=f"override {name}", is_file=False)
@@ -234,7 +234,7 @@ def _read_override(override: str, problems: list[Problem]) -> dict[str, Any]:
     if "." not in name:
         hint = nearest(name, None) or f"{name}.<setting>"
         text = f"an override names section and setting. Did you mean {hint}=...?"
-        problems.append(Problem(name, text))
+        errors.append(Problem(name, text))
         return {}
     for part in reversed(name.split(".")):
         value = {part: value}
@@ -253,11 +253,11 @@ def _as_written(text: str, setting: Setting) -> Any:
     """
     try:
         value = read_yaml(text, source=f"override {setting.name}", is_file=False)
-    except WrongYamlError:
+    except InvalidYamlError:
         return text
     first = text.lstrip()[:1]
     is_quoted = isinstance(value, str) and first in ("'", '"')
-    is_list = isinstance(value, list) and setting.takes_list and first == "["
+    is_list = isinstance(value, list) and setting.accepts_list and first == "["
     is_null = value is None and is_null_word(text)
     return value if is_quoted or is_list or is_null else text
 

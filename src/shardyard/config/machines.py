@@ -20,7 +20,7 @@ EC2 User Guide, Capacity Blocks for ML."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Capacity:
+class PurchaseOption:
     """What ``cluster.capacity`` says."""
 
     kind: Literal["on-demand", "spot", "reservation", "block"]
@@ -30,26 +30,26 @@ class Capacity:
     """Unix seconds: when a block's instances begin to go."""
 
 
-def capacity_of(cluster: Cluster) -> Capacity | None:
+def capacity_of(cluster: Cluster) -> PurchaseOption | None:
     """What is asked, of settings that have passed the check; None: nothing."""
     if cluster.capacity is None:
         return None
     kind, _, number = cluster.capacity.partition(":")
     match kind:
         case "on-demand" | "spot":
-            return Capacity(kind=kind)
+            return PurchaseOption(kind=kind)
         case "reservation":
-            return Capacity(kind=kind, id=number)
+            return PurchaseOption(kind=kind, id=number)
         case "block":
-            ends = _moment(cluster.block_ends)
+            ends = _parse_timestamp(cluster.block_ends)
             assert ends is not None  # the check refuses a block without its end
             until = ends.timestamp() - TERMINATED_BEFORE_S
-            return Capacity(kind=kind, id=number, usable_until=until)
+            return PurchaseOption(kind=kind, id=number, usable_until=until)
         case _:
             raise ValueError(cluster.capacity)
 
 
-def block_left_s(cluster: Cluster, *, least_s: float, now: float) -> float | None:
+def block_remaining_s(cluster: Cluster, *, least_s: float, now: float) -> float | None:
     """Seconds for which the instances of a capacity block are there; None: they are in none.
 
     Args:
@@ -75,7 +75,7 @@ def block_left_s(cluster: Cluster, *, least_s: float, now: float) -> float | Non
     return left_s
 
 
-def capacity_problems(cluster: Cluster) -> Iterable[Problem]:
+def check_capacity(cluster: Cluster) -> Iterable[Problem]:
     """What contradicts itself, or is not enough."""
     is_block = (cluster.capacity or "").startswith("block:")
     if cluster.capacity is not None and cluster.instance is None:
@@ -106,7 +106,7 @@ def capacity_problems(cluster: Cluster) -> Iterable[Problem]:
             "cluster.capacity=block:cr-..., or give a time limit with launch.time_limit."
         )
         yield Problem("cluster.block_ends", text)
-    if _moment(cluster.block_ends) is None:
+    if _parse_timestamp(cluster.block_ends) is None:
         text = (
             f"={cluster.block_ends} is no moment with its time zone. Write it as EC2 prints it, "
             "such as 2027-01-31T11:30:00Z."
@@ -114,7 +114,7 @@ def capacity_problems(cluster: Cluster) -> Iterable[Problem]:
         yield Problem("cluster.block_ends", text)
 
 
-def _moment(text: str | None) -> datetime | None:
+def _parse_timestamp(text: str | None) -> datetime | None:
     if text is None or not re.fullmatch(r"[0-9T:.Z+ -]{16,40}", text, re.ASCII):
         return None
     try:
@@ -124,7 +124,7 @@ def _moment(text: str | None) -> datetime | None:
     return None if found.tzinfo is None else found.astimezone(UTC)
 
 
-def refuse_renting(cluster: Cluster, *, launcher: str, instead: str) -> None:
+def reject_capacity_settings(cluster: Cluster, *, launcher: str, instead: str) -> None:
     """Raise where nothing is rented and the recipe says how; a block's end holds anywhere.
 
     Raises:

@@ -36,7 +36,7 @@ class OnePass:
 class Optimizer:
     """What is known of one optimizer."""
 
-    averages: tuple[Average, ...]
+    state_tensors: tuple[Average, ...]
     counts_steps: bool
     """Whether each parameter has a count of its steps too, one number: ``optim.step.<parameter>``.
     """
@@ -44,7 +44,7 @@ class Optimizer:
     """Of ``optim``, those that it reads and some other optimizer does not."""
     knows_lr: bool
     """Whether a learning rate by model size is known. Without one, ``optim.lr`` must be given."""
-    usual_lr: str
+    typical_lr: str
     """A start for who has to give one; printed."""
     weight_decay: float
     """Where it is auto."""
@@ -65,31 +65,31 @@ copy in the computing format."""
 
 OPTIMIZERS: dict[OptimizerName, Optimizer] = {
     "adamw": Optimizer(
-        averages=(
+        state_tensors=(
             Average(name="exp_avg", factor="betas"),
             Average(name="exp_avg_sq", factor="betas"),
         ),
         counts_steps=True,
         settings=("betas", "eps", "decay_vectors"),
         knows_lr=True,
-        usual_lr="3e-4",
+        typical_lr="3e-4",
         weight_decay=0.1,
         decay_reason="as Llama 2 (arXiv:2307.09288, section 2.2)",
         needs_all=False,
         moved_bytes=_ONE_PASS_BYTES,
         update="shardyard.train.optimizers.fused:AdamW",
         one_pass=OnePass(
-            update="shardyard.train.optimizers.one_pass:AdamW",
+            update="shardyard.train.optimizers.one_pass:OnePassAdamW",
             # the gradient for its norm, and for the update; the weight, and its 16-bit copy
             moved_bytes=4 + 4 + 4 + 4 + 2,
         ),
     ),
     "sgd": Optimizer(
-        averages=(Average(name="momentum_buffer", factor="momentum"),),
+        state_tensors=(Average(name="momentum_buffer", factor="momentum"),),
         counts_steps=False,
         settings=("momentum", "nesterov"),
         knows_lr=False,
-        usual_lr="0.1",
+        typical_lr="0.1",
         weight_decay=0.0,
         decay_reason="sgd decays only where it is asked to",
         needs_all=False,
@@ -97,14 +97,14 @@ OPTIMIZERS: dict[OptimizerName, Optimizer] = {
         update="shardyard.train.optimizers.fused:SGD",
     ),
     "lamb": Optimizer(
-        averages=(
+        state_tensors=(
             Average(name="exp_avg", factor="betas"),
             Average(name="exp_avg_sq", factor="betas"),
         ),
         counts_steps=True,
         settings=("betas", "eps"),
         knows_lr=False,
-        usual_lr="1e-3",
+        typical_lr="1e-3",
         weight_decay=0.01,
         decay_reason="as BERT, which its authors trained (arXiv:1810.04805, appendix A.2)",
         needs_all=True,
@@ -114,11 +114,11 @@ OPTIMIZERS: dict[OptimizerName, Optimizer] = {
         update="shardyard.train.optimizers.lamb:LAMB",
     ),
     "lars": Optimizer(
-        averages=(Average(name="momentum_buffer", factor="momentum"),),
+        state_tensors=(Average(name="momentum_buffer", factor="momentum"),),
         counts_steps=False,
         settings=("momentum", "trust_coefficient"),
         knows_lr=False,
-        usual_lr="10",
+        typical_lr="10",
         weight_decay=0.0,
         decay_reason="lars decays only where it is asked to",
         needs_all=True,
@@ -129,7 +129,7 @@ OPTIMIZERS: dict[OptimizerName, Optimizer] = {
 }
 
 
-class Named(Protocol):
+class OptimizerSettings(Protocol):
     """The ``optim`` section of a recipe."""
 
     @property
@@ -137,7 +137,7 @@ class Named(Protocol):
         """Of the optimizer."""
 
 
-def optimizer_of(optim: Named) -> Optimizer:
+def optimizer_of(optim: OptimizerSettings) -> Optimizer:
     """The row of the optimizer that a recipe names.
 
     Raises:
@@ -148,25 +148,27 @@ def optimizer_of(optim: Named) -> Optimizer:
     return OPTIMIZERS[optim.name]
 
 
-def averages_of(optim: Named) -> tuple[str, ...]:
+def state_tensor_names(optim: OptimizerSettings) -> tuple[str, ...]:
     """Names of the averages that these settings hold of each parameter."""
     return tuple(
-        average.name for average in optimizer_of(optim).averages if getattr(optim, average.factor)
+        average.name
+        for average in optimizer_of(optim).state_tensors
+        if getattr(optim, average.factor)
     )
 
 
-def factors_of(optim: Named) -> dict[str, float]:
+def factors_of(optim: OptimizerSettings) -> dict[str, float]:
     """Setting -> the slowest of the averages that it rules."""
     found = {}
-    for average in optimizer_of(optim).averages:
+    for average in optimizer_of(optim).state_tensors:
         value = getattr(optim, average.factor)
         found[average.factor] = max(value) if isinstance(value, tuple) else value
     return found
 
 
-def moved_bytes(optim: Named) -> int:
+def moved_bytes(optim: OptimizerSettings) -> int:
     """What an update of these settings reads and writes of a parameter, its averages in fp32."""
-    return optimizer_of(optim).moved_bytes + 8 * len(averages_of(optim))
+    return optimizer_of(optim).moved_bytes + 8 * len(state_tensor_names(optim))
 
 
 def readers_of(setting: str) -> tuple[OptimizerName, ...]:
@@ -197,7 +199,7 @@ NAMES: dict[OptimizerName, Mapping[Elsewhere, tuple[str, ...]]] = {
 """In small letters; one row for each of ``OPTIMIZERS``."""
 
 
-def named_elsewhere(where: Elsewhere, name: str) -> OptimizerName | None:
+def optimizer_by_alias(where: Elsewhere, name: str) -> OptimizerName | None:
     """Our name of the optimizer that others call ``name``; None where it is not there."""
     return next(
         (ours for ours, others in NAMES.items() if name.lower() in others.get(where, ())), None

@@ -22,11 +22,11 @@ from shardyard.errors import Problem, RecipeError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sight:
+class NodePaths:
     """What the nodes of one launch see."""
 
     launcher: str
-    sees_this_machine: bool
+    shares_filesystem: bool
     """Whether they see the files that this machine sees, by the same paths."""
     folders: tuple[str, ...] = ()
     """Absolute folders that they see and that need not exist here: on volumes, in the image."""
@@ -35,29 +35,29 @@ class Sight:
     mounts: str = "launch.volumes"
     """The setting that lets them see another folder."""
 
-    def holds(self, place: str) -> bool:
+    def holds(self, location: str) -> bool:
         """Whether an absolute path lies in one of ``folders``."""
-        path = PurePosixPath(os.path.normpath(place))
+        path = PurePosixPath(os.path.normpath(location))
         return any(path.is_relative_to(os.path.normpath(folder)) for folder in self.folders)
 
 
-def unseen_problems(recipe: Recipe, sight: Sight) -> list[Problem]:
+def check_mounted_paths(recipe: Recipe, node_paths: NodePaths) -> list[Problem]:
     """Every path that no node can have, whatever is there."""
-    if sight.sees_this_machine:
+    if node_paths.shares_filesystem:
         return []
     found = []
-    secrets = _secret_files(recipe) if sight.opens_secrets else ()
+    secrets = _secret_files(recipe) if node_paths.opens_secrets else ()
     for setting, place in [*_places_sight(recipe), *secrets]:
         if not place.startswith("/"):
             text = (
                 f"={place} is relative: it would start in the folder of this command, and nodes of "
-                f"{sight.launcher} share no folder with this machine. {_seen(sight)} Give the "
+                f"{node_paths.launcher} share no folder with this machine. {_mounts_text(node_paths)} Give the "
                 "whole path on them."
             )
-        elif not sight.holds(fixed_part(place)):
+        elif not node_paths.holds(fixed_part(place)):
             text = (
-                f"={place} is in no folder that nodes of {sight.launcher} see. {_seen(sight)} Put "
-                f"it there and give that path, mount what holds it with {sight.mounts}, or, where "
+                f"={place} is in no folder that nodes of {node_paths.launcher} see. {_mounts_text(node_paths)} Put "
+                f"it there and give that path, mount what holds it with {node_paths.mounts}, or, where "
                 "the image holds it, name its folder in launch.image_paths."
             )
         else:
@@ -66,19 +66,19 @@ def unseen_problems(recipe: Recipe, sight: Sight) -> list[Problem]:
     return found
 
 
-def absent_problems(recipe: Recipe, sight: Sight) -> list[Problem]:
+def check_existing_paths(recipe: Recipe, node_paths: NodePaths) -> list[Problem]:
     """Every path that nodes would read, and where nothing is on the file system that we share."""
-    if not sight.sees_this_machine:
+    if not node_paths.shares_filesystem:
         return []
     return [
         Problem(
             setting,
             f"={place}: nothing is there on this machine, whose files the nodes of "
-            f"{sight.launcher} see by the same paths. Mend the path, bring it here, or, where the "
+            f"{node_paths.launcher} see by the same paths. Mend the path, bring it here, or, where the "
             "nodes hold it on disks of their own, name its folder in launch.image_paths.",
         )
         for setting, place in _places_sight(recipe)
-        if _is_read(setting) and not sight.holds(fixed_part(place)) and not is_there(place)
+        if _is_read(setting) and not node_paths.holds(fixed_part(place)) and not path_exists(place)
     ]
 
 
@@ -119,17 +119,17 @@ def fixed_part(entry: str) -> str:
     return split_pattern(entry)[0]
 
 
-def _seen(sight: Sight) -> str:
-    if not sight.folders:
+def _mounts_text(node_paths: NodePaths) -> str:
+    if not node_paths.folders:
         return "They see no folder but those of the image."
-    return f"They see {', '.join(sight.folders)} ({sight.mounts}, launch.image_paths)."
+    return f"They see {', '.join(node_paths.folders)} ({node_paths.mounts}, launch.image_paths)."
 
 
-def is_there(place: str) -> bool:
+def path_exists(location: str) -> bool:
     """Whether a path, or anything that a glob names, is on this machine."""
-    if is_pattern(place):
-        return any(True for _ in matches_of(place))
-    return os.path.lexists(Path(place).expanduser())
+    if is_pattern(location):
+        return any(True for _ in matches_of(location))
+    return os.path.lexists(Path(location).expanduser())
 
 
 def _is_file(path: Path) -> bool:
@@ -144,11 +144,11 @@ def _is_file(path: Path) -> bool:
 # That nothing is there yet is no such problem: whoever needs a file says so in its own words.
 
 
-def reach_problems(recipe: Recipe, sight: Sight | None = None) -> list[Problem]:
+def check_readable_paths(recipe: Recipe, node_paths: NodePaths | None = None) -> list[Problem]:
     """Every path of this machine in a recipe that cannot be followed.
 
     Args:
-        sight: What the nodes see that open the paths; None: this machine opens them.
+        node_paths: What the nodes see that open the paths; None: this machine opens them.
     """
     data, config = recipe.data, recipe.model.config
     ours = [("run.dir", recipe.run.dir), *([("model.config", config)] if config else [])]
@@ -164,19 +164,19 @@ def reach_problems(recipe: Recipe, sight: Sight | None = None) -> list[Problem]:
     ]
     if data.tokenizer.startswith(("/", ".", "~")):  # else a hub name, or a word
         places.append(("data.tokenizer", data.tokenizer))
-    if sight is not None:
-        is_ours = sight.sees_this_machine
-        places = [(name, at) for name, at in places if is_ours and not sight.holds(at or "")]
+    if node_paths is not None:
+        is_ours = node_paths.shares_filesystem
+        places = [(name, at) for name, at in places if is_ours and not node_paths.holds(at or "")]
     return [
         Problem(setting, f"={place} {why}")
         for setting, place in [*ours, *places]
-        if isinstance(place, str) and (why := why_not_reached(place)) is not None
+        if isinstance(place, str) and (why := unreadable_reason(place)) is not None
     ]
 
 
-def why_not_reached(place: str) -> str | None:
+def unreadable_reason(location: str) -> str | None:
     """Why the system cannot follow a path; None: it can, or nothing is there."""
-    path = Path(place).expanduser()
+    path = Path(location).expanduser()
     try:
         path.stat()
     except FileNotFoundError:
@@ -194,19 +194,19 @@ def why_not_reached(place: str) -> str | None:
     return None
 
 
-def anchor_paths(recipe: Recipe, sight: Sight | None = None) -> Recipe:
+def make_paths_absolute(recipe: Recipe, node_paths: NodePaths | None = None) -> Recipe:
     """The recipe with its relative paths made absolute; settings that were not given stay so.
 
     Args:
-        sight: What the nodes see that open the paths; None: this machine opens them.
+        node_paths: What the nodes see that open the paths; None: this machine opens them.
 
     Raises:
         RecipeError: Paths that the system cannot follow.
     """
-    unreached = reach_problems(recipe, sight)
+    unreached = check_readable_paths(recipe, node_paths)
     if unreached:
         raise RecipeError(unreached)
-    for section, places in _places(recipe).items():
+    for section, places in _absolute_settings(recipe).items():
         content = getattr(recipe, section)
         given = {key: value for key, value in places.items() if key in content.model_fields_set}
         if given:
@@ -214,49 +214,53 @@ def anchor_paths(recipe: Recipe, sight: Sight | None = None) -> Recipe:
     return recipe
 
 
-def _places(recipe: Recipe) -> dict[str, dict[str, Any]]:
+def _absolute_settings(recipe: Recipe) -> dict[str, dict[str, Any]]:
     data, path, cluster_file = recipe.data, recipe.model.path, recipe.cluster.file
     config = recipe.model.config
     is_folder = Path(data.tokenizer).expanduser().exists()  # else a hub name, or a word
     return {
-        "run": {"dir": _anchor(recipe.run.dir)},
+        "run": {"dir": _absolute(recipe.run.dir)},
         "model": {
-            "path": None if path is None else _anchor(path),
-            "config": _anchor(config) if isinstance(config, str) else config,
-            "dir": None if recipe.model.dir is None else _anchor(recipe.model.dir),
+            "path": None if path is None else _absolute(path),
+            "config": _absolute(config) if isinstance(config, str) else config,
+            "dir": None if recipe.model.dir is None else _absolute(recipe.model.dir),
         },
-        "cluster": {"file": None if cluster_file is None else _anchor(cluster_file)},
+        "cluster": {"file": None if cluster_file is None else _absolute(cluster_file)},
         "data": {
-            "source": _anchor_sources(data.source),
-            "eval_source": _anchor_sources(data.eval_source),
+            "source": _absolute_sources(data.source),
+            "eval_source": _absolute_sources(data.eval_source),
             "mixture": tuple(
                 share.model_copy(
                     update={
-                        "source": _anchor_sources(share.source),
-                        "eval_source": _anchor_sources(share.eval_source),
+                        "source": _absolute_sources(share.source),
+                        "eval_source": _absolute_sources(share.eval_source),
                     }
                 )
                 for share in data.mixture
             ),
-            "dir": _anchor(data.dir),
-            "tokenizer": _anchor(data.tokenizer) if is_folder else data.tokenizer,
+            "dir": _absolute(data.dir),
+            "tokenizer": _absolute(data.tokenizer) if is_folder else data.tokenizer,
         },
     }
 
 
-_Given = TypeVar("_Given", Sources, Sources | None)
+_SourcesT = TypeVar("_SourcesT", Sources, Sources | None)
 
 
-def _anchor_sources(source: _Given) -> _Given:
+def _absolute_sources(source: _SourcesT) -> _SourcesT:
     if source is None:
         return None
-    return _anchor_source(source) if isinstance(source, str) else tuple(map(_anchor_source, source))
+    return (
+        _absolute_source(source)
+        if isinstance(source, str)
+        else tuple(map(_absolute_source, source))
+    )
 
 
-def _anchor_source(entry: str) -> str:
+def _absolute_source(entry: str) -> str:
     """A path or a pattern made absolute; an address stays as it is."""
-    return entry if is_name(entry) or is_remote(entry) else _anchor(entry)
+    return entry if is_name(entry) or is_remote(entry) else _absolute(entry)
 
 
-def _anchor(place: str) -> str:
-    return os.path.normpath(Path.cwd() / Path(place).expanduser())
+def _absolute(path: str) -> str:
+    return os.path.normpath(Path.cwd() / Path(path).expanduser())

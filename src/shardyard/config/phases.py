@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.validate import plain
+from shardyard.config.validate import to_plain
 from shardyard.errors import Problem
 
 SECTIONS_THAT_MAY_DIFFER = ("optim",)
@@ -33,16 +33,16 @@ def of_phases(recipe: Recipe) -> tuple[Recipe, ...]:
     """The recipe of each phase; of a run without phases, itself."""
     if not recipe.phases:
         return (recipe,)
-    whole = plain(recipe)
+    whole = to_plain(recipe)
     del whole["phases"]
-    return tuple(Recipe.model_validate(_with(whole, plain(phase))) for phase in recipe.phases)
+    return tuple(Recipe.model_validate(_with(whole, to_plain(phase))) for phase in recipe.phases)
 
 
-def phase_problems(recipe: Recipe) -> Iterable[Problem]:
+def check_phases(recipe: Recipe) -> Iterable[Problem]:
     """What a list of phases says that no phase can mean."""
     if not recipe.phases:
         return
-    given = [_settings(plain(phase)) for phase in recipe.phases]
+    given = [_settings(to_plain(phase)) for phase in recipe.phases]
     for number, settings in enumerate(given, 1):
         for name in settings:
             if not may_differ(name):
@@ -50,7 +50,7 @@ def phase_problems(recipe: Recipe) -> Iterable[Problem]:
         if "run.target" in settings and number < len(given):
             text = "ends a run, and this is not its last phase. Give it in the last one, or a "
             yield Problem(f"phases.{number}.run.target", f"{text}shorter length here.")
-    outside = _settings({k: v for k, v in plain(recipe).items() if k != "phases"})
+    outside = _settings({k: v for k, v in to_plain(recipe).items() if k != "phases"})
     for key in (*_LENGTHS, "target"):
         if f"run.{key}" in outside and getattr(recipe.run, key) is not None:
             text = "of a run with phases says nothing of each. Give it in the phase that it is for."
@@ -73,11 +73,11 @@ def may_differ(setting: str) -> bool:
     return section in SECTIONS_THAT_MAY_DIFFER or setting in SETTINGS_THAT_MAY_DIFFER
 
 
-def problems_of_each(
-    recipe: Recipe, look: Callable[[Recipe], Iterable[Problem]]
+def check_each_phase(
+    recipe: Recipe, check: Callable[[Recipe], Iterable[Problem]]
 ) -> Iterable[Problem]:
     """What a check finds of each phase: told once, and of the phase where only that has it."""
-    found = [list(look(each)) for each in of_phases(recipe)]
+    found = [list(check(each)) for each in of_phases(recipe)]
     for number, problems in enumerate(found, 1):
         for problem in problems:
             if all(problem in others for others in found):

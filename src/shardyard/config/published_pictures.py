@@ -12,7 +12,7 @@ _NAMES = ("ilsvrc", "ilsvrc2012", "imagenet-1k", "imagenet1k")
 _LIST = "ImageSets/CLS-LOC/train_cls.txt"
 
 
-def train_pictures(recipe: Recipe) -> int | None:
+def train_image_count(recipe: Recipe) -> int | None:
     """Training pictures of a recipe that names ImageNet; None: its number is not known.
 
     A tree on this machine is counted by its own list, since it may be a part of ImageNet.

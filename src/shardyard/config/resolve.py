@@ -1,7 +1,8 @@
 """Every ``auto`` of a recipe becomes a value, with its reason.
 
 Pure: what must be looked up (the model's shape, the machine, the prepared data) comes in as
-``Facts``. What each ``auto`` stands for is said in ``config/auto.py``, one rule per setting.
+``ResolveContext``. What each ``auto`` stands for is said in ``config/auto.py``, one rule per
+setting.
 """
 
 from collections.abc import Sequence
@@ -14,9 +15,9 @@ from shardyard.config.auto import (
     BEFORE_LAYOUT,
     OPEN_WORDS,
     Draft,
-    Facts,
-    Fitting,
-    NotYetKnown,
+    MemoryFitter,
+    NotYetResolved,
+    ResolveContext,
     Rule,
     steps_of,
 )
@@ -30,14 +31,14 @@ from shardyard.config.model.files import base_digest
 from shardyard.config.model.hub import commit_of, digest_of
 from shardyard.config.model_sizes import ModelSizes
 from shardyard.config.phases import in_phase, of_phases
-from shardyard.config.resolved import DataFacts, Resolved, fingerprint, settings_in
+from shardyard.config.resolved import DatasetMetadata, Resolved, fingerprint, settings_in
 from shardyard.config.rules.custom_module import is_generic
-from shardyard.config.rules.elastic import device_problems
-from shardyard.config.rules.images import network_problems
+from shardyard.config.rules.elastic import check_exclusion_device
+from shardyard.config.rules.images import check_network
 from shardyard.config.rules.layout import resolve_layout
-from shardyard.config.rules.model import misfits, vocabulary_problems
+from shardyard.config.rules.model import check_model, check_vocabulary
 from shardyard.config.rules.precision import without_bf16
-from shardyard.config.run_length import length_problems
+from shardyard.config.run_length import check_run_length
 from shardyard.config.schema.base import Own, Section
 from shardyard.config.schema.plugin_sections import recipe_with_defaults
 from shardyard.config.schema.recipe import Recipe
@@ -51,7 +52,7 @@ _LAYOUT_SETTINGS = ("parallel.zero", "parallel.dp_replicate", "parallel.dp_shard
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preview:
+class PartialResolution:
     """A recipe resolved as far as the facts go; what is still ``auto`` says when it is known."""
 
     recipe: Recipe
@@ -59,12 +60,12 @@ class Preview:
     """Dotted setting -> reason, for each setting that was ``auto``."""
     steps: int | None
     """Optimizer steps of the whole run; None while its length is not known in steps."""
-    why_steps: str
-    phases: tuple["Preview", ...] = ()
+    steps_reason: str
+    phases: tuple["PartialResolution", ...] = ()
     """Of a run with phases: each by itself; the recipe above is then that of the first."""
 
     @property
-    def of_phases(self) -> tuple["Preview", ...]:
+    def of_phases(self) -> tuple["PartialResolution", ...]:
         """What is trained, one after the other; of a run without phases itself."""
         return self.phases or (self,)
 
@@ -74,14 +75,14 @@ def resolve(
     *,
     shape: ModelShape | None,
     machine: Machine,
-    data: DataFacts,
+    data: DatasetMetadata,
     sizes: ModelSizes | None = None,
     network: ImageNetwork | None = None,
     name: str = "run",
     model_dir: Path | None = None,
     model_has_tokenizer: bool = False,
     previous: Resolved | None = None,
-    fitting: Fitting | None = None,
+    fitting: MemoryFitter | None = None,
 ) -> Resolved:
     """Replace every ``auto``; the result is all that training needs to know.
 
@@ -101,7 +102,7 @@ def resolve(
         RecipeError: Degrees, batch, data and model do not fit each other, or a resume changes
             what it may not change.
     """
-    facts = Facts(
+    facts = ResolveContext(
         name=name,
         shape=shape,
         sizes=sizes,
@@ -112,18 +113,18 @@ def resolve(
         previous=previous,
         fitting=fitting,
     )
-    whole = resolve_known(recipe, facts)
+    whole = resolve_partial(recipe, facts)
     resolved = [
         _resolved(each, facts, model_dir=model_dir, machine=machine) for each in whole.of_phases
     ]
     if previous is None:
-        _refuse_lengths(resolved)
+        _raise_if_too_long(resolved)
     for phase, before in zip(resolved, _each_before(recipe, previous), strict=True):
         if before is not None:
             check_resume(before, phase)
     back_to = previous.back_to if previous is not None else None
     if back_to is not None:
-        resolved[0] = replace(resolved[0], back_to=replace(back_to, is_asked=False))
+        resolved[0] = replace(resolved[0], back_to=replace(back_to, is_requested=False))
     if not whole.phases:
         return resolved[0]
     assert whole.steps is not None
@@ -140,22 +141,22 @@ def resolve(
 
 
 def _resolved(
-    preview: Preview, facts: Facts, *, model_dir: Path | None, machine: Machine
+    preview: PartialResolution, context: ResolveContext, *, model_dir: Path | None, machine: Machine
 ) -> Resolved:
     """What was settled of a recipe, which must be all.
 
     Raises:
         RecipeError: It does not fit the machine, the model or the data.
     """
-    recipe, data = preview.recipe, facts.data
+    recipe, data = preview.recipe, context.data
     assert data is not None
     assert preview.steps is not None  # all facts are there, so no rule had to wait
     loads = preview.recipe.model.weights == "load"
     resolved = Resolved(
         recipe=preview.recipe,
         reasons=preview.reasons,
-        shape=facts.shape,
-        network=None if facts.network is None else _of_data(facts.network, data, recipe),
+        shape=context.shape,
+        network=None if context.network is None else _of_data(context.network, data, recipe),
         data=data,
         steps=preview.steps,
         model_dir=str(model_dir) if loads or is_generic(recipe) else None,
@@ -167,13 +168,13 @@ def _resolved(
         if model_dir is not None and loads and recipe.model.lora.rank is not None
         else None,
     )
-    found = _misfits(resolved, machine)
+    found = _check_resolved(resolved, machine)
     if found:
         raise RecipeError(found)
     return resolved
 
 
-def _of_data(network: ImageNetwork, data: DataFacts, recipe: Recipe) -> ImageNetwork:
+def _of_data(network: ImageNetwork, data: DatasetMetadata, recipe: Recipe) -> ImageNetwork:
     """The network for the images that there are: their size, and a head for their classes."""
     network = network.at_size(int(recipe.data.images.size))
     return network if data.num_classes is None else network.with_classes(data.num_classes)
@@ -195,7 +196,7 @@ def _each_before(recipe: Recipe, previous: Resolved | None) -> Sequence[Resolved
     return before
 
 
-def resolve_known(recipe: Recipe, facts: Facts) -> Preview:
+def resolve_partial(recipe: Recipe, context: ResolveContext) -> PartialResolution:
     """Replace each ``auto`` that the facts allow; the others say when they will be known.
 
     Raises:
@@ -203,9 +204,9 @@ def resolve_known(recipe: Recipe, facts: Facts) -> Preview:
             has another number of phases.
     """
     if recipe.phases:
-        before = _each_before(recipe, facts.previous)
+        before = _each_before(recipe, context.previous)
         each = tuple(
-            resolve_known(phase, replace(facts, previous=its))
+            resolve_partial(phase, replace(context, previous=its))
             for phase, its in zip(of_phases(recipe), before, strict=True)
         )
         steps = [phase.steps for phase in each]
@@ -213,21 +214,21 @@ def resolve_known(recipe: Recipe, facts: Facts) -> Preview:
             each[0],
             recipe=each[0].recipe.model_copy(update={"phases": recipe.phases}),
             steps=None if None in steps else sum(filter(None, steps)),
-            why_steps="; ".join(f"phase {n}: {p.why_steps}" for n, p in enumerate(each, 1)),
+            steps_reason="; ".join(f"phase {n}: {p.steps_reason}" for n, p in enumerate(each, 1)),
             phases=each,
         )
     reasons: dict[str, str] = {}
-    recipe, kept = keep_previous(recipe_with_defaults(recipe), facts.previous)
+    recipe, kept = reuse_previous(recipe_with_defaults(recipe), context.previous)
     reasons.update(dict.fromkeys(kept, "as the run began"))
-    recipe = _apply(recipe, BEFORE_LAYOUT, facts=facts, reasons=reasons)
+    recipe = _apply(recipe, BEFORE_LAYOUT, context=context, reasons=reasons)
     recipe = _apply_layout(recipe, reasons)
-    recipe = _apply(recipe, AFTER_LAYOUT, facts=facts, reasons=reasons)
+    recipe = _apply(recipe, AFTER_LAYOUT, context=context, reasons=reasons)
     total: int | None
     try:
-        total, why_steps = steps_of(Draft(recipe=recipe, facts=facts))
-    except NotYetKnown as not_yet:
+        total, why_steps = steps_of(Draft(recipe=recipe, context=context))
+    except NotYetResolved as not_yet:
         total, why_steps = None, str(not_yet)
-    return Preview(recipe=recipe, reasons=reasons, steps=total, why_steps=why_steps)
+    return PartialResolution(recipe=recipe, reasons=reasons, steps=total, steps_reason=why_steps)
 
 
 def check_resume(previous: Resolved, now: Resolved) -> None:
@@ -237,7 +238,7 @@ def check_resume(previous: Resolved, now: Resolved) -> None:
         RecipeError: Lists each setting that the fingerprint covers and that changed, old -> new.
     """
     old, new = fingerprint(previous), fingerprint(now)
-    goes_back = previous.back_to is not None and previous.back_to.is_asked
+    goes_back = previous.back_to is not None and previous.back_to.is_requested
     may_differ = MAY_CHANGE_FROM_AN_EARLIER_STEP if goes_back else ()
     found = [
         Problem(name, f"{old[name]!r} -> {value!r} changes what is learnt.")
@@ -258,31 +259,31 @@ def check_resume(previous: Resolved, now: Resolved) -> None:
         )
 
 
-def keep_previous(recipe: Recipe, previous: Resolved | None) -> tuple[Recipe, list[str]]:
+def reuse_previous(recipe: Recipe, previous: Resolved | None) -> tuple[Recipe, list[str]]:
     """On a resume, an open setting that the fingerprint covers keeps the value it had.
 
     Returns:
         The recipe, and the settings that were kept so.
     """
-    kept: list[str] = []
+    reused: list[str] = []
     if previous is None:
-        return recipe, kept
+        return recipe, reused
     for setting, value in settings_in(recipe.model_dump(mode="json")).items():
         if value == "auto" and not may_change(setting):
             recipe = _set(recipe, setting, _get(previous.recipe, setting))
-            kept.append(setting)
-    return recipe, kept
+            reused.append(setting)
+    return recipe, reused
 
 
 def _apply(
-    recipe: Recipe, rules: dict[str, Rule], *, facts: Facts, reasons: dict[str, str]
+    recipe: Recipe, rules: dict[str, Rule], *, context: ResolveContext, reasons: dict[str, str]
 ) -> Recipe:
     for setting, rule in rules.items():
         if _get(recipe, setting) != OPEN_WORDS.get(setting, "auto"):
             continue
         try:
-            value, reasons[setting] = rule(Draft(recipe=recipe, facts=facts))
-        except NotYetKnown as not_yet:
+            value, reasons[setting] = rule(Draft(recipe=recipe, context=context))
+        except NotYetResolved as not_yet:
             reasons[setting] = str(not_yet)
         else:
             recipe = _set(recipe, setting, value)
@@ -306,18 +307,18 @@ def _apply_layout(recipe: Recipe, reasons: dict[str, str]) -> Recipe:
     return recipe
 
 
-def _misfits(resolved: Resolved, machine: Machine) -> list[Problem]:
+def _check_resolved(resolved: Resolved, machine: Machine) -> list[Problem]:
     """What only shows when recipe, machine, model and data are known together."""
     return [
-        *machine_problems(resolved.recipe, machine),
-        *misfits(
+        *check_devices(resolved.recipe, machine),
+        *check_model(
             resolved.recipe,
             resolved.shape,
             devices_per_node=devices_of_node(resolved.recipe.cluster),
         ),
-        *([] if resolved.network is None else network_problems(resolved.recipe, resolved.network)),
-        *_sample_problems(resolved),
-        *vocabulary_problems(
+        *([] if resolved.network is None else check_network(resolved.recipe, resolved.network)),
+        *_check_sample_counts(resolved),
+        *check_vocabulary(
             tokenizer=resolved.recipe.data.tokenizer,
             vocab_size=resolved.data.vocab_size,
             rows=None if resolved.shape is None else resolved.shape.vocab_size,
@@ -325,7 +326,7 @@ def _misfits(resolved: Resolved, machine: Machine) -> list[Problem]:
     ]
 
 
-def machine_problems(recipe: Recipe, machine: Machine) -> list[Problem]:
+def check_devices(recipe: Recipe, machine: Machine) -> list[Problem]:
     """What a recipe, resolved so far, wants of devices, and those of this machine lack."""
     found = []
     if recipe.precision.compute == "fp8" and not machine.has_fp8:
@@ -335,7 +336,7 @@ def machine_problems(recipe: Recipe, machine: Machine) -> list[Problem]:
             "precision.compute=bf16 here."
         )
         found.append(Problem("precision.compute", text))
-    found += device_problems(recipe)
+    found += check_exclusion_device(recipe)
     device, devices = recipe.cluster.device, recipe.cluster.devices
     if device == "cpu":
         return found  # CPU processes are a choice
@@ -359,10 +360,10 @@ def machine_problems(recipe: Recipe, machine: Machine) -> list[Problem]:
     return found
 
 
-def _sample_problems(resolved: Resolved) -> list[Problem]:
+def _check_sample_counts(resolved: Resolved) -> list[Problem]:
     """Fewer samples than ranks; none to evaluate, or without what a target is told by."""
     recipe, data = resolved.recipe, resolved.data
-    draft = Draft(recipe=recipe, facts=Facts(data=data))
+    draft = Draft(recipe=recipe, context=ResolveContext(data=data))
     ranks, samples = draft.data_ranks, draft.train_samples
     found = []
     if samples < ranks:
@@ -403,7 +404,7 @@ def _sample_problems(resolved: Resolved) -> list[Problem]:
     return found
 
 
-def _refuse_lengths(phases: Sequence[Resolved]) -> None:
+def _raise_if_too_long(phases: Sequence[Resolved]) -> None:
     """Raise if whole steps make a run, or a phase of it, much longer than was asked for.
 
     Raises:
@@ -411,15 +412,15 @@ def _refuse_lengths(phases: Sequence[Resolved]) -> None:
     """
     found = []
     for number, phase in enumerate(phases, 1):
-        problems = _length_problems(phase)
+        problems = _check_length(phase)
         found += problems if len(phases) == 1 else [in_phase(each, number) for each in problems]
     if found:
         raise RecipeError(found)
 
 
-def _length_problems(resolved: Resolved) -> list[Problem]:
+def _check_length(resolved: Resolved) -> list[Problem]:
     recipe, data = resolved.recipe, resolved.data
-    draft = Draft(recipe=recipe, facts=Facts(data=data))
+    draft = Draft(recipe=recipe, context=ResolveContext(data=data))
     samples = draft.train_samples
     made_of = (
         f"{samples:,} pictures are an epoch"
@@ -428,7 +429,7 @@ def _length_problems(resolved: Resolved) -> list[Problem]:
         f"{draft.seq_len:,} tokens"
     )
     is_epochs = recipe.run.tokens is None and recipe.run.samples is None
-    return length_problems(recipe, train_samples=samples, made_of=made_of if is_epochs else "")
+    return check_run_length(recipe, train_samples=samples, description=made_of if is_epochs else "")
 
 
 def _get(section: Section, setting: str) -> Any:

@@ -18,7 +18,7 @@ from shardyard.families.shape import ModelShape
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataFacts:
+class DatasetMetadata:
     """What `prepare` found; read from the data folder's manifest.json."""
 
     dir: str
@@ -46,7 +46,7 @@ class DataFacts:
 
     num_classes: int | None = None
     """Of images; None: of text."""
-    parts: tuple["PartFacts", ...] = ()
+    parts: tuple["SourceMetadata", ...] = ()
     """Of a mixture: its sources, which have data sets of their own."""
     too_long: int | None = None
     """Of whole documents (data.pack): those that were cut or left out."""
@@ -75,7 +75,10 @@ class DataFacts:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "readers", tuple(self.readers))  # JSON has lists
-        parts = (each if isinstance(each, PartFacts) else PartFacts(**each) for each in self.parts)
+        parts = (
+            each if isinstance(each, SourceMetadata) else SourceMetadata(**each)
+            for each in self.parts
+        )
         object.__setattr__(self, "parts", tuple(parts))
 
     def num_samples(self, split: str, seq_len: int) -> int:
@@ -90,17 +93,17 @@ class DataFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartFacts:
+class SourceMetadata:
     """One source of a mixture."""
 
     name: str
     slots: int
     """Samples of it in each cycle of ``mixture.SLOTS``."""
-    data: DataFacts
+    data: DatasetMetadata
 
     def __post_init__(self) -> None:
         if isinstance(self.data, dict):  # of JSON
-            object.__setattr__(self, "data", DataFacts(**self.data))
+            object.__setattr__(self, "data", DatasetMetadata(**self.data))
 
     def passes(self, samples: int, seq_len: int) -> float:
         """Times that each of its samples is read, once so many samples of the mixture were."""
@@ -108,13 +111,13 @@ class PartFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BackTo:
+class RollbackTarget:
     """An earlier step from which a run was asked to continue (``resume --step``)."""
 
     step: int
     skip_steps: int = 0
     """Steps whose samples are passed over from there on."""
-    is_asked: bool = False
+    is_requested: bool = False
     """Whether this resume asks for it; an earlier one did otherwise."""
     submission: int = 0
     """Number of the launched job that asked, which goes back once, requeued or not; 0: none."""
@@ -129,7 +132,7 @@ class Resolved:
     """Dotted setting -> why it has its value; only for settings that were not given."""
     shape: ModelShape | None
     """Sizes of the model; None: it is a module of the user's own, or a network for images."""
-    data: DataFacts
+    data: DatasetMetadata
     steps: int
     """Optimizer steps of the whole run, each of optim.global_batch samples."""
     model_dir: str | None = None
@@ -147,7 +150,7 @@ class Resolved:
     """Of a run with phases: each by itself. The recipe above is then that of the first, ``steps``
     those of all."""
 
-    back_to: BackTo | None = None
+    back_to: RollbackTarget | None = None
     """Where the newest ``resume --step`` went back to; None: there was none."""
 
     @property
@@ -183,7 +186,7 @@ class Resolved:
 
     @staticmethod
     def from_json(content: dict[str, Any]) -> "Resolved":
-        settings = _by_names_of_now({**_UNTIL_THERE_WAS_A_CHOICE, **content["settings"]})
+        settings = _with_current_names({**_UNTIL_THERE_WAS_A_CHOICE, **content["settings"]})
         return Resolved(
             recipe=Recipe.model_validate(
                 unflatten({name: entry["value"] for name, entry in settings.items()})
@@ -194,7 +197,7 @@ class Resolved:
                 if entry["reason"] != "given"
             },
             shape=None if content["shape"] is None else ModelShape(**content["shape"]),
-            data=DataFacts(**content["data"]),
+            data=DatasetMetadata(**content["data"]),
             steps=content["steps"],
             model_dir=content["model_dir"],
             model_commit=content.get("model_commit"),  # before there was one
@@ -202,11 +205,11 @@ class Resolved:
             base_digest=content.get("base_digest"),
             network=ImageNetwork(**content["network"]) if content.get("network") else None,
             phases=tuple(Resolved.from_json(phase) for phase in content.get("phases", ())),
-            back_to=BackTo(**content["back_to"]) if content.get("back_to") else None,
+            back_to=RollbackTarget(**content["back_to"]) if content.get("back_to") else None,
         )
 
 
-def _plain(back_to: BackTo) -> dict[str, int]:
+def _plain(back_to: RollbackTarget) -> dict[str, int]:
     submission = {"submission": back_to.submission} if back_to.submission else {}
     return {"step": back_to.step, "skip_steps": back_to.skip_steps, **submission}
 
@@ -215,7 +218,7 @@ _UNTIL_THERE_WAS_A_CHOICE = {"data.bos": {"value": False, "reason": "as the run 
 """What runs did, and go on with, that were resolved before there was such a setting."""
 
 
-def _by_names_of_now(settings: dict[str, Any]) -> dict[str, Any]:
+def _with_current_names(settings: dict[str, Any]) -> dict[str, Any]:
     """What took the place of a setting of before; what is a queue's, no run says any more."""
     gone = {f"launch.aws_batch.{name}" for name in OF_QUEUES}
     now = {name: entry for name, entry in settings.items() if name not in gone}
@@ -230,15 +233,15 @@ def _by_names_of_now(settings: dict[str, Any]) -> dict[str, Any]:
     return {"run.target": {**loss, "value": target}, **now}
 
 
-def fingerprint(resolved: Resolved, held: Collection[str] = ()) -> dict[str, Any]:
+def fingerprint(resolved: Resolved, pinned: Collection[str] = ()) -> dict[str, Any]:
     """The values that two attempts of one run must share, by dotted name.
 
     Args:
-        held: Settings that the model learns by, where others do not.
+        pinned: Settings that the model learns by, where others do not.
     """
     return fingerprint_of(
         settings_in(resolved.recipe.model_dump(mode="json")),
-        held=held,
+        pinned=pinned,
         shape=_sizes(resolved),
         data=resolved.data.fingerprint,
         commit=resolved.model_commit,
@@ -255,17 +258,17 @@ def settings_in(
     tree: dict[str, Any], kind: type[Section] = Recipe, prefix: str = ""
 ) -> dict[str, Any]:
     """Dotted setting -> value, of a dumped recipe; a setting that is a mapping stays whole."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for key, value in tree.items():
         field = kind.model_fields.get(key)
         inner = None if field is None else field.annotation
         if field is None:  # the section of a plug-in
-            found |= {f"{prefix}{key}.{name}": item for name, item in value.items()}
+            settings |= {f"{prefix}{key}.{name}": item for name, item in value.items()}
         elif isinstance(inner, type) and issubclass(inner, Section):
-            found.update(settings_in(value, inner, f"{prefix}{key}."))
+            settings.update(settings_in(value, inner, f"{prefix}{key}."))
         else:
-            found[f"{prefix}{key}"] = value
-    return found
+            settings[f"{prefix}{key}"] = value
+    return settings
 
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

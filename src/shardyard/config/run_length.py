@@ -15,7 +15,7 @@ MOST_ROUNDED = Fraction("1.05")
 class Length:
     """A length in samples, and what whole steps make of it."""
 
-    asked: Fraction
+    requested: Fraction
     """Samples that were asked for."""
     batch: int
     """Samples of a step."""
@@ -23,7 +23,7 @@ class Length:
     @property
     def steps(self) -> int:
         """Whole steps, at least one."""
-        return max(1, math.ceil(self.asked / self.batch))
+        return max(1, math.ceil(self.requested / self.batch))
 
     @property
     def samples(self) -> int:
@@ -33,14 +33,14 @@ class Length:
     @property
     def factor(self) -> Fraction:
         """Samples that are trained on, as a share of those that were asked for."""
-        return self.samples / self.asked if self.asked else Fraction(1)
+        return self.samples / self.requested if self.requested else Fraction(1)
 
     def words(self, unit: str) -> str:
         """Both numbers, unless they are equal."""
         if self.factor == 1:
             return unit
         made = f"{self.steps:,} steps of {self.batch:,} train {self.samples:,}"
-        return f"{unit}: {float(self.asked):,.10g} samples, and {made}"
+        return f"{unit}: {float(self.requested):,.10g} samples, and {made}"
 
 
 def samples_of_epochs(epochs: float | None, train_samples: int) -> Fraction:
@@ -49,7 +49,7 @@ def samples_of_epochs(epochs: float | None, train_samples: int) -> Fraction:
     return Fraction(str(epochs or 1)) * train_samples
 
 
-def asked_samples(recipe: Recipe, train_samples: int | None) -> Fraction | None:
+def requested_samples(recipe: Recipe, train_samples: int | None) -> Fraction | None:
     """Samples that a recipe asks for in a unit other than steps; None: not known yet, or in steps.
 
     Args:
@@ -65,39 +65,41 @@ def asked_samples(recipe: Recipe, train_samples: int | None) -> Fraction | None:
     return None if not train_samples else samples_of_epochs(run.epochs, train_samples)
 
 
-def fitting_batch(asked: Fraction, batch: int, *, ranks: int) -> int | None:
+def fitting_batch(requested: Fraction, batch: int, *, ranks: int) -> int | None:
     """The largest smaller batch that hardly rounds, and that the ranks can share; None: none."""
-    most = min(batch - 1, math.floor(asked))
+    most = min(batch - 1, math.floor(requested))
     sizes = range(most - most % ranks, 0, -ranks)
-    return next((b for b in sizes if Length(asked=asked, batch=b).factor <= MOST_ROUNDED), None)
+    return next(
+        (b for b in sizes if Length(requested=requested, batch=b).factor <= MOST_ROUNDED), None
+    )
 
 
 def batch_of_whole_steps(
     recipe: Recipe, batch: int, *, ranks: int, train_samples: int | None
 ) -> int:
     """A batch, or one of at least half the size that the length of the run hardly rounds for."""
-    asked = asked_samples(recipe, train_samples)
-    if asked is None or Length(asked=asked, batch=batch).factor <= MOST_ROUNDED:
+    asked = requested_samples(recipe, train_samples)
+    if asked is None or Length(requested=asked, batch=batch).factor <= MOST_ROUNDED:
         return batch
     smaller = fitting_batch(asked, batch, ranks=ranks)
     return batch if smaller is None or 2 * smaller < batch else smaller
 
 
-def length_problems(
-    recipe: Recipe, *, train_samples: int | None = None, made_of: str = ""
+def check_run_length(
+    recipe: Recipe, *, train_samples: int | None = None, description: str = ""
 ) -> list[Problem]:
     """A length that whole steps make more than 5 % longer.
 
     Args:
         recipe: As far as it is resolved.
         train_samples: Samples of an epoch; None: the data is not prepared yet.
-        made_of: What these samples are made of, in words.
+        description: What these samples are made of, in words.
     """
     run, batch = recipe.run, recipe.optim.global_batch
-    asked = asked_samples(recipe, train_samples)
+    asked = requested_samples(recipe, train_samples)
     if asked is None or batch == "auto":
         return []
-    length = Length(asked=asked, batch=batch)
+    length = Length(requested=asked, batch=batch)
     if length.factor <= MOST_ROUNDED:
         return []
     if run.samples is not None:
@@ -108,7 +110,7 @@ def length_problems(
     else:
         given = f"={run.epochs:g}" if run.epochs else "=1, as no length is given"
         setting, trained = "run.epochs", Fraction(str(run.epochs or 1)) * length.factor
-        given += f": {made_of}" if made_of else ""
+        given += f": {description}" if description else ""
     steps = f"{length.steps:,} step{'s' * (length.steps > 1)} of {batch:,} samples"
     smaller = None
     if recipe.optim.batch_per_device is None:

@@ -55,10 +55,10 @@ def is_called_a_secret(name: str, value: str) -> bool:
     joined = "".join(words)
     if joined.endswith(_ENDINGS) or (len(words) > 1 and words[-1] in _LAST_WORDS):
         return True
-    return _WEAK.search(joined) is not None and _looks_random(value)
+    return _WEAK.search(joined) is not None and _is_likely_random(value)
 
 
-def _looks_random(value: str) -> bool:
+def _is_likely_random(value: str) -> bool:
     if not re.fullmatch(r"[\w.~+=/-]{16,}", value, re.ASCII) or value.startswith(("/", ".", "~")):
         return False
     kinds = [bool(re.search(kind, value)) for kind in ("[0-9]", "[a-z]", "[A-Z]")]

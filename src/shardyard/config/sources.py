@@ -11,7 +11,7 @@ from typing import Any
 
 from shardyard.config.secrets import without_secrets
 from shardyard.errors import RequestError
-from shardyard.plugins import brought, loaded, part
+from shardyard.plugins import load_entry_point, load_object, plug_in_named
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 
@@ -26,7 +26,7 @@ class Scheme:
     """To install, where none of our extras brings it."""
 
 
-HERE = Scheme(code="shardyard.data.stores.local:LocalStore")
+LOCAL = Scheme(code="shardyard.data.stores.local:LocalStore")
 """A path, which has no scheme."""
 
 _HTTP = Scheme(code="shardyard.data.stores.http:HttpStore")
@@ -72,7 +72,7 @@ def scheme_row(scheme: str) -> Scheme:
     ours = SCHEMES.get(scheme)
     if ours is not None:
         return ours
-    row: Scheme = loaded("sources", scheme, ours=SCHEMES, wrong=_wrong_row)
+    row: Scheme = load_entry_point("sources", scheme, builtin=SCHEMES, validate=_validate_row)
     return row
 
 
@@ -84,11 +84,13 @@ def store_class(entry: str) -> Any:
     """
     scheme = scheme_of(entry)
     if scheme is None:
-        return part(None, HERE.code)
-    return part(None if scheme in SCHEMES else brought("sources", scheme), scheme_row(scheme).code)
+        return load_object(None, LOCAL.code)
+    return load_object(
+        None if scheme in SCHEMES else plug_in_named("sources", scheme), scheme_row(scheme).code
+    )
 
 
-def _wrong_row(content: Any) -> str:
+def _validate_row(content: Any) -> str:
     is_one = isinstance(content, Scheme)
     return "" if is_one else f"is {type(content).__name__}, not a shardyard.config.sources.Scheme"
 
@@ -98,7 +100,7 @@ def is_remote(entry: str) -> bool:
     return scheme_of(entry) is not None
 
 
-def why_no_address(entry: str) -> str | None:
+def address_error(entry: str) -> str | None:
     """Why the address of a place cannot be read; None: it can be tried.
 
     Raises:

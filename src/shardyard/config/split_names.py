@@ -59,7 +59,7 @@ def splits_of(kinds: Mapping[str, Kind]) -> dict[str, NamedSplit]:
     text_beside_train = _folders_with_train(name for name in kinds if kinds[name] == "text")
     folders = {name.partition("/")[0].lower() for name in kinds if "/" in name}
     code_is_split = any(KEYWORDS.get(folder) == "train" for folder in folders)
-    found: dict[str, NamedSplit] = {}
+    splits: dict[str, NamedSplit] = {}
     for name, kind in kinds.items():
         split: NamedSplit | None
         match kind:
@@ -75,13 +75,13 @@ def splits_of(kinds: Mapping[str, Kind]) -> dict[str, NamedSplit]:
             case _:
                 assert_never(kind)
         if split is not None:
-            found[name] = split
-    if any(kinds[name] == "rows" for name in found):
-        found |= {name: "about" for name in kinds if ABOUT.fullmatch(name.rpartition("/")[2])}
-    return found
+            splits[name] = split
+    if any(kinds[name] == "rows" for name in splits):
+        splits |= {name: "about" for name in kinds if ABOUT.fullmatch(name.rpartition("/")[2])}
+    return splits
 
 
-def held_out_of(splits: Collection[NamedSplit | None]) -> NamedSplit | None:
+def validation_split_of(splits: Collection[NamedSplit | None]) -> NamedSplit | None:
     """Which of the splits that are there is validated on; None: none is named so."""
     return next((each for each in ("validation", "eval") if each in splits), None)
 
@@ -97,15 +97,17 @@ def _folders_with_train(names: Iterable[str]) -> set[str]:
     return found
 
 
-def _innermost(name: str, beside_train: Collection[str] | None) -> NamedSplit | None:
+def _innermost(name: str, train_siblings: Collection[str] | None) -> NamedSplit | None:
     """Split that the innermost part of a path names.
 
     Args:
-        beside_train: Folders in which names count; None: everywhere.
+        train_siblings: Folders in which names count; None: everywhere.
     """
     parts = name.split("/")
     for depth in reversed(range(len(parts))):
         split = split_in(parts[depth])
-        if split is not None and (beside_train is None or "/".join(parts[:depth]) in beside_train):
+        if split is not None and (
+            train_siblings is None or "/".join(parts[:depth]) in train_siblings
+        ):
             return split
     return None

@@ -4,7 +4,7 @@ from typing import Any
 
 from shardyard.config.tasks import TASKS, TaskRow
 from shardyard.errors import RequestError
-from shardyard.plugins import PlugIn, brought, loaded, part
+from shardyard.plugins import PlugIn, load_entry_point, load_object, plug_in_named
 
 NOT_BUILT = ("dpo", "ipo", "kto", "orpo", "simpo", "cpo", "ppo", "grpo", "rlhf", "reward")
 """What others call tasks that there are none of here."""
@@ -19,13 +19,13 @@ def task_row(name: str) -> TaskRow:
     ours = TASKS.get(name)
     if ours is not None:
         return ours
-    if name in NOT_BUILT and brought("tasks", name) is None:
+    if name in NOT_BUILT and plug_in_named("tasks", name) is None:
         raise RequestError(
             "tuning by preferences or rewards is not built. Train on the answers that were "
             "preferred (task.name=causal_lm), or give what `shardyard export` writes to a tool for "
             "it, such as TRL."
         )
-    row: TaskRow = loaded("tasks", name, ours=TASKS, wrong=_wrong_row)
+    row: TaskRow = load_entry_point("tasks", name, builtin=TASKS, validate=_validate_row)
     return row
 
 
@@ -35,19 +35,19 @@ def task_code(name: str) -> Any:
     Raises:
         RequestError: As ``task_row``, or a package's code cannot be imported.
     """
-    return part(_package(name), task_row(name).code)
+    return load_object(_package(name), task_row(name).code)
 
 
 def task_prepare(name: str) -> Any:
     """What writes a task's data set; raises as ``task_code``."""
-    return part(_package(name), task_row(name).prepare)
+    return load_object(_package(name), task_row(name).prepare)
 
 
 def _package(name: str) -> PlugIn | None:
-    return None if name in TASKS else brought("tasks", name)
+    return None if name in TASKS else plug_in_named("tasks", name)
 
 
-def _wrong_row(content: Any) -> str:
+def _validate_row(content: Any) -> str:
     if not isinstance(content, TaskRow):
         return f"is {type(content).__name__}, not a shardyard.config.tasks.TaskRow"
     return "" if next(iter(content.metrics), "") == "loss" else "has no loss as its first metric"

@@ -136,7 +136,7 @@ TASKS: dict[str, TaskRow] = {
 """``task.name`` -> its row."""
 
 
-def judged_by(target: Mapping[str, float] | None) -> str:
+def target_metric(target: Mapping[str, float] | None) -> str:
     """The metric by which evaluations of a run are compared: the first of ``run.target``."""
     return next(iter(target or ("loss",)))
 
@@ -154,7 +154,7 @@ def tasks_of(*, is_causal: bool) -> list[str]:
     ]
 
 
-def imported(place: str) -> Any:
+def imported(import_path: str) -> Any:
     """What ``module:name`` names, imported now."""
-    module, _, name = place.partition(":")
+    module, _, name = import_path.partition(":")
     return getattr(import_module(module), name)

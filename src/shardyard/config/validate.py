@@ -16,7 +16,12 @@ from pydantic import ValidationError
 
 from shardyard.config.schema.base import NAME_WORDS, Section, section_key
 from shardyard.config.schema.launch import OF_QUEUES
-from shardyard.config.schema.plugin_sections import SECTIONS, described_at, kind_at, plug_in_at
+from shardyard.config.schema.plugin_sections import (
+    SECTIONS,
+    described_at,
+    plug_in_at,
+    settings_class_at,
+)
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.schema.reference import Setting, sections, settings
 from shardyard.config.secrets import show
@@ -86,28 +91,28 @@ def recipe_of(tree: Mapping[str, Any]) -> Recipe:
     Raises:
         RecipeError: Unknown keys, wrong types or values out of bounds; all of them.
     """
-    problems: list[Problem] = []
-    known = known_settings(plain(tree), problems)
-    recipe, wrong = typed(known)
-    if problems or wrong:
-        raise RecipeError([*problems, *wrong])
+    errors: list[Problem] = []
+    known = recognized_settings(to_plain(tree), errors)
+    recipe, wrong = validate_types(known)
+    if errors or wrong:
+        raise RecipeError([*errors, *wrong])
     return recipe
 
 
-def typed(tree: dict[str, Any]) -> tuple[Recipe, list[Problem]]:
+def validate_types(tree: dict[str, Any]) -> tuple[Recipe, list[Problem]]:
     """The recipe of all settings whose values are valid, and a problem for each one that is not.
 
     Args:
         tree: Settings with names that are known; those that are not valid are taken out of it.
     """
-    wrong = _type_problems(Recipe, tree)
+    wrong = _check_types(Recipe, tree)
     for section in SECTIONS:
         for key in list(tree.get(section, ())):
-            wrong += _plug_in_problems(f"{section}.{key}", tree)
+            wrong += _check_plug_in_types(f"{section}.{key}", tree)
     for problem in wrong:
         _drop(tree, problem)
     for number, phase in enumerate(tree.get("phases", ()), 1):
-        for problem in _type_problems(Recipe, phase):
+        for problem in _check_types(Recipe, phase):
             _drop(phase, problem)
             wrong.append(Problem(f"phases.{number}.{problem.path}", problem.text))
     return Recipe.model_validate(tree), wrong
@@ -119,16 +124,16 @@ def _drop(tree: dict[str, Any], problem: Problem) -> None:
     _inside(tree, above).pop(key, None)
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """A value as a file could hold it: of a section what was given, of a path its text."""
     match value:
         case Section():
             # what Python let pass is looked at afterwards, as of a file
-            return plain(value.model_dump(exclude_unset=True, warnings=False))
+            return to_plain(value.model_dump(exclude_unset=True, warnings=False))
         case Mapping():
-            return {str(key): plain(item) for key, item in value.items()}
+            return {str(key): to_plain(item) for key, item in value.items()}
         case list() | tuple():
-            return [plain(item) for item in value]
+            return [to_plain(item) for item in value]
         case PathLike():
             return fspath(value)
         case float() if value.is_integer() and abs(value) >= 1e6:
@@ -137,63 +142,65 @@ def plain(value: Any) -> Any:
             return value
 
 
-def known_settings(
-    tree: dict[str, Any], problems: list[Problem], *, of_run: bool = False
+def recognized_settings(
+    tree: dict[str, Any], errors: list[Problem], *, of_run: bool = False
 ) -> dict[str, Any]:
     """The part of a tree whose names the schema knows; what is unknown becomes a problem."""
     known = {section.name for section in sections()}
-    found: dict[str, Any] = {}
+    recognized: dict[str, Any] = {}
     for section, content in tree.items():
         if section not in known:
-            problems.append(_unknown_section(section, known))
+            errors.append(_unknown_section(section, known))
         elif section == "secrets" and isinstance(content, dict):
-            found[section] = content
+            recognized[section] = content
         elif section == "phases":
-            found[section] = _known_phases(content, problems, of_run=of_run)
+            recognized[section] = _recognized_phases(content, errors, of_run=of_run)
         else:
-            found[section] = _known_keys(section, content, problems, of_run=of_run)
-    return found
+            recognized[section] = _recognized_keys(section, content, errors, of_run=of_run)
+    return recognized
 
 
-def _known_phases(content: Any, problems: list[Problem], *, of_run: bool) -> list[dict[str, Any]]:
+def _recognized_phases(
+    content: Any, errors: list[Problem], *, of_run: bool
+) -> list[dict[str, Any]]:
     """The settings of each phase that the schema knows."""
     if not isinstance(content, list) or not all(isinstance(each, dict) for each in content):
         text = "is a list of settings. Write `phases: [{run: {steps: 100}}, {run: {steps: 50}}]`."
-        problems.append(Problem("phases", text))
+        errors.append(Problem("phases", text))
         return []
     found = []
     for number, phase in enumerate(content, 1):
         inside: list[Problem] = []
-        found.append(known_settings(phase, inside, of_run=of_run))
-        problems += [Problem(f"phases.{number}.{each.path}", each.text) for each in inside]
+        found.append(recognized_settings(phase, inside, of_run=of_run))
+        errors += [Problem(f"phases.{number}.{each.path}", each.text) for each in inside]
     return found
 
 
-def _known_keys(
-    section: str, content: Any, problems: list[Problem], *, of_run: bool
+def _recognized_keys(
+    section: str, content: Any, errors: list[Problem], *, of_run: bool
 ) -> dict[str, Any]:
     """The settings in a section, or in a section of a section, that the schema knows."""
     if content is None:
         return {}  # a section whose settings are all commented out
     if not isinstance(content, dict):
         *above, key = section.split(".")
-        shown = _written([*above, key, "setting"])
+        shown = _as_yaml([*above, key, "setting"])
         text = f"holds {kind_of(content)}, not settings. Write `{shown}`."
-        problems.append(Problem(section, text))
+        errors.append(Problem(section, text))
         return {}
-    found, known = {}, _known_in(section)
+    found, known = {}, _settings_in(section)
     for key, value in content.items():
         name = f"{section}.{key}"
         if name in known:
             found[key] = value
         elif any(setting.startswith(f"{name}.") for setting in known):
-            found[key] = _known_keys(name, value, problems, of_run=of_run)
+            found[key] = _recognized_keys(name, value, errors, of_run=of_run)
         elif section in SECTIONS and isinstance(value, dict):
-            found[key] = _of_plug_in(name, value, problems, of_run=of_run)
+            found[key] = _of_plug_in(name, value, errors, of_run=of_run)
         elif name in _REPLACED:
-            problems.append(Problem(name, f"there is no such setting any more: {_REPLACED[name]}"))
+            errors.append(Problem(name, f"there is no such setting any more: {_REPLACED[name]}"))
         elif key in _NOT_BUILT:
-            problems.append(Problem(name, f"there is no such setting: {_NOT_BUILT[key]}"))
+            errors.append(Problem(name, f"there is no such setting: {_NOT_BUILT[key]}"))
         else:
             near = nearest(key, section)
             inside = [setting for setting in known if setting.startswith(f"{section}.")]
@@ -201,28 +208,28 @@ def _known_keys(
                 setting.removeprefix(f"{section}.").partition(".")[0] for setting in inside
             )
             hint = f"Did you mean {near}?" if near else f"{section} has: {', '.join(names)}."
-            problems.append(Problem(name, f"there is no such setting. {hint}"))
+            errors.append(Problem(name, f"there is no such setting. {hint}"))
     return found
 
 
 def _of_plug_in(
-    path: str, content: dict[str, Any], problems: list[Problem], *, of_run: bool
+    path: str, content: dict[str, Any], errors: list[Problem], *, of_run: bool
 ) -> dict[str, Any]:
-    """As ``_known_keys``, of a section in a section that is not ours: a package's, or nobody's."""
+    """As ``_recognized_keys``, of a section in a section that is not ours: a package's, or nobody's."""
     try:
         if described_at(path) is not None:
-            return _known_keys(path, content, problems, of_run=of_run)
+            return _recognized_keys(path, content, errors, of_run=of_run)
         plug_in = plug_in_at(path)
     except RequestError as error:
         if not of_run:
-            problems.append(Problem(path, str(error)))
+            errors.append(Problem(path, str(error)))
         return content if of_run else {}
     if of_run:
         return content
     text = _no_section(path)
     if plug_in is not None:
         text = f"{plug_in.what} has no settings. Leave them out."
-    problems.append(Problem(path, text))
+    errors.append(Problem(path, text))
     return {}
 
 
@@ -239,7 +246,7 @@ def _no_section(path: str) -> str:
     )
 
 
-def _known_in(section: str) -> dict[str, Setting]:
+def _settings_in(section: str) -> dict[str, Setting]:
     """The settings that a section may hold, by their dotted names: a package's, or all of ours."""
     with suppress(RequestError):  # told where the section is read
         described = described_at(section)
@@ -251,10 +258,10 @@ def _known_in(section: str) -> dict[str, Setting]:
 def setting_named(name: str) -> Setting | None:
     """A setting by its dotted name, ours or a package's."""
     own, path = settings().get(name), name.split(".")
-    return own if own is not None or len(path) < 3 else _known_in(".".join(path[:2])).get(name)
+    return own if own is not None or len(path) < 3 else _settings_in(".".join(path[:2])).get(name)
 
 
-def _written(parts: Sequence[str]) -> str:
+def _as_yaml(parts: Sequence[str]) -> str:
     """``[optim, lr]`` as it is written in a file: ``optim: {lr: value}``."""
     *above, text = [*parts[:-1], f"{parts[-1]}: value"]
     for part in reversed(above):
@@ -262,20 +269,22 @@ def _written(parts: Sequence[str]) -> str:
     return text
 
 
-def _unknown_section(section: str, known: set[str]) -> Problem:
+def _unknown_section(section: str, valid_sections: set[str]) -> Problem:
     if section in settings():
-        return Problem(section, f"in a file write it as `{_written(section.split('.'))}`.")
+        return Problem(section, f"in a file write it as `{_as_yaml(section.split('.'))}`.")
     if section in _NOT_BUILT:
         return Problem(section, f"there is no such section: {_NOT_BUILT[section]}")
-    near = difflib.get_close_matches(section, sorted(known), n=1, cutoff=0.6)
+    near = difflib.get_close_matches(section, sorted(valid_sections), n=1, cutoff=0.6)
     hint = near[0] if near else nearest(section, None)
-    ending = f"Did you mean {hint}?" if hint else f"Sections are: {', '.join(sorted(known))}."
+    ending = (
+        f"Did you mean {hint}?" if hint else f"Sections are: {', '.join(sorted(valid_sections))}."
+    )
     return Problem(section, f"there is no such section. {ending}")
 
 
 def nearest(key: str, section: str | None) -> str | None:
     """The setting somebody meant by an unknown key: in its section first, then anywhere."""
-    names = list({**_known_in(section or ""), **settings()})
+    names = list({**_settings_in(section or ""), **settings()})
     leaves = {name: name.rpartition(".")[2] for name in names}
     inside = {leaf: name for name, leaf in leaves.items() if name.startswith(f"{section}.")}
     near = difflib.get_close_matches(key, inside, n=1, cutoff=0.75)
@@ -294,16 +303,16 @@ def nearest(key: str, section: str | None) -> str | None:
     return next((name for name, leaf in leaves.items() if near and near[0] in (name, leaf)), None)
 
 
-def _plug_in_problems(path: str, merged: dict[str, Any]) -> list[Problem]:
-    """As ``_type_problems``, of what stands in the section of a plug-in."""
+def _check_plug_in_types(path: str, merged: dict[str, Any]) -> list[Problem]:
+    """As ``_check_types``, of what stands in the section of a plug-in."""
     with suppress(RequestError):  # told already, or of a run
-        kind = kind_at(path)
+        kind = settings_class_at(path)
         if kind is not None:
-            return _type_problems(kind, _inside(merged, path.split(".")), at=path)
+            return _check_types(kind, _inside(merged, path.split(".")), at=path)
     return []
 
 
-def _type_problems(kind: type[Section], tree: dict[str, Any], *, at: str = "") -> list[Problem]:
+def _check_types(kind: type[Section], tree: dict[str, Any], *, at: str = "") -> list[Problem]:
     """One problem for each wrong setting, in our words: value, what is accepted, what it is for.
 
     Args:
@@ -316,27 +325,27 @@ def _type_problems(kind: type[Section], tree: dict[str, Any], *, at: str = "") -
     else:
         return []
     above = tuple(at.split(".")) if at else ()
-    found: dict[str, Problem] = {}
+    errors: dict[str, Problem] = {}
     for detail in details:
         path = _setting_at((*above, *detail["loc"]))
         setting = setting_named(path)
         own_words = detail.get("ctx", {}).get("error")
         if own_words is not None:  # a validator of a package's section
-            found.setdefault(path, Problem(path, str(own_words)))
+            errors.setdefault(path, Problem(path, str(own_words)))
         elif setting is None:  # secrets, whose values are never shown
             text = "a secret is a name and a text. Put the text in quotes."
-            found.setdefault(path, Problem(path, text))
+            errors.setdefault(path, Problem(path, text))
         else:
             *inside, key = path.split(".")[len(above) :]
             value = _inside(tree, inside)[key]
-            problem = _wrong_item(path, detail, value, setting) or Problem(
-                path, _wrong_value(value, setting)
+            problem = _invalid_item(path, detail, value, setting) or Problem(
+                path, _invalid_value(value, setting)
             )
-            found.setdefault(problem.path, problem)
-    return list(found.values())
+            errors.setdefault(problem.path, problem)
+    return list(errors.values())
 
 
-def _wrong_item(path: str, detail: Any, value: Any, setting: Setting) -> Problem | None:
+def _invalid_item(path: str, detail: Any, value: Any, setting: Setting) -> Problem | None:
     """The wrong part of an item of a list, as ``data.mixture[0].name``; None: not one part."""
     key = path.rpartition(".")[2]
     loc: tuple[int | str, ...] = detail["loc"]
@@ -352,9 +361,9 @@ def _wrong_item(path: str, detail: Any, value: Any, setting: Setting) -> Problem
     return Problem(f"{path}[{position}].{field}", text)
 
 
-def _setting_at(place: tuple[int | str, ...]) -> str:
+def _setting_at(location: tuple[int | str, ...]) -> str:
     """The setting that an error of pydantic is in: it may name an item or a member of a union."""
-    parts = [str(part) for part in place]
+    parts = [str(part) for part in location]
     for end in range(len(parts), 1, -1):
         if setting_named(".".join(parts[:end])) is not None:
             return ".".join(parts[:end])
@@ -367,7 +376,7 @@ def _inside(tree: dict[str, Any], sections: Sequence[str]) -> dict[str, Any]:
     return tree
 
 
-def _wrong_value(value: Any, setting: Setting) -> str:
+def _invalid_value(value: Any, setting: Setting) -> str:
     wanted = setting.accepts
     near = difflib.get_close_matches(str(value), setting.choices, n=1) or [
         word for word in setting.choices if str(value).lower() == word.lower()

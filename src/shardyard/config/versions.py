@@ -15,7 +15,7 @@ from shardyard.config.tasks import TASKS
 from shardyard.errors import RequestError
 from shardyard.families.registry import FAMILIES
 from shardyard.families.shape import ModelShape
-from shardyard.plugins import Group, PlugIn, brought
+from shardyard.plugins import Group, PlugIn, plug_in_named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Engine:
     tested: tuple[str, ...]
     note: str
     """Why this range."""
-    asked_by: str = ""
+    required_by: str = ""
     """The setting without which it is not needed, or not this new."""
 
 
@@ -69,7 +69,7 @@ TORCH_FOR_EXPERTS = replace(
     at_least="2.12",
     tested=TORCH.tested[1:],
     note="experts and their block in one group of fully_shard, split over different ranks",
-    asked_by="parallel.ep above 1",
+    required_by="parallel.ep above 1",
 )
 
 TORCHAO = Engine(
@@ -78,7 +78,7 @@ TORCHAO = Engine(
     below="0.19",
     tested=("0.18.0",),
     note="its products are called by name",
-    asked_by="precision.compute=fp8",
+    required_by="precision.compute=fp8",
 )
 
 TENSORBOARD = Engine(
@@ -86,7 +86,7 @@ TENSORBOARD = Engine(
     at_least="2.17",
     tested=(),
     note="torch's SummaryWriter needs it",
-    asked_by="observe.tensorboard=true",
+    required_by="observe.tensorboard=true",
 )
 
 PROMETHEUS = Engine(
@@ -94,7 +94,7 @@ PROMETHEUS = Engine(
     at_least="0.20",
     tested=("0.26.0",),
     note="start_http_server that can be shut down",
-    asked_by="observe.prometheus",
+    required_by="observe.prometheus",
 )
 
 WANDB = Engine(
@@ -102,7 +102,7 @@ WANDB = Engine(
     at_least="0.31",
     tested=("0.31.0",),
     note="a run that is gone on with says which step it has last",
-    asked_by="observe.wandb.project",
+    required_by="observe.wandb.project",
 )
 
 MLFLOW = Engine(
@@ -111,7 +111,7 @@ MLFLOW = Engine(
     below="4",
     tested=("3.17.2",),
     note="MlflowClient; the whole mlflow brings it",
-    asked_by="observe.mlflow.url",
+    required_by="observe.mlflow.url",
 )
 
 EXPORTERS = {"wandb": WANDB, "mlflow": MLFLOW}
@@ -163,7 +163,7 @@ def check_packages(
     for engine in engines:
         found = find_version(engine.package)
         if found is None or not _in_range(found, engine):
-            by = f" by {engine.asked_by}" if engine.asked_by else ""
+            by = f" by {engine.required_by}" if engine.required_by else ""
             required = f"{_range(engine)} required{by}"
             wrong.append(f"  {engine.package}: {found or 'none'} found, {required}")
         elif engine.tested and _plain(found) not in engine.tested:
@@ -187,8 +187,8 @@ def package_versions() -> dict[str, str | None]:
     return {engine.package: installed_version(engine.package) for engine in (*ENGINES, *OPTIONAL)}
 
 
-def _in_range(found: str, engine: Engine) -> bool:
-    number = _numbers(found)
+def _in_range(version_text: str, engine: Engine) -> bool:
+    number = _numbers(version_text)
     return number >= _numbers(engine.at_least) and (
         engine.below is None or number < _numbers(engine.below)
     )
@@ -222,7 +222,7 @@ def plug_ins_of(recipe: Recipe, shape: ModelShape | None) -> list[PlugIn]:
         used.append(("families", shape.model_type, FAMILIES))
     schemes = [scheme_of(entry) for _, entry in recipe.data.entries]
     used += [("sources", scheme, SCHEMES) for scheme in sorted({each for each in schemes if each})]
-    found = [brought(group, name) for group, name, ours in used if name not in ours]
+    found = [plug_in_named(group, name) for group, name, ours in used if name not in ours]
     return [plug_in for plug_in in found if plug_in is not None]
 
 

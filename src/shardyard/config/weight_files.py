@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from shardyard.errors import JsonFileError, RequestError
-from shardyard.file_faults import why_no_content
+from shardyard.file_faults import content_error
 from shardyard.io.digests import StoredTensor, read_header
 from shardyard.io.files import read_json_object
 
@@ -42,59 +42,59 @@ def read_weight_files(folder: Path) -> dict[str, StoredTensor]:
     Raises:
         RequestError: Files are missing, damaged, no weights, or outside of the folder; all of them.
     """
-    found: dict[str, StoredTensor] = {}
-    problems: list[str] = []
+    stored: dict[str, StoredTensor] = {}
+    errors: list[str] = []
     if (folder / ADAPTER).is_file():
-        problems.append(
+        errors.append(
             f"{folder / ADAPTER}: the folder holds an adapter next to weights, and transformers "
             "would add it to them. Merge it first (peft: merge_and_unload(), save_pretrained()), "
             "or move the adapter's files out."
         )
     try:
         listed = _listed(folder)
-    except _WrongFileError as error:
-        raise _refusal(folder, [*problems, str(error)]) from error
+    except _InvalidFileError as error:
+        raise _request_error(folder, [*errors, str(error)]) from error
     for name in listed.files:
         try:
             tensors = _tensors_of(folder, name)
-        except _WrongFileError as error:
-            problems.append(str(error))
+        except _InvalidFileError as error:
+            errors.append(str(error))
             continue
-        twice = sorted(found.keys() & tensors.keys())
+        twice = sorted(stored.keys() & tensors.keys())
         if twice:
-            others = sorted({found[each].file.name for each in twice})
-            problems.append(
+            others = sorted({stored[each].file.name for each in twice})
+            errors.append(
                 f"{folder / name} has {_count(twice, 'tensor')} that {', '.join(others)} "
-                f"{'has' if len(others) == 1 else 'have'} too: {named(twice)}. Which one counts is "
+                f"{'has' if len(others) == 1 else 'have'} too: {format_names(twice)}. Which one counts is "
                 "unknown; fetch or save the folder again."
             )
-        found |= tensors
-    lacking = sorted(listed.weight_map.keys() - found.keys())
-    if lacking and not problems:
-        problems.append(
+        stored |= tensors
+    lacking = sorted(listed.weight_map.keys() - stored.keys())
+    if lacking and not errors:
+        errors.append(
             f"{folder / INDEX} names {_count(lacking, 'tensor')} that its files do not have: "
-            f"{named(lacking)}. Fetch or save the folder again."
+            f"{format_names(lacking)}. Fetch or save the folder again."
         )
-    if problems:
-        raise _refusal(folder, problems)
-    return found
+    if errors:
+        raise _request_error(folder, errors)
+    return stored
 
 
-def named(names: list[str]) -> str:
+def format_names(names: list[str]) -> str:
     """The first few names, and how many more there are."""
     more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
     return f"{', '.join(names[:_SHOWN])}{more}"
 
 
-class _WrongFileError(Exception):
+class _InvalidFileError(Exception):
     """A file is not what it should be; the text says which and why."""
 
 
-def _refusal(folder: Path, problems: list[str]) -> RequestError:
-    if len(problems) == 1:
-        return RequestError(problems[0])
-    lines = "\n".join(f"  {problem}" for problem in problems)
-    return RequestError(f"{folder} has {len(problems)} problems:\n{lines}")
+def _request_error(folder: Path, errors: list[str]) -> RequestError:
+    if len(errors) == 1:
+        return RequestError(errors[0])
+    lines = "\n".join(f"  {problem}" for problem in errors)
+    return RequestError(f"{folder} has {len(errors)} problems:\n{lines}")
 
 
 def _count(names: list[str], what: str) -> str:
@@ -108,26 +108,26 @@ def _listed(folder: Path) -> _Listed:
         is_named = single.is_file() or single.is_symlink() or not index.is_symlink()
         if is_named:
             return _Listed((SINGLE,), {})
-    _refuse_faulty(index)
+    _check_content(index)
     try:
         weight_map = read_json_object(index)["weight_map"]
     except JsonFileError as error:
-        raise _WrongFileError(f"{error} Fetch or save it again.") from error
+        raise _InvalidFileError(f"{error} Fetch or save it again.") from error
     except KeyError as error:
-        raise _WrongFileError(
+        raise _InvalidFileError(
             f"{index} is no index of weights: it has no weight_map in JSON. Fetch or save it again."
         ) from error
     if not isinstance(weight_map, dict) or not weight_map:
-        raise _WrongFileError(
+        raise _InvalidFileError(
             f"{index}: weight_map names no tensors. Fetch or save the folder again."
         )
-    wrong = list(_wrong_names(weight_map))
+    wrong = list(_invalid_names(weight_map))
     if wrong:
-        raise _WrongFileError(f"{index}: {'; '.join(wrong)}. Fetch or save the folder again.")
+        raise _InvalidFileError(f"{index}: {'; '.join(wrong)}. Fetch or save the folder again.")
     return _Listed(tuple(sorted(set(weight_map.values()))), weight_map)
 
 
-def _wrong_names(weight_map: Mapping[str, object]) -> Iterator[str]:
+def _invalid_names(weight_map: Mapping[str, object]) -> Iterator[str]:
     """Why entries of an index can be no files of its folder, each kind of entry once."""
     for file in {repr(each): each for each in weight_map.values()}.values():
         if not isinstance(file, str):
@@ -145,29 +145,29 @@ def _wrong_names(weight_map: Mapping[str, object]) -> Iterator[str]:
 
 def _tensors_of(folder: Path, name: str) -> dict[str, StoredTensor]:
     path = folder / name
-    _refuse_faulty(path)
+    _check_content(path)
     if not path.is_file():
         if name == SINGLE and not (folder / INDEX).exists():
-            raise _WrongFileError(
+            raise _InvalidFileError(
                 f"{folder} holds no {SINGLE} and no {INDEX}. Weights in pickle files (.bin, .pt) "
                 "are not opened, as opening one runs code. Convert them with transformers' "
                 "save_pretrained, or set model.weights=random."
             )
-        raise _WrongFileError(
+        raise _InvalidFileError(
             f"{path} is missing, and {INDEX} names it. Fetch or copy the folder again."
         )
     try:
         return read_header(path)
     except OSError as error:
-        raise _WrongFileError(f"{path} cannot be read: {error.strerror}.") from error
+        raise _InvalidFileError(f"{path} cannot be read: {error.strerror}.") from error
     except ValueError as error:
-        raise _WrongFileError(f"{path} {error}. Fetch or save it again.") from error
+        raise _InvalidFileError(f"{path} {error}. Fetch or save it again.") from error
 
 
-def _refuse_faulty(path: Path) -> None:
+def _check_content(path: Path) -> None:
     try:
-        why = why_no_content(path)
+        why = content_error(path)
     except OSError as error:
-        raise _WrongFileError(f"{path} cannot be read: {error.strerror}.") from error
+        raise _InvalidFileError(f"{path} cannot be read: {error.strerror}.") from error
     if why is not None:
-        raise _WrongFileError(f"{path} {why}")
+        raise _InvalidFileError(f"{path} {why}")

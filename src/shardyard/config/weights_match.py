@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shardyard.config.weight_files import named
+from shardyard.config.weight_files import format_names
 from shardyard.families.family import Family
 from shardyard.families.file_tensors import (
     file_tensors,
@@ -74,7 +74,7 @@ class Match:
 
     shape: ModelShape
     """The model's, with a head of its own where the files hold one."""
-    problems: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
     """What the model lacks, and what would be dropped; each a sentence."""
     notes: tuple[str, ...] = ()
     """What is left out for a reason, and where the files decide against config.json."""
@@ -88,7 +88,7 @@ def match_weights(folder: Path, stored: Mapping[str, StoredTensor], shape: Model
         stored: What ``read_weight_files`` found there.
         shape: As config.json says.
     """
-    shape, notes = _with_its_head(folder, stored, shape)
+    shape, notes = _with_untied_head(folder, stored, shape)
     family = shape.family
     wanted = {
         name: whole_shape(pieces)
@@ -97,20 +97,20 @@ def match_weights(folder: Path, stored: Mapping[str, StoredTensor], shape: Model
     found = stored_names(stored, wanted, family)
     problems = [
         *_missing(folder, wanted, found, family),
-        *_of_another_shape(folder, wanted, found, stored),
+        *_shape_mismatches(folder, wanted, found, stored),
         *_second_names(folder, stored, found, shape),
     ]
     surplus, ignored = _surplus(stored, wanted, found, family)
     if surplus:
-        problems.append(_said(folder, surplus, shape))
+        problems.append(_surplus_error(folder, surplus, shape))
     notes += [
-        f"{folder} holds tensors that are not used ({named(names)}): {why}."
+        f"{folder} holds tensors that are not used ({format_names(names)}): {why}."
         for why, names in ignored.items()
     ]
-    return Match(shape=shape, problems=tuple(problems), notes=tuple(notes))
+    return Match(shape=shape, errors=tuple(problems), notes=tuple(notes))
 
 
-def _with_its_head(
+def _with_untied_head(
     folder: Path, stored: Mapping[str, StoredTensor], shape: ModelShape
 ) -> tuple[ModelShape, list[str]]:
     """Untie the head where the files hold another matrix than the table, as transformers does."""
@@ -130,11 +130,11 @@ def _with_its_head(
 
 
 def _missing(
-    folder: Path, wanted: Mapping[str, object], found: Mapping[str, str], family: Family
+    folder: Path, expected: Mapping[str, object], matched: Mapping[str, str], family: Family
 ) -> list[str]:
     lacking = sorted(
         name
-        for name in wanted.keys() - found.keys()
+        for name in expected.keys() - matched.keys()
         if not name.startswith(family.modules_of_pairs)  # begins at random, with a note
     )
     if not lacking:
@@ -150,37 +150,37 @@ def _missing(
             "save the folder again."
         )
     return [
-        f"{folder} lacks {len(lacking):,} of the {len(wanted):,} tensors that config.json asks "
-        f"for: {named(lacking)}. {hint}"
+        f"{folder} lacks {len(lacking):,} of the {len(expected):,} tensors that config.json asks "
+        f"for: {format_names(lacking)}. {hint}"
     ]
 
 
-def _of_another_shape(
+def _shape_mismatches(
     folder: Path,
-    wanted: Mapping[str, tuple[int, ...]],
-    found: Mapping[str, str],
+    expected: Mapping[str, tuple[int, ...]],
+    matched: Mapping[str, str],
     stored: Mapping[str, StoredTensor],
 ) -> list[str]:
     problems = []
     shapes = [
-        f"{theirs} has {list(stored[theirs].shape)}, not {list(wanted[name])}"
-        for name, theirs in sorted(found.items())
-        if stored[theirs].shape != wanted[name]
+        f"{theirs} has {list(stored[theirs].shape)}, not {list(expected[name])}"
+        for name, theirs in sorted(matched.items())
+        if stored[theirs].shape != expected[name]
     ]
     if shapes:
         problems.append(
             f"{folder} has {len(shapes):,} tensors of another shape than config.json says: "
-            f"{named(shapes)}. Check the sizes in config.json, or fetch the folder again."
+            f"{format_names(shapes)}. Check the sizes in config.json, or fetch the folder again."
         )
     dtypes = [
         f"{theirs} ({stored[theirs].dtype})"
-        for theirs in sorted(found.values())
+        for theirs in sorted(matched.values())
         if not stored[theirs].is_floating
     ]
     if dtypes:
         problems.append(
             f"{folder} has {len(dtypes):,} weights that are no floating-point numbers: "
-            f"{named(dtypes)}. They are quantised. Use the full-precision model that it was made "
+            f"{format_names(dtypes)}. They are quantised. Use the full-precision model that it was made "
             "from."
         )
     return problems
@@ -189,7 +189,7 @@ def _of_another_shape(
 def _second_names(
     folder: Path,
     stored: Mapping[str, StoredTensor],
-    found: Mapping[str, str],
+    matched: Mapping[str, str],
     shape: ModelShape,
 ) -> list[str]:
     """Second names of one parameter whose content differs, where the model has no place for two."""
@@ -199,30 +199,30 @@ def _second_names(
         pairs[head_of(family)] = table_of(family)
     names = stored_names(stored, pairs, family)
     return [
-        f"{folder}: {names[target]} differs from {found[source]}, and in a {shape.model_type} they "
+        f"{folder}: {names[target]} differs from {matched[source]}, and in a {shape.model_type} they "
         "are one. Fetch or save the folder again."
         for target, source in pairs.items()
         if target in names
-        and source in found
-        and names[target] != found[source]
-        and not equal_content(stored[names[target]], stored[found[source]])
+        and source in matched
+        and names[target] != matched[source]
+        and not equal_content(stored[names[target]], stored[matched[source]])
     ]
 
 
 def _surplus(
     stored: Mapping[str, StoredTensor],
-    wanted: Mapping[str, object],
-    found: Mapping[str, str],
+    expected: Mapping[str, object],
+    matched: Mapping[str, str],
     family: Family,
 ) -> tuple[list[str], dict[str, list[str]]]:
     """Names that the model has no place for, and those among them that it needs none for."""
-    used = set(found.values())
+    used = set(matched.values())
     second = {head_of(family) if name is None else name for name in (*family.tied_names, None)}
     surplus: list[str] = []
     ignored: dict[str, list[str]] = {}
     for name in sorted(stored.keys() - used):
-        now = name_now(name, {*wanted, *second}, family)
-        if now in second and now not in wanted:
+        now = name_now(name, {*expected, *second}, family)
+        if now in second and now not in expected:
             continue  # compared with its pair
         reasons = {**_IGNORED, **family.ignored_names}.items()
         why = next((why for pattern, why in reasons if re.fullmatch(pattern, now)), None)
@@ -233,10 +233,10 @@ def _surplus(
     return surplus, ignored
 
 
-def _said(folder: Path, surplus: Sequence[str], shape: ModelShape) -> str:
+def _surplus_error(folder: Path, surplus: Sequence[str], shape: ModelShape) -> str:
     tensors = f"{len(surplus):,} tensor{'s' * (len(surplus) > 1)}"
     return (
-        f"{folder} has {tensors} that config.json has no place for: {named(list(surplus))}. "
+        f"{folder} has {tensors} that config.json has no place for: {format_names(list(surplus))}. "
         f"{_remedy(surplus, shape)}."
     )
 

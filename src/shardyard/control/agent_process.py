@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from shardyard.control.follow import Shown, follow, said
+from shardyard.control.follow import ViewFactory, follow, log_view
 from shardyard.ending_signals import is_hang_up_ignored
 from shardyard.io.files import parse_json
 from shardyard.io.polling import wait_for
@@ -35,14 +35,18 @@ _POLL_S = 0.1
 
 
 def run_agent_process(
-    run_dir: RunDir, attempt: int, *, shown: Shown = said, lease: Lease | None = None
+    run_dir: RunDir,
+    attempt: int,
+    *,
+    view_factory: ViewFactory = log_view,
+    lease: Lease | None = None,
 ) -> dict[str, Any]:
     """Train one attempt on this machine.
 
     Call from the main thread.
 
     Args:
-        shown: How its progress is shown.
+        view_factory: How its progress is shown.
         lease: Of the run; the agent takes it over. None: the agent takes it.
 
     Returns:
@@ -52,7 +56,7 @@ def run_agent_process(
         python_program("shardyard.elastic"),
         run_dir,
         attempt,
-        shown=shown,
+        view_factory=view_factory,
         lease=lease,
     )
 
@@ -79,7 +83,7 @@ def run_node_process(
         python_program("shardyard.elastic"),
         run_dir,
         attempt,
-        shown=said if node_rank == 0 else None,
+        view_factory=log_view if node_rank == 0 else None,
         node_rank=node_rank,
         endpoint=endpoint,
         own_host=own_host,
@@ -94,7 +98,7 @@ def run_agent_command(
     run_dir: RunDir,
     attempt: int,
     *,
-    shown: Shown | None,
+    view_factory: ViewFactory | None,
     node_rank: int = 0,
     endpoint: str | None = None,
     own_host: str | None = None,
@@ -105,7 +109,7 @@ def run_agent_command(
     """`run_agent_process` for an agent that is started as ``program``.
 
     Args:
-        shown: How progress is shown; None: not at all.
+        view_factory: How progress is shown; None: not at all.
         endpoint: HOST:PORT where the agents of several nodes meet.
         own_host: This node's name, as the others reach it.
         is_node: Whether this process is a node's program, not a command line: of several signals
@@ -125,7 +129,7 @@ def run_agent_command(
     # A file and not a pipe: whatever still holds the other end of a pipe would keep us waiting.
     with tempfile.TemporaryFile("w+", encoding="utf-8") as stdout:
         notes: deque[str] = deque()
-        with _signals_held_back():
+        with _signals_blocked():
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -137,11 +141,11 @@ def run_agent_command(
                 lease.close()
             previous = _pass_signals_to(process, notes, is_once=is_node)
         try:
-            if shown is None:
+            if view_factory is None:
                 # Not wait(): a signal that comes just before it begins is seen when it ends.
                 wait_for(process.poll, every_s=_POLL_S)
             else:
-                follow(run_dir, attempt, process, shown=shown, notes=notes)
+                follow(run_dir, attempt, process, view_factory=view_factory, notes=notes)
         finally:
             _end(process)
             for number, handler in previous.items():
@@ -151,7 +155,7 @@ def run_agent_command(
 
 
 @contextmanager
-def _signals_held_back() -> Iterator[None]:
+def _signals_blocked() -> Iterator[None]:
     """Deliver signals only once they can be passed on; the agent starts with them held back too.
 
     It never takes SIGUSR1, with which some clusters of Slurm warn all processes of a node.
@@ -198,14 +202,14 @@ def _wait_for_group(group: int) -> None:
     /dev/shm.
     """
 
-    def has_left() -> bool:
+    def has_exited() -> bool:
         try:
             os.killpg(group, 0)
         except (ProcessLookupError, PermissionError):
             return True
         return False
 
-    wait_for(has_left, within_s=_LEAVING_S, every_s=_POLL_S)
+    wait_for(has_exited, within_s=_LEAVING_S, every_s=_POLL_S)
 
 
 def _read_answer(stdout: IO[str], run_dir: RunDir, log: Path, *, exit_code: int) -> dict[str, Any]:

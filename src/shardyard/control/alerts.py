@@ -22,7 +22,7 @@ from typing import Any
 from shardyard.config.alerts import Alert, When
 from shardyard.control.follow import Tail, describe_event
 from shardyard.errors import RequestError
-from shardyard.io.polling import meanwhile
+from shardyard.io.polling import poll_in_background
 from shardyard.log import warn
 from shardyard.rundir.layout import RunDir
 from shardyard.units import format_usd
@@ -48,19 +48,19 @@ def alerting(run: RunDir, alerts: Sequence[Alert], environ: Mapping[str, str]) -
     tail.read()  # of earlier attempts
     senders = [_Sender(alert, environ.get(alert.webhook, "")) for alert in alerts]
 
-    def look() -> None:
+    def poll() -> None:
         for event in tail.read():
             for sender in senders:
-                sender.hear(event, run)
+                sender.handle_event(event, run)
 
     with ExitStack() as stack:
         for sender in senders:
             stack.callback(sender.close)
-        with meanwhile(look, every_s=_LOOK_S, name="alerts", looks_at_end=True):
+        with poll_in_background(poll, every_s=_LOOK_S, name="alerts", poll_at_end=True):
             yield
 
 
-def refuse_wrong_addresses(alerts: Sequence[Alert], environ: Mapping[str, str]) -> None:
+def validate_addresses(alerts: Sequence[Alert], environ: Mapping[str, str]) -> None:
     """Raise if an alert could never be delivered, before there is anything to tell.
 
     Args:
@@ -70,7 +70,7 @@ def refuse_wrong_addresses(alerts: Sequence[Alert], environ: Mapping[str, str]) 
         RequestError: Addresses that are none; all are named, by their secrets.
     """
     names = dict.fromkeys(alert.webhook for alert in alerts)
-    why = {name: why_no_address(environ.get(name, "")) for name in names}
+    why = {name: address_error(environ.get(name, "")) for name in names}
     wrong = [f"secrets.{name}: {reason}" for name, reason in why.items() if reason]
     if wrong:
         raise RequestError(
@@ -79,7 +79,7 @@ def refuse_wrong_addresses(alerts: Sequence[Alert], environ: Mapping[str, str]) 
         )
 
 
-def why_no_address(text: str) -> str:
+def address_error(text: str) -> str:
     """Why nothing can be posted to an address; empty: it can. Does not show it: it is a secret."""
     wrong = next((each for each in text if not "!" <= each <= "~"), None)
     if wrong is not None:
@@ -97,19 +97,19 @@ def why_no_address(text: str) -> str:
 
 def what_it_is(event: Mapping[str, Any], alert: Alert) -> When | None:
     """What an alert is to be sent of, if of this event any."""
-    found: When | None = None
+    condition: When | None = None
     match event.get("kind"):
         case "attempt_ended" if event.get("outcome") == "failed":
-            found = "failed"
+            condition = "failed"
         case "stalled" if event.get("seconds"):
-            found = "stalled"
+            condition = "stalled"
         case "run_finished" if event.get("is_target_met"):
-            found = "target"
+            condition = "target"
         case "spent" if alert.above_usd is not None and event.get("usd", 0) > alert.above_usd:
-            found = "cost"
+            condition = "cost"
         case "device_problem":
-            found = "device_problem"
-    return found if found in alert.when else None
+            condition = "device_problem"
+    return condition if condition in alert.when else None
 
 
 class _Sender:
@@ -119,16 +119,16 @@ class _Sender:
         self._alert = alert
         self._address = address
         self._queue: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
-        self._has_told_cost = False
+        self._has_sent_cost = False
         self._thread = threading.Thread(target=self._send_all, name="alert", daemon=True)
         self._thread.start()
 
-    def hear(self, event: dict[str, Any], run: RunDir) -> None:
+    def handle_event(self, event: dict[str, Any], run: RunDir) -> None:
         """Send what follows from an event, if anything does."""
         what = what_it_is(event, self._alert)
-        if what is None or (what == "cost" and self._has_told_cost):
+        if what is None or (what == "cost" and self._has_sent_cost):
             return
-        self._has_told_cost |= what == "cost"
+        self._has_sent_cost |= what == "cost"
         words = f"{run.run_id}: {_words(what, event)}"
         facts = {key: value for key, value in event.items() if not isinstance(value, dict | list)}
         self._queue.put({"text": words, "what": what, "run_id": run.run_id, "event": facts})
@@ -180,7 +180,7 @@ for _handler in (
 
 def post(address: str, content: Mapping[str, Any]) -> tuple[str, bool]:
     """Post JSON; why it was not taken (empty: it was), and whether another try would not help."""
-    if why := why_no_address(address):
+    if why := address_error(address):
         return why, True
     headers = {"Content-Type": "application/json", "User-Agent": "shardyard"}
     try:

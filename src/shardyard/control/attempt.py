@@ -10,24 +10,24 @@ from shardyard.config.data_choices import SLOTS
 from shardyard.config.image_classes import class_notes
 from shardyard.config.load import dump_recipe
 from shardyard.config.model.source import has_tokenizer, table_rows
-from shardyard.config.resolve import keep_previous
-from shardyard.config.resolved import DataFacts, Resolved
+from shardyard.config.resolve import reuse_previous
+from shardyard.config.resolved import DatasetMetadata, Resolved
 from shardyard.config.rules.custom_module import NO_SHAPE
 from shardyard.config.schema.data import Data
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.task_lookup import task_row
 from shardyard.config.tokenizer_kinds import TOKENIZER_KINDS
 from shardyard.config.versions import plug_ins_of
-from shardyard.control.model_check import refuse_other_weights
+from shardyard.control.model_check import check_weights_match_config
 from shardyard.control.request import Request
 from shardyard.control.run_length import length_lines
 from shardyard.control.splits import split_lines
 from shardyard.control.subprocesses import run_program
-from shardyard.doctor.storage import check_room, lock_warning
+from shardyard.doctor.storage import check_space, lock_warning
 from shardyard.errors import RequestError
 from shardyard.hardware.machine import Machine, probe
 from shardyard.io.files import break_links, write_json, write_text
-from shardyard.log import say, warn
+from shardyard.log import info, warn
 from shardyard.planner.phases import plan
 from shardyard.planner.plan import Plan
 from shardyard.plugins import PlugIn
@@ -74,7 +74,7 @@ def prepare_data(
     previous: Resolved | None = None,
     verify: bool = False,
     folder: Path | None = None,
-) -> DataFacts:
+) -> DatasetMetadata:
     """Prepare a request's data, or find it prepared; sizes are checked always, content if asked.
 
     Args:
@@ -84,10 +84,10 @@ def prepare_data(
     Raises:
         ShardyardError: What the data program answered; its class follows the exit code.
     """
-    return DataFacts(**_run(request, previous=previous, verify=verify, folder=folder))
+    return DatasetMetadata(**_run(request, previous=previous, verify=verify, folder=folder))
 
 
-def prepare_also_h5(request: Request, *, verify: bool = False) -> tuple[DataFacts, str]:
+def prepare_also_h5(request: Request, *, verify: bool = False) -> tuple[DatasetMetadata, str]:
     """Prepare a request's data, and write what a training sees as BERT's h5 files.
 
     Returns:
@@ -98,7 +98,7 @@ def prepare_also_h5(request: Request, *, verify: bool = False) -> tuple[DataFact
     """
     answer = _run(request, verify=verify, also="h5")
     folder = str(answer.pop("h5"))
-    return DataFacts(**answer), folder
+    return DatasetMetadata(**answer), folder
 
 
 def _run(
@@ -111,7 +111,7 @@ def _run(
 ) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="shardyard-") as scratch:
         recipe = Path(scratch) / "recipe.json"
-        recipe.write_text(keep_previous(request.recipe, previous)[0].model_dump_json())
+        recipe.write_text(reuse_previous(request.recipe, previous)[0].model_dump_json())
         options = [] if request.model_dir is None else ["--model-dir", str(request.model_dir)]
         rows = table_rows(request.recipe.model, request.shape)
         options += [] if rows is None else ["--rows", str(rows)]
@@ -152,7 +152,7 @@ class Attempt:
 
     run_dir: RunDir
     number: int
-    asked: Recipe
+    requested: Recipe
     """With the overrides of this attempt, before resolving."""
     resolved: Resolved
     machine: Machine
@@ -173,8 +173,8 @@ class Attempt:
         )
 
 
-def resolve_here(
-    request: Request, *, previous: Resolved | None = None, data: DataFacts | None = None
+def resolve_locally(
+    request: Request, *, previous: Resolved | None = None, data: DatasetMetadata | None = None
 ) -> tuple[Machine, Resolved]:
     """Look at this machine, refuse what it cannot do, prepare the data, resolve everything.
 
@@ -188,12 +188,12 @@ def resolve_here(
         RecipeError: Recipe, machine, model and data do not fit each other or ``previous``.
     """
     machine = probe()
-    request.refuse_misfits(machine, previous)
-    refuse_other_weights(request)
+    request.check_compatibility(machine, previous)
+    check_weights_match_config(request)
     data = data or prepare_data(request, previous=previous)
     resolved = request.resolve(machine, data, previous=previous)
     for line in (*split_lines(data), *mixture_lines(resolved), *length_lines(resolved)):
-        say(line)
+        info(line)
     notes = class_notes(resolved) if previous is None else []  # else a checkpoint has the head
     for warning in [*mixture_warnings(resolved), *notes]:
         warn(warning)
@@ -208,7 +208,7 @@ def check_storage(attempt: Attempt) -> None:
     """
     folder, prediction = attempt.run_dir.path, attempt.plan()
     if prediction is not None:
-        warning = check_room(
+        warning = check_space(
             folder,
             attempt.resolved.recipe.checkpoint,
             checkpoint_bytes=prediction.checkpoint_bytes,
@@ -236,7 +236,7 @@ def write_down(
     run_dir, number = attempt.run_dir, attempt.number
     for shared in (run_dir.events, run_dir.metrics):  # before several processes append to them
         break_links(shared)
-    write_text(run_dir.asked(number), dump_recipe(attempt.asked))
+    write_text(run_dir.attempt_recipe(number), dump_recipe(attempt.requested))
     if prediction is not None:
         write_json(run_dir.plan(number), prediction.to_json())
     nodes = plug_ins_of(attempt.resolved.recipe, attempt.resolved.shape)
@@ -251,7 +251,7 @@ def write_down(
     write_resolved(run_dir.resolved(number), attempt.resolved)
 
 
-def refuse_other_nodes(recipe: Recipe) -> None:
+def check_single_node(recipe: Recipe) -> None:
     """Raise if a recipe wants more machines than this one.
 
     Raises:

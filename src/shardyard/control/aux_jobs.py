@@ -15,15 +15,15 @@ from shardyard.config.schema.recipe import Recipe
 from shardyard.control.code_bundle import describe_code, packed_code
 from shardyard.control.described_cluster import against_description
 from shardyard.control.job import Job, job_of, wait_until, wait_until_placed
-from shardyard.control.submission import Proposal, refuse_unlaunchable, submit
+from shardyard.control.submission import Proposal, check_launchable, submit
 from shardyard.control.subprocesses import error_of
 from shardyard.errors import EXIT_DRAINED, AccessError, RequestError, ShardyardError
 from shardyard.io.sanitize import log_line
 from shardyard.launchers.base import JobState, JobStatus, Launcher, LaunchRequest, LogLine, SideJob
-from shardyard.launchers.ledger import SIDE_DETAIL, Entry, Ledger
-from shardyard.launchers.ledger_owner import refuse_untrusted
+from shardyard.launchers.ledger import SIDE_DETAIL, Ledger, LedgerEntry
+from shardyard.launchers.ledger_owner import check_trusted
 from shardyard.launchers.log_markers import new_nonce, parse
-from shardyard.log import say, warn
+from shardyard.log import info, warn
 from shardyard.rundir.contracts import read_answer, write_answer
 from shardyard.rundir.layout import RunDir
 
@@ -41,7 +41,7 @@ class SideTerms:
     show: Callable[[Proposal], None] | None = None
     """In place of submitting: shows what would be sent."""
     trusts_folder: bool = False
-    takes_old: bool = False
+    accepts_old_answer: bool = False
     """An answer that was handed on before will do: what was asked cannot have changed since."""
 
     @property
@@ -67,8 +67,8 @@ def side_request(
     Raises:
         RequestError: The launcher cannot do it.
     """
-    refuse_unlaunchable(recipe, launcher)
-    text, is_there = dump_recipe(recipe), run_dir.is_there
+    check_launchable(recipe, launcher)
+    text, is_there = dump_recipe(recipe), run_dir.exists
     return LaunchRequest(
         run_id=run_dir.run_id,
         recipe=recipe,
@@ -102,22 +102,24 @@ def run_side_job(
         KeyboardInterrupt: This command was interrupted; the side job goes on.
     """
     assert request.side is not None
-    refuse_untrusted(run_dir.ledger, trusts_folder=terms.trusts_folder)
+    check_trusted(run_dir.ledger, trusts_folder=terms.trusts_folder)
     found = find_side_job(run_dir, launcher, request.side)
     old = read_answer(run_dir, request.side.label)
     if found is not None and old is not None and old.job_id == found.id:
-        if terms.takes_old:
+        if terms.accepts_old_answer:
             return old.result
     elif found is not None:
         status = found.status()
         if not status.state.is_over:
-            say(f"{_name(found)} lives already: it is followed")
+            info(f"{_name(found)} lives already: it is followed")
             return None if terms.dry_run else follow_side_job(found)
         answer = None if status.state is JobState.GONE else _answer_in_log(found)
         if answer is not None and "result" in answer:
-            say(f"{_name(found)} is done already")
+            info(f"{_name(found)} is done already")
             return None if terms.dry_run else _take(found, status, answer)
-        say(f"{_name(found)} is over ({status.state.value}: {status.reason}): another is submitted")
+        info(
+            f"{_name(found)} is over ({status.state.value}: {status.reason}): another is submitted"
+        )
     started = start_side_job(run_dir, launcher, request, terms)
     return None if started is None else follow_side_job(started)
 
@@ -143,10 +145,10 @@ def start_side_job(
         request=request,
         rendered=launcher.render(request),
         plan=None,
-        why_no_plan="a side job trains nothing",
+        no_plan_reason="a side job trains nothing",
     )
     for line in _describe(proposal, in_full=terms.show is not None):
-        say(line)
+        info(line)
     if terms.show is not None:
         terms.show(proposal)
         return None
@@ -155,7 +157,7 @@ def start_side_job(
     terms.agree("submit it?")
     _remove_leftovers(run_dir, launcher, request.side)
     job = submit(proposal)
-    say(f"job: {job.id} ({job.name}) on {job.launcher}")
+    info(f"job: {job.id} ({job.name}) on {job.launcher}")
     return Job(run_dir=run_dir, submission=job, launcher=launcher, ledger=Ledger(run_dir.ledger))
 
 
@@ -176,13 +178,13 @@ def follow_side_job(
         # the output ends a little before the scheduler says how the job did
         status = wait_until(launched, lambda now: now.state.is_over, sleep=sleep)
     except KeyboardInterrupt:
-        say(
+        info(
             "\nfollowing ended, the side job goes on. The same command follows it again, "
             f"`shardyard cancel {handle} --side` ends it"
         )
         raise
     if answer is None:
-        answer = _look_again(launched, status, sleep=sleep)
+        answer = _poll_answer(launched, status, sleep=sleep)
     return _take(launched, status, answer)
 
 
@@ -197,21 +199,21 @@ def unplaced_remedy(launched: Job) -> str:
 
 def _read_log(launched: Job) -> dict[str, Any] | None:
     """Show the log to its end; the last answer in it. A retry's answer comes after the first."""
-    found: dict[str, Any] | None = None
+    latest: dict[str, Any] | None = None
     try:
         for line in launched.launcher.logs(launched.submission, node=0, follow=True):
             answer = _answer_of(launched, line)
             if answer is None:
-                say(log_line(line.text))
-            found = answer or found
+                info(log_line(line.text))
+            latest = answer or latest
     except ShardyardError as error:
         if isinstance(error, RequestError | AccessError):
             raise
         warn(f"{error} What the side job prints is not shown any more.")
-    return found
+    return latest
 
 
-def _look_again(
+def _poll_answer(
     launched: Job, status: JobStatus, *, sleep: Callable[[float], None]
 ) -> dict[str, Any] | None:
     looks = _LOOKS if status.state is JobState.SUCCEEDED else 1
@@ -287,5 +289,5 @@ def _remove_leftovers(run_dir: RunDir, launcher: Launcher, side: SideJob) -> Non
             launcher.remove(job_of(run_dir, entry), ledger)
 
 
-def _is_leftover(entry: Entry, side: SideJob, known: set[str | None]) -> bool:
-    return entry.details.get(SIDE_DETAIL) == side.label and entry.name not in known
+def _is_leftover(entry: LedgerEntry, side: SideJob, recorded_names: set[str | None]) -> bool:
+    return entry.details.get(SIDE_DETAIL) == side.label and entry.name not in recorded_names

@@ -11,27 +11,27 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.bench import nccl_table, transports
-from shardyard.bench.nccl_table import LEAST_NODES, Measured, Pair, judge
+from shardyard.bench.nccl_table import LEAST_NODES, CollectiveTiming, Pair, evaluate_pairs
 from shardyard.bench.transports import Variant
 from shardyard.config.schema.recipe import Recipe
 from shardyard.control.job import Job, wait_until
 from shardyard.control.launch import submitted
 from shardyard.control.request import Request
-from shardyard.control.submission import Proposal, propose, refuse_existing
+from shardyard.control.submission import Proposal, check_run_is_new, propose
 from shardyard.control.subprocesses import error_of
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.io.sanitize import log_line
 from shardyard.launchers.base import JobState, Launcher
 from shardyard.launchers.log_markers import parse
-from shardyard.log import say
+from shardyard.log import info
 from shardyard.planner.measured_network import is_of_table
 from shardyard.rundir.layout import RunDir, new_run_id
 from shardyard.rundir.network import (
     COLLECTIVES,
     ELEMENT_BYTES,
     Collective,
-    Network,
     NetworkBench,
+    ObservedNetwork,
     network_of,
 )
 from shardyard.units import format_bytes
@@ -41,7 +41,7 @@ _END_BYTES_OF_DEVICES = 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class BenchOptions:
     """What a person asks of the benchmark."""
 
     collectives: tuple[Collective, ...] = COLLECTIVES
@@ -98,11 +98,11 @@ class Answers:
 
     nodes: list[str] = field(default_factory=list)
     ranks: int = 0
-    rows: list[Measured] = field(default_factory=list)
+    rows: list[CollectiveTiming] = field(default_factory=list)
     pairs: dict[Pair, float] = field(default_factory=dict)
     """Of each pair of nodes its bus bandwidth, GB/s."""
     traffic: list[dict[str, Any]] = field(default_factory=list)
-    network: Network | None = None
+    network: ObservedNetwork | None = None
     """None: there is one node, or nobody said."""
     is_done: bool = False
     failure: dict[str, Any] | None = None
@@ -117,7 +117,7 @@ class Answers:
                 self.is_done, self.failure, self.network = False, None, None
             case "row":
                 collective = nccl_table.collective_named(content.pop("collective"))
-                self.rows.append(Measured(collective=collective, **content))
+                self.rows.append(CollectiveTiming(collective=collective, **content))
             case "pair":
                 self.pairs[content["a"], content["b"]] = content["busbw_gbs"]
             case "traffic":
@@ -136,12 +136,12 @@ class Answers:
         """Names of the nodes that are slower than the others."""
         if not self.pairs:
             return []
-        return [self.nodes[node] for node in judge(self.pairs).slow_nodes]
+        return [self.nodes[node] for node in evaluate_pairs(self.pairs).slow_nodes]
 
     @property
     def wrong_values(self) -> int:
         """Of all collectives."""
-        return sum(row.wrong for row in self.rows)
+        return sum(row.incorrect_values for row in self.rows)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -169,14 +169,14 @@ class Answers:
 
 
 def bench_proposal(
-    words: Sequence[str], launcher: Launcher, asked: Asked, *, is_dry_run: bool = False
+    words: Sequence[str], launcher: Launcher, options: BenchOptions, *, is_dry_run: bool = False
 ) -> Proposal:
     """What would be submitted. Creates nothing.
 
     Raises:
         RequestError: It cannot be measured there.
     """
-    request = Request.read(words, needs_weights=False, only_looks=True, sees=launcher.sees)
+    request = Request.read(words, needs_weights=False, only_looks=True, sees=launcher.node_paths)
     run, limit = request.recipe.run, request.recipe.launch.max_usd
     if limit is not None:
         raise RequestError(
@@ -185,8 +185,8 @@ def bench_proposal(
         )
     name = f"{request.preview().recipe.run.name}-bench"
     run_dir = RunDir(Path(run.dir).expanduser().resolve() / (run.id or new_run_id(name)))
-    refuse_existing(run_dir)
-    return propose(request, launcher, run_dir=run_dir, is_dry_run=is_dry_run, bench=asked.of)
+    check_run_is_new(run_dir)
+    return propose(request, launcher, run_dir=run_dir, is_dry_run=is_dry_run, bench=options.of)
 
 
 def describe_bench(bench: NetworkBench) -> str:
@@ -198,12 +198,12 @@ def describe_bench(bench: NetworkBench) -> str:
 
 
 def follow_bench(
-    job: Job, *, shown: Callable[[str], None], sleep: Callable[[float], None] = time.sleep
+    job: Job, *, print_line: Callable[[str], None], sleep: Callable[[float], None] = time.sleep
 ) -> Answers:
     """Follow the job to its end; what it measured.
 
     Args:
-        shown: Given each line of the tables as it comes; all else that node 0 says is talk.
+        print_line: Given each line of the tables as it comes; all else that node 0 says is talk.
 
     Raises:
         ShardyardError: It ended without all answers.
@@ -218,10 +218,10 @@ def follow_bench(
                 if marked is not None and marked.kind == "answer":
                     answers.take(marked.content)
                 elif marked is None:
-                    (shown if is_of_table(line.text) else say)(log_line(line.text))
+                    (print_line if is_of_table(line.text) else info)(log_line(line.text))
         status = wait_until(job, lambda now: now.state.is_over, sleep=sleep)
     except KeyboardInterrupt:
-        say(
+        info(
             f"\nfollowing ended, the benchmark goes on. `shardyard logs {handle}` shows its "
             f"tables, `shardyard cancel {handle}` ends it"
         )
@@ -249,14 +249,14 @@ Words = dict[Variant, tuple[str, ...]]
 
 
 def words_of(
-    variants: Sequence[Variant], words: Sequence[str], launcher: Launcher, asked: Asked
+    variants: Sequence[Variant], words: Sequence[str], launcher: Launcher, options: BenchOptions
 ) -> Words:
     """What each variant is submitted with; its run is named after it. Creates nothing.
 
     Raises:
         RequestError: One of them cannot be measured there.
     """
-    base = bench_proposal(words, launcher, asked, is_dry_run=True)
+    base = bench_proposal(words, launcher, options, is_dry_run=True)
     recipe, cluster = base.request.recipe, base.request.cluster
     device = recipe.cluster.device
     if device == "auto" and cluster is not None:
@@ -270,11 +270,12 @@ def words_of(
 
 
 def proposals_of(
-    found: Words, launcher: Launcher, asked: Asked, *, is_dry_run: bool = False
+    words_by_variant: Words, launcher: Launcher, options: BenchOptions, *, is_dry_run: bool = False
 ) -> list[Proposal]:
     """All that would be submitted, looked at before the first is."""
     return [
-        bench_proposal(words, launcher, asked, is_dry_run=is_dry_run) for words in found.values()
+        bench_proposal(words, launcher, options, is_dry_run=is_dry_run)
+        for words in words_by_variant.values()
     ]
 
 
@@ -343,24 +344,28 @@ class SideBySide:
 
 
 def measure_each(
-    found: Words, launcher: Launcher, asked: Asked, *, shown: Callable[[str], None]
+    words_by_variant: Words,
+    launcher: Launcher,
+    options: BenchOptions,
+    *,
+    print_line: Callable[[str], None],
 ) -> SideBySide:
     """Submit and follow one job after the other; one that fails does not cost the others' answers.
 
     Args:
-        shown: Given each line of the tables as it comes.
+        print_line: Given each line of the tables as it comes.
 
     Raises:
         KeyboardInterrupt: This command was interrupted; the job that is followed goes on.
     """
     side_by_side = SideBySide()
-    for variant, words in found.items():
+    for variant, words in words_by_variant.items():
         try:
             # proposed anew: what is left of a capacity block is less by now
-            job = submitted(bench_proposal(words, launcher, asked))
-            say(f"{variant.name}: job {job.id} ({job.name}) on {job.on}")
-            side_by_side.measured[variant] = (job, follow_bench(job, shown=shown))
+            job = submitted(bench_proposal(words, launcher, options))
+            info(f"{variant.name}: job {job.id} ({job.name}) on {job.on}")
+            side_by_side.measured[variant] = (job, follow_bench(job, print_line=print_line))
         except ShardyardError as error:
-            say(f"error: {variant.name}: {error}")
+            info(f"error: {variant.name}: {error}")
             side_by_side.failures.append(error)
     return side_by_side

@@ -19,8 +19,8 @@ from shardyard.launchers.base import LaunchRequest
 from shardyard.launchers.bundle import (
     Bundle,
     bundle,
-    checked_again,
     damaged_files,
+    recheck_bundle,
     unpack,
     write_bundle,
 )
@@ -43,10 +43,10 @@ def packed_code(
     note = _note(run_dir) if is_resume else {}
     if note.get("code") != listed:
         return bundle(listed, recipe_text)
-    return _kept(run_dir, note, listed)
+    return _load_launched_code(run_dir, note, listed)
 
 
-def _kept(run_dir: RunDir, note: Mapping[str, Any], listed: list[str]) -> Bundle:
+def _load_launched_code(run_dir: RunDir, note: Mapping[str, Any], listed: list[str]) -> Bundle:
     """The code that was launched: from the run's folder, or packed again if it is the same.
 
     Raises:
@@ -54,9 +54,9 @@ def _kept(run_dir: RunDir, note: Mapping[str, Any], listed: list[str]) -> Bundle
     """
     path, digest = _archive_of(run_dir, note)
     try:
-        found = checked_again(path, digest=digest)
+        found = recheck_bundle(path, digest=digest)
     except DataError as error:
-        return _packed_again(run_dir, listed, digest, str(error))
+        return _repack(run_dir, listed, digest, str(error))
     except RequestError as error:
         file = _note_file(run_dir)
         raise RequestError(
@@ -65,8 +65,8 @@ def _kept(run_dir: RunDir, note: Mapping[str, Any], listed: list[str]) -> Bundle
         ) from error
     folder = _unpacked(run_dir, digest)
     if (folder / "recipe.yaml").is_file():
-        _refuse_changed(path, folder, digest)
-    if found.left_out:
+        _check_unchanged(path, folder, digest)
+    if found.excluded_files:
         warn(
             f"{path}, which an earlier version packed, holds private files. They are not sent "
             f"again, but are still there: rm -r {shlex.quote(str(path))} {shlex.quote(str(folder))}"
@@ -74,7 +74,7 @@ def _kept(run_dir: RunDir, note: Mapping[str, Any], listed: list[str]) -> Bundle
     return found
 
 
-def _packed_again(run_dir: RunDir, listed: list[str], digest: str, problem: str) -> Bundle:
+def _repack(run_dir: RunDir, listed: list[str], digest: str, problem: str) -> Bundle:
     """The launched code out of this folder, where the archive is lost."""
     with suppress(OSError, RequestError, UnicodeDecodeError):
         made = bundle(listed, run_dir.recipe.read_text(encoding="utf-8"))
@@ -101,7 +101,7 @@ def describe_code(code: Bundle | None, *, in_full: bool) -> list[str]:
     count = f"{len(code.names):,} file{'s' * (len(code.names) != 1)}"
     names = ", ".join(shown) + (f" and {more:,} more" if more else "")
     lines = [f"code: {count} sent: {names}"]
-    return lines + [f"code: not sent: {name}: {why}" for name, why in code.left_out.items()]
+    return lines + [f"code: not sent: {name}: {why}" for name, why in code.excluded_files.items()]
 
 
 def send_code(request: LaunchRequest, run_dir: RunDir) -> None:
@@ -137,7 +137,7 @@ def take_code(recipe: Recipe, run_dir: RunDir, sent: Path | None = None) -> None
     folder = _unpacked(run_dir, digest)
     if not (folder / "recipe.yaml").is_file():  # unpacked last
         unpack(sent, folder, digest=digest)
-    _refuse_changed(sent, folder, digest)
+    _check_unchanged(sent, folder, digest)
     known = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(folder / "code"), *([known] if known else [])])
 
@@ -147,7 +147,7 @@ def _unpacked(run_dir: RunDir, digest: str) -> Path:
     return run_dir.path / "launch" / f"code-{digest[:16]}"
 
 
-def _refuse_changed(sent: Path, folder: Path, digest: str) -> None:
+def _check_unchanged(sent: Path, folder: Path, digest: str) -> None:
     """Compare unpacked code with what was packed: another process may have changed it since."""
     wrong = damaged_files(sent, folder, digest=digest)
     if not wrong:

@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from shardyard.cluster.clients import described, world_at
+from shardyard.cluster.clients import spec_file, world_at
 from shardyard.cluster.existing_spec import AdoptedCluster
-from shardyard.cluster.spec import LARGEST_GROUP, Description
+from shardyard.cluster.spec import LARGEST_GROUP, ClusterSpec
 from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import instance
 from shardyard.launchers.base import LaunchRequest, SideJob
@@ -59,18 +59,18 @@ def against_side_jobs(request: LaunchRequest, clusters: Path = CLUSTERS) -> list
     return [f"{found[0]}: {why}" for why in _of_side_job(side, found[1], before_training=True)]
 
 
-def _description(request: LaunchRequest, clusters: Path) -> tuple[Path, Description] | None:
+def _description(request: LaunchRequest, clusters: Path) -> tuple[Path, ClusterSpec] | None:
     context = request.recipe.launch.kubernetes.context
     with suppress(RequestError):  # another context, or a file that `cluster` reports
         region, name = eks_cluster(context or "")
         folder = clusters / f"{name}.{region}"
-        if described(folder).is_file():
-            return described(folder), world_at(folder).given
+        if spec_file(folder).is_file():
+            return spec_file(folder), world_at(folder).spec
     return None
 
 
-def _of_training(request: LaunchRequest, given: Description) -> Iterator[str]:
-    wanted, kind = request.recipe.cluster.instance, given.nodes.instance
+def _of_training(request: LaunchRequest, spec: ClusterSpec) -> Iterator[str]:
+    wanted, kind = request.recipe.cluster.instance, spec.nodes.instance
     if kind is None or request.recipe.launch.kubernetes.node_selector:
         return  # other nodes of the cluster, which are not described
     if wanted is not None and wanted != kind:
@@ -78,7 +78,7 @@ def _of_training(request: LaunchRequest, given: Description) -> Iterator[str]:
             f"the cluster has nodes of {kind}, none of {wanted}, so no pod would start. Set "
             f"cluster.instance={kind}, or make a cluster with nodes.instance={wanted}"
         )
-    most = given.nodes.max or LARGEST_GROUP
+    most = spec.nodes.max or LARGEST_GROUP
     if wanted is not None and request.nodes > most:
         yield (
             f"the cluster has at most {most} nodes of {kind}, and {request.nodes} are requested. "
@@ -87,13 +87,13 @@ def _of_training(request: LaunchRequest, given: Description) -> Iterator[str]:
     if wanted not in (None, kind):
         return  # what a pod requests follows the other type
     demand = demand_of(request)
-    if demand.has_efa and not given.has_efa:
+    if demand.has_efa and not spec.has_efa:
         yield (
             f"its nodes have no EFA (nodes.efa), and each pod requests {demand.devices[EFA]} of "
             f"{EFA}. Set launch.kubernetes.efa=0"
         )
-    kinds = [kind] if wanted is not None else [kind, given.system.instance]
-    lacking = [_lacking(demand.requests(), each) for each in kinds]
+    kinds = [kind] if wanted is not None else [kind, spec.system.instance]
+    lacking = [_shortfall(demand.requests(), each) for each in kinds]
     if all(lacking):
         yield (
             f"a pod requests {lacking[0]}. Make the cluster with a larger nodes.instance, or lower "
@@ -102,16 +102,16 @@ def _of_training(request: LaunchRequest, given: Description) -> Iterator[str]:
 
 
 def _of_side_job(
-    request: LaunchRequest, given: Description, *, before_training: bool = False
+    request: LaunchRequest, spec: ClusterSpec, *, before_training: bool = False
 ) -> Iterator[str]:
-    is_elsewhere = isinstance(given, AdoptedCluster)  # it has nodes that are not described
+    is_elsewhere = isinstance(spec, AdoptedCluster)  # it has nodes that are not described
     if is_elsewhere or request.recipe.launch.kubernetes.side_node_selector:
         return
     requests = demand_of(request).requests()
-    kinds: list[str] = [given.system.instance]
-    if given.nodes.instance is not None and not (before_training and given.nodes.count == 0):
-        kinds.append(given.nodes.instance)
-    lacking = [_lacking(requests, kind) for kind in kinds]
+    kinds: list[str] = [spec.system.instance]
+    if spec.nodes.instance is not None and not (before_training and spec.nodes.count == 0):
+        kinds.append(spec.nodes.instance)
+    lacking = [_shortfall(requests, kind) for kind in kinds]
     if all(lacking):
         yield (
             f"the pod of a side job requests {lacking[0]}. Ask for less: "
@@ -119,7 +119,7 @@ def _of_side_job(
         )
 
 
-def _lacking(requests: dict[str, str], kind: str) -> str:
+def _shortfall(requests: dict[str, str], kind: str) -> str:
     """What a pod requests beyond what a node of a type can allocate at most; empty: nothing."""
     if kind in _SYSTEM_TYPES:
         cores, gib = _SYSTEM_TYPES[kind]

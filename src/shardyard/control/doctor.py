@@ -10,9 +10,9 @@ from shardyard.config.sources import SCHEMES, scheme_row
 from shardyard.config.task_lookup import task_row
 from shardyard.config.tasks import TASKS
 from shardyard.config.versions import engines_for
-from shardyard.control.alerts import refuse_wrong_addresses
+from shardyard.control.alerts import validate_addresses
 from shardyard.control.aux_jobs import SideTerms
-from shardyard.control.hub_access import access_problems
+from shardyard.control.hub_access import access_errors
 from shardyard.control.install import proposal_for
 from shardyard.control.prepare_remote import probe_on
 from shardyard.control.request import Request
@@ -20,13 +20,13 @@ from shardyard.control.submission import refusals
 from shardyard.control.what_if import plan_of
 from shardyard.doctor.finding import Finding
 from shardyard.doctor.machine import check_machine
-from shardyard.doctor.paths import data_problems
+from shardyard.doctor.paths import check_data_sources
 from shardyard.errors import ShardyardError
 from shardyard.families.registry import FAMILIES, family_of
 from shardyard.hardware.machine import probe
 from shardyard.launchers.base import LAUNCHERS, HasChecks, Launcher, launcher_class
 from shardyard.launchers.secrets import loose_files, resolve_local
-from shardyard.plugins import Group, claim_problems, installed, loaded, unreadable
+from shardyard.plugins import Group, check_plug_in_claims, installed, load_entry_point, unreadable
 
 
 def _use_source(name: str) -> object:
@@ -34,7 +34,7 @@ def _use_source(name: str) -> object:
     this half."""
     if name[0] != ".":
         return scheme_row(name)
-    return loaded("sources", name, ours=SCHEMES, wrong=lambda _: "")
+    return load_entry_point("sources", name, builtin=SCHEMES, validate=lambda _: "")
 
 
 _REGISTRIES: dict[Group, tuple[Collection[str], Callable[[str], object]]] = {
@@ -48,29 +48,29 @@ _REGISTRIES: dict[Group, tuple[Collection[str], Callable[[str], object]]] = {
 
 def plug_in_findings() -> list[Finding]:
     """Each name that packages add: whether it can be used. Imports them."""
-    found = [_wrong_plug_in(text) for text in unreadable()]
+    found = [_plugin_warning(text) for text in unreadable()]
     wrong_settings = {plug_in: text for plug_in, text in described() if isinstance(text, str)}
     for group, (ours, use) in _REGISTRIES.items():
-        found += [_wrong_plug_in(text) for text in claim_problems(group, ours)]
+        found += [_plugin_warning(text) for text in check_plug_in_claims(group, ours)]
         for name, claims in installed(group).items():
             if name in ours or len(claims) > 1:
                 continue  # told above
             try:
                 use(name)
             except ShardyardError as error:
-                found.append(_wrong_plug_in(str(error)))
+                found.append(_plugin_warning(str(error)))
                 continue
             text = wrong_settings.get(claims[0])
             good = Finding(name="plug-in", verdict="ok", what=f"{claims[0].what} can be used")
-            found.append(good if text is None else _wrong_plug_in(text))
+            found.append(good if text is None else _plugin_warning(text))
     return found
 
 
-def _wrong_plug_in(text: str) -> Finding:
+def _plugin_warning(text: str) -> Finding:
     return Finding(name="plug-in", verdict="warning", what=text)
 
 
-def findings_here(request: Request | None = None) -> list[Finding]:
+def local_findings(request: Request | None = None) -> list[Finding]:
     """Of this machine, for a request or for any."""
     if request is None:
         return check_machine(Path("runs"))
@@ -80,15 +80,15 @@ def findings_here(request: Request | None = None) -> list[Finding]:
     return [
         *check_machine(
             Path(recipe.run.dir).expanduser(),
-            devices_wanted=None if recipe.cluster.device == "cpu" else processes,
+            requested_devices=None if recipe.cluster.device == "cpu" else processes,
             processes=processes,
             checkpoint_bytes=request.checkpoint_bytes,
-            kept=recipe.checkpoint,
+            retention=recipe.checkpoint,
             host_bytes=_host_bytes(request),
             engines=engines_for(recipe),
         ),
         *_secrets(request),
-        *data_problems(recipe),
+        *check_data_sources(recipe),
     ]
 
 
@@ -107,17 +107,17 @@ def _host_bytes(request: Request) -> int | None:
     return None
 
 
-def findings_there(request: Request, launcher: Launcher) -> list[Finding]:
+def launcher_findings(request: Request, launcher: Launcher) -> list[Finding]:
     """Of what a request would be launched on; its services are asked."""
     try:
         proposal = proposal_for(request, launcher)
     except ShardyardError as error:
         return [Finding(name="request", verdict="problem", what=str(error))]
-    against = [*refusals(proposal), *access_problems(request.recipe, launcher)]
+    against = [*refusals(proposal), *access_errors(request.recipe, launcher)]
     wrong = [Finding(name="request", verdict="problem", what=reason) for reason in against]
     right = Finding(name="request", verdict="ok", what=f"{launcher.name} can be asked for it")
     findings = wrong or [right]
-    if _reads_secrets_here(launcher):
+    if _reads_local_secrets(launcher):
         findings += _secrets(request)
     if isinstance(launcher, HasChecks):
         findings += launcher.checks(proposal.request)
@@ -134,7 +134,7 @@ def findings_of_a_node(
         return [Finding(name="probe", verdict="problem", what=str(error))]
 
 
-def _reads_secrets_here(launcher: Launcher) -> bool:
+def _reads_local_secrets(launcher: Launcher) -> bool:
     """Whether the nodes see the files that this machine sees, and get its environment."""
     return launcher.capabilities.shares_folder
 
@@ -145,7 +145,7 @@ def _secrets(request: Request) -> list[Finding]:
         return []
     try:
         found = resolve_local(section, os.environ)
-        refuse_wrong_addresses(request.recipe.observe.alerts, found)
+        validate_addresses(request.recipe.observe.alerts, found)
     except ShardyardError as error:
         return [Finding(name="secrets", verdict="problem", what=str(error))]
     loose = [Finding(name="secrets", verdict="warning", what=text) for text in loose_files(section)]

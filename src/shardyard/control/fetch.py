@@ -11,30 +11,30 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.control.aux_jobs import SideTerms, run_side_job, side_request
-from shardyard.control.run_location import RunHome, nodes_folder
-from shardyard.control.side_jobs import opened
+from shardyard.control.run_location import RunLocation, nodes_folder
+from shardyard.control.side_jobs import open_remote_files
 from shardyard.errors import RequestError
 from shardyard.io.aws import s3_client
-from shardyard.io.digests import Complete, FileDigest
+from shardyard.io.digests import FileDigest, FolderDigests
 from shardyard.io.files import make_folder, write_text
 from shardyard.launchers.base import SideJob
-from shardyard.log import say, warn
+from shardyard.log import info, warn
 from shardyard.python_program import python_program
 from shardyard.rundir.contracts import LINE_FILES
 from shardyard.rundir.layout import RunDir
 from shardyard.transfer.download import (
+    FileSource,
     FolderSource,
-    Listing,
-    Source,
-    Told,
-    missing_here,
+    ProgressCallback,
+    RemoteListing,
+    check_free_space,
+    missing_locally,
     read_listing,
     receive,
     receive_whole,
-    refuse_without_room,
 )
 from shardyard.transfer.merge_jsonl import merge_lines
-from shardyard.transfer.s3 import S3Source, parse_place
+from shardyard.transfer.s3 import S3Source, parse_location
 from shardyard.units import format_bytes
 
 # Bring listed files of a run into a folder here: sizes first, then progress, then the pointers.
@@ -44,7 +44,7 @@ _BEGUN = ".recipe.yaml.*"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Brought:
+class FetchResult:
     """What came of it."""
 
     to: Path
@@ -65,30 +65,30 @@ class Brought:
 
 
 @dataclass(frozen=True)
-class _Below:
+class _Subfolder:
     """A folder of a source."""
 
-    source: Source
+    source: FileSource
     folder: str
 
     def read(self, name: str, offset: int) -> Iterator[bytes]:
         return self.source.read(f"{self.folder}/{name}", offset)
 
 
-def bring(
-    source: Source,
-    listing: Listing,
+def download(
+    source: FileSource,
+    listing: RemoteListing,
     to: RunDir,
     *,
-    asked: RunDir,
+    run_dir: RunDir,
     progress: "Progress",
     dry_run: bool = False,
-) -> Brought:
+) -> FetchResult:
     """Bring what is missing.
 
     Args:
         to: The folder of the run here, or a copy.
-        asked: The run's folder that the launcher keeps, whose recipe a copy gets.
+        run_dir: The run's folder that the launcher keeps, whose recipe a copy gets.
         progress: Shows how far it is.
 
     Raises:
@@ -96,62 +96,62 @@ def bring(
         StorageError: There is no room, or it cannot be written.
         DataError: A file came wrong twice.
     """
-    _refuse_others(to, asked)
+    _check_target_folder(to, run_dir)
     for warning in listing.warnings:
         warn(f"{warning}.")
     beside = {name: each for name, each in listing.others.items() if name not in LINE_FILES}
     lines = {name: each for name, each in listing.others.items() if name in LINE_FILES}
-    missing = missing_here(beside, to.path)
+    missing = missing_locally(beside, to.path)
     folders = {
         folder: lacking
         for folder, files in listing.checkpoints.items()
-        if (lacking := missing_here(files, to.path / folder))
+        if (lacking := missing_locally(files, to.path / folder))
     }
     wanted = [missing, lines, *folders.values()]
     size = sum(each.bytes for files in wanted for each in files.values())
     count = sum(len(files) for files in wanted)
-    say(_sizes(listing, to.path, size))
-    told = Brought(
+    info(_sizes(listing, to.path, size))
+    told = FetchResult(
         to=to.path, steps=listing.steps, files=count, bytes=size, warnings=listing.warnings
     )
     if dry_run:
         return told
-    refuse_without_room(size, to.path)
-    if to.path != asked.path:
+    check_free_space(size, to.path)
+    if to.path != run_dir.path:
         for begun in to.path.glob(_BEGUN):
             begun.unlink()
-        write_text(to.recipe, asked.recipe.read_text(encoding="utf-8"))
+        write_text(to.recipe, run_dir.recipe.read_text(encoding="utf-8"))
     with progress(_all(listing, folders, missing, lines)) as seen:
-        receive(source, missing, to.path, told=seen)
-        _bring_lines(source, lines, to, told=seen)
+        receive(source, missing, to.path, on_progress=seen)
+        _download_lines(source, lines, to, on_progress=seen)
         for folder in folders:
             files = listing.checkpoints[folder]
-            receive_whole(_Below(source, folder), files, to.path / folder, told=seen)
-    _point(to, listing)
+            receive_whole(_Subfolder(source, folder), files, to.path / folder, on_progress=seen)
+    _update_pointers(to, listing)
     return told
 
 
-Progress = Callable[[int], AbstractContextManager[Told]]
+Progress = Callable[[int], AbstractContextManager[ProgressCallback]]
 """Shows how far so many bytes have come, as long as it is entered."""
 
 
 @contextmanager
-def said_progress(total_bytes: int) -> Iterator[Told]:
+def log_progress(total_bytes: int) -> Iterator[ProgressCallback]:
     """A line every tenth."""
     done, next_tenth = 0, 1
 
-    def tell(_name: str, size: int) -> None:
+    def on_progress(_name: str, size: int) -> None:
         nonlocal done, next_tenth
         done += size
         while total_bytes and done * 10 >= next_tenth * total_bytes and next_tenth < 10:
-            say(f"{next_tenth * 10} %: {format_bytes(done)} of {format_bytes(total_bytes)}")
+            info(f"{next_tenth * 10} %: {format_bytes(done)} of {format_bytes(total_bytes)}")
             next_tenth += 1
 
-    yield tell
+    yield on_progress
 
 
 def _all(
-    listing: Listing,
+    listing: RemoteListing,
     folders: Mapping[str, object],
     *others: Mapping[str, FileDigest],
 ) -> int:
@@ -160,17 +160,21 @@ def _all(
     return sum(each.bytes for files in (*whole, *others) for each in files.values())
 
 
-def _bring_lines(
-    source: Source, lines: Mapping[str, FileDigest], to: RunDir, *, told: Told
+def _download_lines(
+    source: FileSource,
+    lines: Mapping[str, FileDigest],
+    to: RunDir,
+    *,
+    on_progress: ProgressCallback,
 ) -> None:
     make_folder(to.path)
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=to.path) as scratch:
-        receive(source, lines, Path(scratch), told=told)
+        receive(source, lines, Path(scratch), on_progress=on_progress)
         for name in lines:
             merge_lines(Path(scratch) / name, to.path / name)
 
 
-def _point(to: RunDir, listing: Listing) -> None:
+def _update_pointers(to: RunDir, listing: RemoteListing) -> None:
     """Let ``latest`` and ``best`` name checkpoints that are here."""
     steps = to.checkpoint_steps()
     if listing.steps and steps:
@@ -179,12 +183,12 @@ def _point(to: RunDir, listing: Listing) -> None:
         write_text(to.best, to.checkpoint(listing.best).name + "\n")
 
 
-def _refuse_others(to: RunDir, asked: RunDir) -> None:
-    if to.path == asked.path or not to.path.exists():
+def _check_target_folder(to: RunDir, run_dir: RunDir) -> None:
+    if to.path == run_dir.path or not to.path.exists():
         return
     if not to.path.is_dir() or any(not each.match(_BEGUN) for each in to.path.iterdir()):
         try:
-            is_same = to.recipe.read_bytes() == asked.recipe.read_bytes()
+            is_same = to.recipe.read_bytes() == run_dir.recipe.read_bytes()
         except OSError:
             is_same = False
         if not is_same:
@@ -194,7 +198,7 @@ def _refuse_others(to: RunDir, asked: RunDir) -> None:
             )
 
 
-def _sizes(listing: Listing, to: Path, missing_bytes: int) -> str:
+def _sizes(listing: RemoteListing, to: Path, missing_bytes: int) -> str:
     there = next(each for each in (to, *to.absolute().parents) if each.exists())
     free = format_bytes(shutil.disk_usage(there).free)
     return (
@@ -203,17 +207,17 @@ def _sizes(listing: Listing, to: Path, missing_bytes: int) -> str:
     )
 
 
-def bring_run(
-    home: RunHome,
+def fetch_run(
+    home: RunLocation,
     target: RunDir,
     step: str,
     via: str | None,
     terms: SideTerms,
     *,
-    progress: Progress = said_progress,
-) -> Brought | None:
+    progress: Progress = log_progress,
+) -> FetchResult | None:
     """Bring by the shortest way that there is; None: a request was shown alone."""
-    place = None if via is None else parse_place(via)
+    place = None if via is None else parse_location(via)
     if home.folder is not None:
         if place is not None:
             raise RequestError(
@@ -222,31 +226,33 @@ def bring_run(
                 f"{home.run_dir.handle} --to {via}"
             )
         if target.path.resolve() == home.folder.path.resolve():
-            say(f"nothing to bring: {home.folder.path} is where the run's files are")
-            return Brought(to=target.path, steps=(), files=0, bytes=0, warnings=())
-        listing = list_here(home.folder, step)
+            info(f"nothing to bring: {home.folder.path} is where the run's files are")
+            return FetchResult(to=target.path, steps=(), files=0, bytes=0, warnings=())
+        listing = list_local_folder(home.folder, step)
         source = FolderSource(folder=home.folder.path)
-        return bring(
-            source, listing, target, asked=home.run_dir, progress=progress, dry_run=terms.dry_run
+        return download(
+            source, listing, target, run_dir=home.run_dir, progress=progress, dry_run=terms.dry_run
         )
-    trained, recipe = home.far
+    trained, recipe = home.remote
     if place is not None:
         side = SideJob(kind="fetch", arguments={"via": str(place), "step": step})
         request = side_request(home.run_dir, trained.launcher, side, recipe=recipe)
         if run_side_job(home.run_dir, trained.launcher, request, terms) is None:
             return None
-        there = S3Source(client=s3_client(), place=place)
+        there = S3Source(client=s3_client(), location=place)
         listing = _of_complete(there.complete(), home.run_dir)
-        return bring(there, listing, target, asked=home.run_dir, progress=progress)
-    with opened(home.run_dir, trained, recipe, terms) as nodes:
+        return download(there, listing, target, run_dir=home.run_dir, progress=progress)
+    with open_remote_files(home.run_dir, trained, recipe, terms) as nodes:
         if nodes is None:
             return None
-        say(f"reading {nodes_folder(recipe, home.run_dir)}: the checkpoint is verified there first")
+        info(
+            f"reading {nodes_folder(recipe, home.run_dir)}: the checkpoint is verified there first"
+        )
         listing = nodes.source.list(step)
-        return bring(nodes.source, listing, target, asked=home.run_dir, progress=progress)
+        return download(nodes.source, listing, target, run_dir=home.run_dir, progress=progress)
 
 
-def list_here(folder: RunDir, step: str) -> Listing:
+def list_local_folder(folder: RunDir, step: str) -> RemoteListing:
     """What a run's folder that this machine sees holds, the checkpoint of a step verified.
 
     Raises:
@@ -260,9 +266,9 @@ def list_here(folder: RunDir, step: str) -> Listing:
         return read_listing(process.stdout)
 
 
-def _of_complete(complete: Complete, run_dir: RunDir) -> Listing:
+def _of_complete(complete: FolderDigests, run_dir: RunDir) -> RemoteListing:
     """What was sent to S3, held to the form of a listing."""
-    run = complete.made_of.get("run")
+    run = complete.provenance.get("run")
     if run != run_dir.run_id:
         raise RequestError(
             f"the prefix holds files of run {run!r}, not of {run_dir.run_id!r}. Give another."
@@ -270,5 +276,5 @@ def _of_complete(complete: Complete, run_dir: RunDir) -> Listing:
     lines = [
         json.dumps({"file": name, **asdict(digest)}) for name, digest in complete.files.items()
     ]
-    end = {key: complete.made_of.get(key) for key in ("steps", "best", "warnings")}
+    end = {key: complete.provenance.get(key) for key in ("steps", "best", "warnings")}
     return read_listing([*lines, json.dumps({"end": end})])

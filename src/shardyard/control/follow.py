@@ -17,8 +17,8 @@ from typing import Any, Protocol
 from shardyard.config.resolved import Resolved
 from shardyard.config.tasks import BITS_PER_BYTE, unit_of
 from shardyard.io.files import open_plain, parse_json
-from shardyard.io.polling import until_over
-from shardyard.log import say
+from shardyard.io.polling import poll_until
+from shardyard.log import info
 from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.layout import RunDir
 from shardyard.trackers.service import WORDS
@@ -53,27 +53,27 @@ def follow(
     attempt: int,
     process: Popen[Any] | None,
     *,
-    shown: "Shown",
+    view_factory: "ViewFactory",
     notes: deque[str] | None = None,
 ) -> None:
     """Show an attempt until its process ends; without a process, until it says that it ended.
 
     Args:
-        shown: Makes the view that shows it.
+        view_factory: Makes the view that shows it.
         notes: Lines to show in between, taken from the left; a signal handler may append to it.
     """
-    view = shown(read_resolved(run_dir.resolved(attempt)))
-    story = Story(attempt, view)
+    view = view_factory(read_resolved(run_dir.resolved(attempt)))
+    story = AttemptReporter(attempt, view)
     events, metrics = Tail(run_dir.events), Tail(run_dir.metrics)
 
     def has_ended() -> bool:
         return process.poll() is not None if process else story.has_ended
 
     try:
-        for _ in until_over(has_ended, every_s=_POLL_S):
+        for _ in poll_until(has_ended, every_s=_POLL_S):
             while notes:
                 view.line(notes.popleft())
-            story.tell(events.read(), metrics.read())
+            story.report(events.read(), metrics.read())
     finally:
         view.close()
 
@@ -107,8 +107,8 @@ class Tail:
 class View(Protocol):
     """How a run is shown."""
 
-    def phase(self, words: str, *, is_told: bool) -> None:
-        """What the run is busy with now; ``is_told`` where a line says the same."""
+    def phase(self, words: str, *, is_logged: bool) -> None:
+        """What the run is busy with now; ``is_logged`` where a line says the same."""
 
     def step(self, line: dict[str, Any], *, step_s: float | None) -> None:
         """A step was done; ``line`` is its line of metrics.jsonl, ``step_s`` what one takes now."""
@@ -126,11 +126,11 @@ class View(Protocol):
         """Nothing more will come."""
 
 
-Shown = Callable[[Resolved], View]
+ViewFactory = Callable[[Resolved], View]
 """Makes the view of an attempt that resolved to this."""
 
 
-class Story:
+class AttemptReporter:
     """Turns events and metrics of one attempt into what a view shows."""
 
     def __init__(self, attempt: int, view: View) -> None:
@@ -139,9 +139,9 @@ class Story:
         self._view = view
         self._step_times_s: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._is_training = False
-        view.phase("starting workers", is_told=False)
+        view.phase("starting workers", is_logged=False)
 
-    def tell(self, events: list[dict[str, Any]], lines: list[dict[str, Any]]) -> None:
+    def report(self, events: list[dict[str, Any]], lines: list[dict[str, Any]]) -> None:
         """Tell what two files say in the order in which it happened.
 
         Args:
@@ -151,12 +151,12 @@ class Story:
         waiting = deque(lines)
         for event in events:
             while waiting and _was_before(waiting[0], event):
-                self.tell_metrics(waiting.popleft())
-            self.tell_event(event)
+                self.report_metrics(waiting.popleft())
+            self.report_event(event)
         for line in waiting:
-            self.tell_metrics(line)
+            self.report_metrics(line)
 
-    def tell_event(self, event: dict[str, Any]) -> None:
+    def report_event(self, event: dict[str, Any]) -> None:
         if event.get("attempt") != self._attempt:
             return
         kind = event["kind"]
@@ -165,14 +165,14 @@ class Story:
         if event.get("compiles"):
             phase = f"{phase}, compiling the blocks (minutes, or seconds where torch has them)"
         if phase is not None:
-            self._view.phase(phase, is_told=text is not None)
+            self._view.phase(phase, is_logged=text is not None)
         if text is not None:
             self._view.line(text)
         if "last_step" in event:
             self._view.length(event["last_step"])
         self.has_ended = self.has_ended or kind == "attempt_ended"
 
-    def tell_metrics(self, line: dict[str, Any]) -> None:
+    def report_metrics(self, line: dict[str, Any]) -> None:
         if "eval" in line:
             if self._is_training:  # evaluations name no attempt; earlier ones come before it
                 self._view.evaluation(line["step"], line["eval"])
@@ -323,14 +323,14 @@ def _describe_begin(event: dict[str, Any]) -> str:
         f"; {words}: {', '.join(event[key])}" for key, words in _GAPS.items() if event.get(key)
     )
     begun = f"continuing from step {event['step']}{where}"
-    return f"{begun}{damaged}{note}{gaps}{_snapshots_refused(event)}"
+    return f"{begun}{damaged}{note}{gaps}{_rejected_snapshots(event)}"
 
 
 def _memory(event: dict[str, Any]) -> str:
     return "another node's memory" if event.get("source") == "neighbour" else "memory"
 
 
-def _snapshots_refused(event: dict[str, Any]) -> str:
+def _rejected_snapshots(event: dict[str, Any]) -> str:
     return "".join(
         f"; the snapshot of step {refused['step']} is damaged and was passed over "
         f"({refused['reason']})"
@@ -351,7 +351,7 @@ def _describe_device(event: dict[str, Any]) -> str:
         return f"{who} is well again: {event['cause']} no more"
     is_programs = event["kind"] == "program_error"
     words = "; mostly the program's fault, not the device's" if is_programs else ""
-    return f"{who}: {event['cause']}{words}{_stays(event)}"
+    return f"{who}: {event['cause']}{words}{_not_excluded_reason(event)}"
 
 
 def describe_straggler(event: dict[str, Any]) -> str:
@@ -362,7 +362,9 @@ def describe_straggler(event: dict[str, Any]) -> str:
         if event["is_over"]:
             return f"{who} is no straggler any more: its process is stopped no more"
         times = f"its process is stopped now and then, {event['stopped_share']:.0%} of the time"
-        return f"{who} is a straggler: {times} (SIGSTOP, or job control){_stays(event)}"
+        return (
+            f"{who} is a straggler: {times} (SIGSTOP, or job control){_not_excluded_reason(event)}"
+        )
     compute, peers = (format_seconds(event[key]) for key in ("compute_s", "peers_s"))
     held_up = " on average, held up now and then" if event.get("is_held_up") else ""
     is_data = event.get("what") == "data"
@@ -371,7 +373,7 @@ def describe_straggler(event: dict[str, Any]) -> str:
     if event["is_over"]:
         return f"{who} is no straggler any more: {times}"
     since = ", since the start" if event.get("is_since_start") else ""
-    stays = _stays(event)
+    stays = _not_excluded_reason(event)
     return f"{who} is a straggler, {event['factor']:.1f} times as slow{since}: {times}{stays}"
 
 
@@ -395,7 +397,7 @@ def span(ranks: Sequence[int]) -> str:
     return f"{ranks[0]}, {ranks[1]}, ... {ranks[-1]}"
 
 
-def _stays(event: dict[str, Any]) -> str:
+def _not_excluded_reason(event: dict[str, Any]) -> str:
     """Why a rule of elastic.leave_out_for was not followed."""
     return f"; not left out: {event['stays']}" if event.get("stays") else ""
 
@@ -411,11 +413,11 @@ def _describe_node(event: dict[str, Any]) -> str:
     return f"{who} takes the place of the lost one"
 
 
-def describe_stall(seconds: float, usual_s: float | None) -> str:
+def describe_stall(seconds: float, typical_s: float | None) -> str:
     """How long no step has come, and what one takes else."""
     if not seconds:
         return "steps come again"
-    usual = "" if usual_s is None else f" (usual {format_seconds(usual_s)})"
+    usual = "" if typical_s is None else f" (usual {format_seconds(typical_s)})"
     return f"no step for {format_seconds(seconds)}{usual}"
 
 
@@ -423,24 +425,29 @@ _TOLD_BY_LOSS = ("perplexity", BITS_PER_BYTE)
 """Metrics of an evaluation that are the loss in another unit."""
 
 
-class Log:
+class LogView:
     """Plain lines, one every so many steps."""
 
     def __init__(
-        self, tell: Callable[[str], None], total_steps: int, *, every: int, unit: str = "token"
+        self,
+        print_line: Callable[[str], None],
+        total_steps: int,
+        *,
+        every: int,
+        unit: str = "token",
     ) -> None:
         """Args:
         unit: What the speed is told of.
         """
-        self._tell = tell
+        self._print_line = print_line
         self._unit = unit
         self._total_steps = total_steps
         self._every = every
         self._phase = ""
 
-    def phase(self, words: str, *, is_told: bool) -> None:
+    def phase(self, words: str, *, is_logged: bool) -> None:
         is_new, self._phase = words != self._phase, words
-        if is_new and not is_told:
+        if is_new and not is_logged:
             self.line(words)
 
     def step(self, line: dict[str, Any], *, step_s: float | None) -> None:
@@ -457,17 +464,17 @@ class Log:
         self.line(f"step {step}/{self._total_steps}  evaluation {facts}")
 
     def line(self, text: str) -> None:
-        self._tell(text)
+        self._print_line(text)
 
     def close(self) -> None:
         """Nothing to put away."""
 
 
-def said(resolved: Resolved) -> View:
+def log_view(resolved: Resolved) -> View:
     """A view whose lines are said, as everything else is."""
     recipe = resolved.recipe
     unit = unit_of(recipe.task.name)
-    return Log(say, resolved.steps, every=recipe.observe.log_every, unit=unit)
+    return LogView(info, resolved.steps, every=recipe.observe.log_every, unit=unit)
 
 
 def describe_step(

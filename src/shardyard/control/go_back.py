@@ -7,13 +7,13 @@ the newest. They are removed once the run has a durable checkpoint as far on.
 import shutil
 from pathlib import Path
 
-from shardyard.config.resolved import BackTo
+from shardyard.config.resolved import RollbackTarget
 from shardyard.errors import RequestError, StorageError
 from shardyard.io.files import flush_folder, write_text
 from shardyard.rundir.layout import REPLACED, RunDir
 
 
-def refuse_missing_step(run_dir: RunDir, back_to: BackTo) -> None:
+def check_step_exists(run_dir: RunDir, back_to: RollbackTarget) -> None:
     """Raise if there is no whole checkpoint of the step.
 
     Raises:
@@ -29,7 +29,7 @@ def refuse_missing_step(run_dir: RunDir, back_to: BackTo) -> None:
     )
 
 
-def go_back(run_dir: RunDir, back_to: BackTo) -> list[int]:
+def go_back(run_dir: RunDir, back_to: RollbackTarget) -> list[int]:
     """Put the checkpoints after a step aside; returns their steps. The caller holds the lease.
 
     Raises:

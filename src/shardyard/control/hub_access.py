@@ -7,10 +7,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from shardyard.config.paths import Sight, is_folder
+from shardyard.config.paths import NodePaths, is_folder
 from shardyard.config.schema.recipe import Recipe
 from shardyard.launchers.base import Launcher
-from shardyard.launchers.secrets import how_to_keep
+from shardyard.launchers.secrets import store_commands
 
 TOKEN = "HF_TOKEN"
 """The variable that hub libraries read it from."""
@@ -20,12 +20,12 @@ _WORDS = ("auto", "train")
 """What data.tokenizer may be beside a folder and a hub name."""
 
 
-def access_problems(recipe: Recipe, launcher: Launcher) -> list[str]:
+def access_errors(recipe: Recipe, launcher: Launcher) -> list[str]:
     """A sentence for each repository that the hub would keep from the nodes; asks the hub.
 
     Where it does not answer nothing is said: what nodes can reach is not known here.
     """
-    if TOKEN in recipe.secrets or _is_logged_in(launcher, launcher.sees(recipe)):
+    if TOKEN in recipe.secrets or _is_logged_in(launcher, launcher.node_paths(recipe)):
         return []
     return [
         f"{setting}={name} is {why} on the Hugging Face hub, and secrets.{TOKEN} is not set: the "
@@ -33,7 +33,7 @@ def access_problems(recipe: Recipe, launcher: Launcher) -> list[str]:
         f"your token where they can read it:\n{_ways(recipe, launcher)}\nIf it lies in the nodes' "
         "store already, --force submits it all the same."
         for setting, name in _repositories(recipe)
-        if (why := _why_shut(name)) is not None
+        if (why := _access_restriction(name)) is not None
     ]
 
 
@@ -45,17 +45,17 @@ def _repositories(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "data.tokenizer", tokenizer
 
 
-def _is_logged_in(launcher: Launcher, sight: Sight) -> bool:
+def _is_logged_in(launcher: Launcher, node_paths: NodePaths) -> bool:
     """Whether nodes have a token of this user: in their environment, or from `hf auth login`."""
     from huggingface_hub import constants, get_token
 
     if launcher.capabilities.is_this_machine:
         return bool(get_token())
     token = os.environ.get("HF_TOKEN_PATH") or constants.HF_TOKEN_PATH
-    return sight.sees_this_machine and Path(token).is_file()
+    return node_paths.shares_filesystem and Path(token).is_file()
 
 
-def _why_shut(name: str) -> str | None:
+def _access_restriction(name: str) -> str | None:
     """Why the hub shows a repository to some only; None: to all, or it gave no answer."""
     from huggingface_hub import HfApi, constants, errors
 
@@ -73,5 +73,5 @@ def _why_shut(name: str) -> str | None:
 
 
 def _ways(recipe: Recipe, launcher: Launcher) -> str:
-    found = how_to_keep(TOKEN, launcher.capabilities.secrets, recipe.launch)
+    found = store_commands(TOKEN, launcher.capabilities.secrets, recipe.launch)
     return "\n".join(f"  {line}\n  and secrets.{TOKEN}={reference}" for line, reference in found)

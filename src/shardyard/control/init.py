@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.config.model.source import config_content, model_folder, read_shape
-from shardyard.config.paths import absent_problems, is_there, unseen_problems
-from shardyard.config.resolve import Preview
+from shardyard.config.paths import check_existing_paths, check_mounted_paths, path_exists
+from shardyard.config.resolve import PartialResolution
 from shardyard.config.rules.check import load_checked_recipe
 from shardyard.config.rules.custom_module import LACKS, generic_type
 from shardyard.config.schema.data import Data
@@ -21,16 +21,16 @@ from shardyard.config.schema.recipe import Recipe
 from shardyard.config.sources import is_remote
 from shardyard.config.tasks import tasks_of
 from shardyard.control.reliefs import reliefs_of
-from shardyard.control.request import Request, refuse_misfits
+from shardyard.control.request import Request, check_compatibility
 from shardyard.errors import AccessError, CapacityError, RequestError
 from shardyard.families.images.registry import IMAGE_PRESETS, is_image_config
 from shardyard.families.presets import PRESETS, preset_named
 from shardyard.families.shape import ModelShape
-from shardyard.hardware.cluster import Cluster
+from shardyard.hardware.cluster import ClusterHardware
 from shardyard.hardware.machine import Machine, probe
 from shardyard.launchers.base import LAUNCHERS, launcher_class
 from shardyard.planner.format import candidate_name, fitting_words, settings_of
-from shardyard.planner.kernels import missing
+from shardyard.planner.kernels import missing_rate
 from shardyard.planner.layouts import Search, nodes_that_fit, search
 from shardyard.planner.plan import Plan, plan_recipe, planned_cluster
 from shardyard.planner.reliefs import Relief
@@ -50,12 +50,12 @@ class Planned:
     """What is predicted of a draft."""
 
     plan: Plan
-    preview: Preview
+    preview: PartialResolution
     shape: ModelShape
     machine: Machine | None
-    cluster: Cluster | None
+    cluster: ClusterHardware | None
     workload: Workload
-    found: Search | None
+    search_result: Search | None
     """None: no accelerator, or none whose rates are known."""
     reliefs: tuple[Relief, ...]
     """What a search may change beside layouts, where nothing fits otherwise."""
@@ -66,12 +66,12 @@ class Planned:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Draft:
+class RecipeDraft:
     """A recipe on its way: what was answered so far."""
 
     file: Path
     """Where it will be written; the run is named after it."""
-    look: Callable[[], Machine] = probe
+    probe_machine: Callable[[], Machine] = probe
     """Describes this machine."""
     overrides: tuple[str, ...] = ()
     """The settings, as ``section.key=value``."""
@@ -80,7 +80,7 @@ class Draft:
     machines: str = ""
     """As answered: an instance type or a file."""
     planned: Planned | None = None
-    why_no_plan: str = ""
+    no_plan_reason: str = ""
     is_generic: bool = False
     """Whether its model is of no family here, so that nothing can ever be planned."""
     length: str = ""
@@ -95,7 +95,7 @@ class Draft:
         """
         return load_checked_recipe((), self.overrides)
 
-    def with_settings(self, *overrides: str) -> "Draft":
+    def with_settings(self, *overrides: str) -> "RecipeDraft":
         """With more settings.
 
         Raises:
@@ -105,18 +105,18 @@ class Draft:
         load_checked_recipe((), draft.overrides)
         return draft
 
-    def problems(self) -> list[str]:
+    def errors(self) -> list[str]:
         """What has to be mended before it runs there: paths that its nodes cannot have."""
         recipe = self.recipe
         if self.launcher is None:
-            return _nothing_there(recipe)
-        sight = launcher_class(self.launcher)().sees(recipe)
-        found = [*unseen_problems(recipe, sight), *absent_problems(recipe, sight)]
+            return _missing_paths(recipe)
+        sight = launcher_class(self.launcher)().node_paths(recipe)
+        found = [*check_mounted_paths(recipe, sight), *check_existing_paths(recipe, sight)]
         return [str(problem) for problem in found]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class InitQuestion:
     """One of the four."""
 
     name: str
@@ -124,16 +124,16 @@ class Question:
     text: str
     forms: str
     """What may be answered."""
-    usual: str
+    default: str
     """The answer where none is given."""
-    take: Callable[[Draft, str], Draft]
+    take: Callable[[RecipeDraft, str], RecipeDraft]
     """Hold an answer to the rules, and go on with it."""
 
 
 # --- model --------------------------------------------------------------------------------------
 
 
-def with_model(draft: Draft, answer: str) -> Draft:
+def with_model(draft: RecipeDraft, answer: str) -> RecipeDraft:
     """What is trained: a preset, a repository of the hub, or a folder.
 
     Raises:
@@ -153,11 +153,11 @@ def with_model(draft: Draft, answer: str) -> Draft:
             kind = _generic_type(folder)
             if kind is not None:
                 why = f"{folder} is a model of type {kind}, which is of no family here: {LACKS}."
-                draft = replace(draft, why_no_plan=why, is_generic=True)
+                draft = replace(draft, no_plan_reason=why, is_generic=True)
             else:
                 shape = read_shape(model, folder, Data().vocab_size)
         except (AccessError, CapacityError) as error:  # of the hub: the answer may be right
-            draft = replace(draft, why_no_plan=str(error))
+            draft = replace(draft, no_plan_reason=str(error))
     is_causal = shape is None or shape.is_causal
     task = () if is_causal else (f"task.name={tasks_of(is_causal=False)[0]}",)
     return draft.with_settings(*settings, *task)
@@ -198,7 +198,7 @@ def _model_settings(answer: str) -> tuple[str, ...]:
 # --- data ---------------------------------------------------------------------------------------
 
 
-def with_data(draft: Draft, answer: str) -> Draft:
+def with_data(draft: RecipeDraft, answer: str) -> RecipeDraft:
     """What it learns from: a file, folder, glob or address; whether it is there is told at the end.
 
     Raises:
@@ -207,11 +207,11 @@ def with_data(draft: Draft, answer: str) -> Draft:
     return draft.with_settings(f"data.source={answer.strip()}")
 
 
-def _nothing_there(recipe: Recipe) -> list[str]:
+def _missing_paths(recipe: Recipe) -> list[str]:
     return [
         f"{setting}={entry}: nothing is there on this machine. Put text there, or mend the path."
         for setting, entry in recipe.data.entries
-        if entry != Data().source and not is_remote(entry) and not is_there(entry)
+        if entry != Data().source and not is_remote(entry) and not path_exists(entry)
     ]
 
 
@@ -221,7 +221,7 @@ _PLACE = re.compile(r"(?P<where>\S+)(?:\s+(?:(?P<nodes>\d+)\s*x\s*)?(?P<machines
 PLACE_FORMS = "here, or LAUNCHER NODES x MACHINE such as slurm 2 x p5.48xlarge"
 
 
-def with_place(draft: Draft, answer: str) -> Draft:
+def with_location(draft: RecipeDraft, answer: str) -> RecipeDraft:
     """Where it is trained, planned at once: the settings of the fastest layout that fits.
 
     Raises:
@@ -251,36 +251,40 @@ def with_place(draft: Draft, answer: str) -> Draft:
     return _planned(replace(draft, launcher=where, machines=machines))
 
 
-def _planned(draft: Draft) -> Draft:
+def _planned(draft: RecipeDraft) -> RecipeDraft:
     """With a prediction, and with the layout that the search ranks first."""
-    if draft.why_no_plan:
+    if draft.no_plan_reason:
         return draft
-    planned = _plan(draft, machine=None if draft.launcher else draft.look())
-    _refuse_unfit(draft, planned)
-    if planned.found is None:
+    planned = _plan(draft, machine=None if draft.launcher else draft.probe_machine())
+    _check_fits(draft, planned)
+    if planned.search_result is None:
         return replace(draft, planned=planned)
-    draft = draft.with_settings(*settings_of(planned.found.best[0]))
-    return replace(draft, planned=_plan(draft, machine=planned.machine, found=planned.found))
+    draft = draft.with_settings(*settings_of(planned.search_result.best[0]))
+    return replace(
+        draft, planned=_plan(draft, machine=planned.machine, search_result=planned.search_result)
+    )
 
 
-def _plan(draft: Draft, *, machine: Machine | None, found: Search | None = None) -> Planned:
-    request = Request.of(draft.recipe, name=draft.file.stem, needs_weights=False, only_looks=True)
-    preview, shape = request.preview(machine), request.known_shape
+def _plan(
+    draft: RecipeDraft, *, machine: Machine | None, search_result: Search | None = None
+) -> Planned:
+    request = Request.of(draft.recipe, name=draft.file.stem, needs_weights=False, shape_only=True)
+    preview, shape = request.preview(machine), request.required_shape
     recipe = preview.recipe
-    refuse_misfits(recipe, shape)
+    check_compatibility(recipe, shape)
     cluster = planned_cluster(recipe, machine, devices_per_node=_devices(recipe))
     plan = _predict(recipe, shape, machine, steps=preview.steps)
     by_rule = "memory.loss_chunk" in preview.reasons
     workload = replace(workload_of(recipe, shape, plan.layout), chunks_by_rule=by_rule)
-    has_rates = cluster and not missing(cluster.accelerator, workload.formats.compute)
+    has_rates = cluster and not missing_rate(cluster.accelerator, workload.formats.compute)
     reliefs = reliefs_of(
         request.recipe, recipe, shape, plan.layout, cluster, chunks_by_rule=by_rule
     )
-    if found is None and cluster is not None and has_rates:
-        found = search(workload, cluster, best=BEST, reliefs=reliefs)
+    if search_result is None and cluster is not None and has_rates:
+        search_result = search(workload, cluster, best=BEST, reliefs=reliefs)
     return Planned(
         plan=plan, preview=preview, shape=shape, machine=machine, cluster=cluster,
-        workload=workload, found=found, reliefs=reliefs,
+        workload=workload, search_result=search_result, reliefs=reliefs,
     )  # fmt: skip
 
 
@@ -303,9 +307,9 @@ def _devices(recipe: Recipe) -> int:
     return devices
 
 
-def _refuse_unfit(draft: Draft, planned: Planned) -> None:
+def _check_fits(draft: RecipeDraft, planned: Planned) -> None:
     """Raise if no layout fits, with the nodes on which one does."""
-    found, plan = planned.found, planned.plan
+    found, plan = planned.search_result, planned.plan
     if found is None:
         if plan.fits == "does not fit":
             raise RequestError(
@@ -338,7 +342,7 @@ _MOST_STEPS = 10**9
 LENGTH_FORMS = "300 steps, 20B tokens, 2 epochs, a time such as 12h, or a price such as $500"
 
 
-def with_length(draft: Draft, answer: str) -> Draft:
+def with_length(draft: RecipeDraft, answer: str) -> RecipeDraft:
     """How long it is trained: a count; or a time or a price, in as many steps as the plan allows.
 
     Raises:
@@ -353,7 +357,7 @@ def with_length(draft: Draft, answer: str) -> Draft:
         number = _number(counted[1], answer, times=_TIMES[(counted[2] or "").lower()])
         unit = (counted[3] or "steps").lower().rstrip("s") + "s"
         value = f"{number:.0f}" if number == int(number) else f"{number!r}"
-        return _again(draft.with_settings(f"run.{unit}={value}"))
+        return _replanned(draft.with_settings(f"run.{unit}={value}"))
     try:
         seconds = parse_seconds(text)
     except ValueError as error:
@@ -371,12 +375,12 @@ def _number(text: str, answer: str, *, times: float = 1) -> float:
     return number
 
 
-def _within(draft: Draft, answer: str, allows: Callable[[Plan], bool]) -> Draft:
+def _within(draft: RecipeDraft, answer: str, allows: Callable[[Plan], bool]) -> RecipeDraft:
     """As many steps as the plan allows."""
     planned = draft.planned
     plan = None if planned is None else planned.of(1)
     if planned is None or plan is None or plan.step_s is None:
-        why = draft.why_no_plan if plan is None else plan.speed.reason
+        why = draft.no_plan_reason if plan is None else plan.speed.reason
         raise RequestError(
             f"{answer!r} cannot be said in steps: the speed is not predicted ({why}). Answer in "
             "steps, tokens, samples or epochs."
@@ -399,35 +403,37 @@ def _within(draft: Draft, answer: str, allows: Callable[[Plan], bool]) -> Draft:
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if allows(planned.of(middle)) else (low, middle)
-    return replace(_again(draft.with_settings(f"run.steps={low}")), length=answer)
+    return replace(_replanned(draft.with_settings(f"run.steps={low}")), length=answer)
 
 
-def _again(draft: Draft) -> Draft:
+def _replanned(draft: RecipeDraft) -> RecipeDraft:
     """Planned anew, with the length."""
     planned = draft.planned
     if planned is None:
         return draft
-    return replace(draft, planned=_plan(draft, machine=planned.machine, found=planned.found))
+    return replace(
+        draft, planned=_plan(draft, machine=planned.machine, search_result=planned.search_result)
+    )
 
 
 QUESTIONS = (
-    Question(
+    InitQuestion(
         name="model",
         text="What is trained?",
         forms="owner/name on the Hugging Face hub, a folder, or a preset: " + ", ".join(PRESETS),
-        usual="llama-tiny",
+        default="llama-tiny",
         take=with_model,
     ),
-    Question(
+    InitQuestion(
         name="data",
         text="From which text?",
         forms="a file, folder or glob of text, JSON or Parquet, or an address such as s3://",
-        usual=str(Data().source),
+        default=str(Data().source),
         take=with_data,
     ),
-    Question(name="where", text="Where?", forms=PLACE_FORMS, usual=HERE, take=with_place),
-    Question(
-        name="how-long", text="How long?", forms=LENGTH_FORMS, usual="300 steps", take=with_length
+    InitQuestion(name="where", text="Where?", forms=PLACE_FORMS, default=HERE, take=with_location),
+    InitQuestion(
+        name="how-long", text="How long?", forms=LENGTH_FORMS, default="300 steps", take=with_length
     ),
 )
 """In this order: each answer is held against those before it."""

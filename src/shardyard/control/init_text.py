@@ -5,11 +5,11 @@ from pathlib import Path
 from textwrap import wrap
 
 from shardyard.config.load import dump_recipe
-from shardyard.control.init import Draft, Planned
+from shardyard.control.init import Planned, RecipeDraft
 from shardyard.errors import RequestError, StorageError
 from shardyard.io.yaml import read_yaml, write_yaml
 from shardyard.planner.format import candidate_name, headline, settings_of
-from shardyard.planner.layouts import Candidate, strength
+from shardyard.planner.layouts import Candidate, speed_reason
 from shardyard.units import format_count
 
 _WIDTH = 100
@@ -39,7 +39,7 @@ TO_FILL_IN = {
 """Launcher -> what nobody but the user knows, as lines of the section `launch`, by example."""
 
 
-def text_of(draft: Draft, *, today: str) -> str:
+def text_of(draft: RecipeDraft, *, today: str) -> str:
     """The whole file.
 
     Args:
@@ -59,7 +59,7 @@ def text_of(draft: Draft, *, today: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def commands_of(draft: Draft) -> list[str]:
+def commands_of(draft: RecipeDraft) -> list[str]:
     """What to type next, in order."""
     file = shlex.quote(str(draft.file))
     if draft.launcher is None:
@@ -74,7 +74,7 @@ def commands_of(draft: Draft) -> list[str]:
     ]
 
 
-def write(draft: Draft, *, today: str, is_forced: bool) -> None:
+def write(draft: RecipeDraft, *, today: str, is_forced: bool) -> None:
     """Write the file.
 
     Args:
@@ -104,7 +104,7 @@ def exists_already(file: Path) -> str:
     )
 
 
-def _header(draft: Draft, today: str) -> list[str]:
+def _header(draft: RecipeDraft, today: str) -> list[str]:
     recipe, planned = draft.recipe, draft.planned
     model = recipe.model.preset or recipe.model.hub or recipe.model.path
     place = "this machine"
@@ -115,7 +115,7 @@ def _header(draft: Draft, today: str) -> list[str]:
     lines = _comment(f"{model} learns {recipe.data.source} on {place}.")
     lines += ["#", *(f"#   {command}" for command in commands_of(draft)), "#"]
     if planned is None:
-        why = f"Nothing is predicted: {draft.why_no_plan}"
+        why = f"Nothing is predicted: {draft.no_plan_reason}"
         again = "" if draft.is_generic else " `shardyard plan` tries again."
         return [*lines, *_comment(f"{why}{again}")]
     lines += _comment(f"What `shardyard plan` predicts, {today} (docs/accuracy.md: how well):")
@@ -127,13 +127,13 @@ def _header(draft: Draft, today: str) -> list[str]:
     return lines
 
 
-def look_at(draft: Draft) -> list[str]:
+def open_issues(draft: RecipeDraft) -> list[str]:
     """What has to be mended before it runs, and what may go wrong."""
-    return [*draft.problems(), *([] if draft.planned is None else _risks(draft.planned))]
+    return [*draft.errors(), *([] if draft.planned is None else _risks(draft.planned))]
 
 
-def _advice(draft: Draft) -> list[str]:
-    found = look_at(draft)
+def _advice(draft: RecipeDraft) -> list[str]:
+    found = open_issues(draft)
     lines = ["#", "# Look at:"] if found else []
     for problem in found:
         lines += _comment(f"  - {problem}", indent="    ")
@@ -160,7 +160,7 @@ def _risks(planned: Planned) -> list[str]:
     return found
 
 
-def _comments_on(section: str, draft: Draft) -> list[str]:
+def _comments_on(section: str, draft: RecipeDraft) -> list[str]:
     """Why a section is as it is."""
     planned = draft.planned
     if planned is None:
@@ -176,10 +176,10 @@ def _comments_on(section: str, draft: Draft) -> list[str]:
     return []
 
 
-def _on_length(draft: Draft, planned: Planned) -> list[str]:
+def _on_length(draft: RecipeDraft, planned: Planned) -> list[str]:
     plan = planned.plan
     if plan.steps is None or plan.tokens is None:
-        return _comment(f"Steps: {planned.preview.why_steps}; known once the data is prepared.")
+        return _comment(f"Steps: {planned.preview.steps_reason}; known once the data is prepared.")
     asked = f"As many steps as {draft.length} allow: " if draft.length else ""
     return _comment(
         f"{asked}{plan.steps:,} steps of {plan.samples_per_step:,} samples x {plan.seq_len:,} "
@@ -189,12 +189,12 @@ def _on_length(draft: Draft, planned: Planned) -> list[str]:
 
 def _on_layout(planned: Planned) -> list[str]:
     """The layout with its reason, what else was ranked, and what is left to auto."""
-    found = planned.found
+    found = planned.search_result
     if found is None:
         return []
     first, *others = found.best
     which = f"{found.fitting or found.more_fitting:,} that fit" if found.fits else "the tight ones"
-    lines = _comment(f"{candidate_name(first)}: the fastest of {which}. {strength(first)}.")
+    lines = _comment(f"{candidate_name(first)}: the fastest of {which}. {speed_reason(first)}.")
     for other in others:
         lines += _comment(f"  next: {_ranked(other)}", indent="    ")
         lines += _comment(f"    {' '.join(settings_of(other))}", indent="    ")
@@ -206,7 +206,7 @@ def _ranked(candidate: Candidate) -> str:
     return f"{format_count(candidate.tokens_per_s)} tokens/s, {full}, {candidate_name(candidate)}"
 
 
-def _autos(draft: Draft) -> list[str]:
+def _autos(draft: RecipeDraft) -> list[str]:
     """What was not asked and decides much, with its reason."""
     if draft.planned is None:
         return []

@@ -11,16 +11,16 @@ from shardyard.control.request import Request
 from shardyard.control.submission import Proposal, propose
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.launchers.base import (
+    InstallablePart,
     Installs,
     InstallsWatchers,
     Launcher,
     LaunchRequest,
-    Part,
     Watchers,
 )
 from shardyard.launchers.ledger import Ledger
-from shardyard.launchers.ledger_owner import refuse_untrusted
-from shardyard.log import say, warn
+from shardyard.launchers.ledger_owner import check_trusted
+from shardyard.log import info, warn
 from shardyard.rundir.layout import RunDir, new_run_id
 
 
@@ -79,7 +79,7 @@ def target_of(request: Request, launcher: Launcher) -> Target:
 
 def missing_on(
     target: Target, watchers: Watchers | None = None, *, is_dry_run: bool = False
-) -> list[Part]:
+) -> list[InstallablePart]:
     """What a target lacks and can be given, in the order of installation.
 
     Args:
@@ -89,7 +89,7 @@ def missing_on(
     Raises:
         ShardyardError: It cannot be asked, or cannot be given these.
     """
-    ask, everything = _wanted(target, watchers)
+    ask, everything = _part_queries(target, watchers)
     try:
         missing = ask()
     except ShardyardError as error:
@@ -101,15 +101,15 @@ def missing_on(
         )
         missing = everything()
     for part in missing:
-        say(f"missing: {part.name}: {part.why}")
+        info(f"missing: {part.name}: {part.purpose}")
     if not missing:
-        say("nothing is missing that can be installed")
+        info("nothing is missing that can be installed")
     return missing
 
 
-def _wanted(
+def _part_queries(
     target: Target, watchers: Watchers | None
-) -> tuple[Callable[[], list[Part]], Callable[[], list[Part]]]:
+) -> tuple[Callable[[], list[InstallablePart]], Callable[[], list[InstallablePart]]]:
     """What asks a target for what it lacks, and what says the same of one that has nothing."""
     launcher, request = target.launcher, target.request
     if watchers is None:
@@ -120,27 +120,27 @@ def _wanted(
             "docs/monitoring.md says how a Prometheus and a Grafana of yours are told of them."
         )
     parts = launcher.watchers(request, watchers)
-    return partial(launcher.lacking, request, parts), lambda: parts
+    return partial(launcher.missing_watchers, request, parts), lambda: parts
 
 
 def install(
     target: Target,
-    parts: Sequence[Part],
+    parts: Sequence[InstallablePart],
     *,
     agree: Callable[[str], None],
-    told: Callable[[Part], None] = lambda _: None,
+    on_installed: Callable[[InstallablePart], None] = lambda _: None,
 ) -> None:
     """Install parts of ``missing_on``.
 
     Args:
         agree: Asked before; raises if the answer is no.
-        told: Called after each.
+        on_installed: Called after each.
     """
     if parts:
         agree(f"install it on {target.name}?")
     for part in parts:
         target.launcher.install(target.request, part, target.ledger)
-        told(part)
+        on_installed(part)
 
 
 def uninstall(
@@ -152,12 +152,12 @@ def uninstall(
         agree: Asked before; raises if the answer is no. None: nothing is removed, only said.
         trusts_folder: Also if others may write into the folder of the ledger.
     """
-    refuse_untrusted(target.ledger.path, trusts_folder=trusts_folder)
+    check_trusted(target.ledger.path, trusts_folder=trusts_folder)
     names = target.installed
     if not names:
-        say(f"nothing was installed from here, says {target.ledger.path}")
+        info(f"nothing was installed from here, says {target.ledger.path}")
         return []
-    say(f"to be removed: {', '.join(names)}")
+    info(f"to be removed: {', '.join(names)}")
     if agree is None:
         return []
     agree("remove it?")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from shardyard.config.load import load_recipe
-from shardyard.config.resolved import BackTo
+from shardyard.config.resolved import RollbackTarget
 from shardyard.config.schema.recipe import Recipe
 from shardyard.control.submission import Launchers, launcher_named
 from shardyard.errors import (
@@ -21,10 +21,10 @@ from shardyard.errors import (
 )
 from shardyard.io.files import MOST_JSON_BYTES, read_plain
 from shardyard.launchers.base import JobState, JobStatus, Launcher, Submission
-from shardyard.launchers.ledger import BENCH_DETAIL, SIDE_DETAIL, Entry, Ledger
-from shardyard.launchers.ledger_owner import refuse_untrusted
+from shardyard.launchers.ledger import BENCH_DETAIL, SIDE_DETAIL, Ledger, LedgerEntry
+from shardyard.launchers.ledger_owner import check_trusted
 from shardyard.launchers.log_markers import NONCE_DETAIL, parse, rebuild
-from shardyard.log import say, warn
+from shardyard.log import info, warn
 from shardyard.rundir.jsonl import read_evaluations, read_steps
 from shardyard.rundir.layout import RunDir, find_run
 
@@ -84,7 +84,7 @@ class Job:
 
     def recipe(self) -> Recipe:
         """What was asked of the job."""
-        return load_recipe([newest_asked(self.run_dir)], of_run=True)
+        return load_recipe([latest_job_recipe(self.run_dir)], of_run=True)
 
     def most_nodes(self) -> int:
         """How many nodes the job can have."""
@@ -173,7 +173,7 @@ class Job:
             RequestError: The job is not over, there is no checkpoint of the step, or this cannot be
                 changed.
         """
-        from shardyard.control.launch import proposal_again, refuse_against, submitted
+        from shardyard.control.launch import check_proposal, resume_proposal, submitted
 
         if skip_steps and step is None:
             raise RequestError(
@@ -185,10 +185,14 @@ class Job:
                 f"step={step}, skip_steps={skip_steps}: steps are counted from 1, and none can be "
                 "passed over backwards. Give job.resume(step=100, skip_steps=40)."
             )
-        back_to = None if step is None else BackTo(step=step, skip_steps=skip_steps, is_asked=True)
+        back_to = (
+            None
+            if step is None
+            else RollbackTarget(step=step, skip_steps=skip_steps, is_requested=True)
+        )
         ours = {self.on: self.launcher} if on is None else None
-        proposal = proposal_again(self.run_dir, overrides, on=on, launchers=ours, back_to=back_to)
-        refuse_against(proposal)
+        proposal = resume_proposal(self.run_dir, overrides, on=on, launchers=ours, back_to=back_to)
+        check_proposal(proposal)
         return submitted(proposal)
 
     def result(self) -> "Result":
@@ -230,7 +234,7 @@ def find_steered(
         AccessError: Somebody else may have decided which job that is.
     """
     run_dir = find_run(run, runs_dir)
-    refuse_untrusted(run_dir.ledger, trusts_folder=trusts_folder)
+    check_trusted(run_dir.ledger, trusts_folder=trusts_folder)
     return launched_of(run_dir, launchers, which=which)
 
 
@@ -261,7 +265,7 @@ def warn_unfinished(run_dir: RunDir, ledger: Ledger) -> None:
         warn(_interrupted(run_dir, unfinished))
 
 
-def refuse_unfinished(run_dir: RunDir) -> None:
+def check_submission_finished(run_dir: RunDir) -> None:
     """Raise if a submission was cut off: what it created may train the run.
 
     Raises:
@@ -271,7 +275,7 @@ def refuse_unfinished(run_dir: RunDir) -> None:
         raise RequestError(_interrupted(run_dir, unfinished))
 
 
-def _interrupted(run_dir: RunDir, entries: Sequence[Entry]) -> str:
+def _interrupted(run_dir: RunDir, entries: Sequence[LedgerEntry]) -> str:
     names = ", ".join(f"{entry.kind} {entry.name}" for entry in entries)
     return (
         f"a submission of run {run_dir.run_id} was interrupted before it became a job. What may "
@@ -280,7 +284,7 @@ def _interrupted(run_dir: RunDir, entries: Sequence[Entry]) -> str:
     )
 
 
-def refuse_bench(run_dir: RunDir) -> None:
+def reject_bench(run_dir: RunDir) -> None:
     """Raise if the folder is that of a benchmark, which trains nothing."""
     kinds = [entry.details.get(BENCH_DETAIL) for entry in Ledger(run_dir.ledger).jobs()]
     if not any(kinds):
@@ -301,7 +305,7 @@ def fetch_progress(launched: Job) -> None:
         warn(f"no progress can be read: {error}")
 
 
-def job_of(run_dir: RunDir, entry: Entry) -> Submission:
+def job_of(run_dir: RunDir, entry: LedgerEntry) -> Submission:
     """The job that a line of the ledger stands for."""
     return Submission(
         launcher=entry.launcher,
@@ -312,7 +316,7 @@ def job_of(run_dir: RunDir, entry: Entry) -> Submission:
     )
 
 
-def newest_asked(run_dir: RunDir) -> Path:
+def latest_job_recipe(run_dir: RunDir) -> Path:
     """The recipe of the newest job of a launched run.
 
     Of the first job there are two copies, and what a power cut left of one is passed over.
@@ -406,13 +410,13 @@ def wait_until(
     is_enough: Callable[[JobStatus], bool],
     *,
     give_up_after_s: float = math.inf,
-    shown: Container[JobState] = (JobState.WAITING,),
+    reported_states: Container[JobState] = (JobState.WAITING,),
     sleep: Callable[[float], None] = time.sleep,
 ) -> JobStatus:
     """Ask for the job's status until it is enough, or too much time has passed.
 
     Args:
-        shown: States in which each new reason is told.
+        reported_states: States in which each new reason is told.
 
     Returns:
         The last one, which is not enough if it was given up.
@@ -422,9 +426,9 @@ def wait_until(
         status = _ask(launched, sleep=sleep)
         if is_enough(status) or waited_s >= give_up_after_s:
             return status
-        if status.state in shown and status.reason != said:
+        if status.state in reported_states and status.reason != said:
             said = status.reason
-            say(f"{status.state.value}: {said}")
+            info(f"{status.state.value}: {said}")
         sleep(poll_s)
         waited_s += poll_s
         poll_s = min(_LONGEST_POLL_S, poll_s * 1.5)

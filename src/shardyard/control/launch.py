@@ -6,27 +6,33 @@ from pathlib import Path
 from typing import Any, overload
 
 from shardyard.config.load import Source
-from shardyard.config.resolved import BackTo
-from shardyard.control.hub_access import access_problems
-from shardyard.control.job import Job, fetch_progress, launched_of, refuse_bench, refuse_unfinished
-from shardyard.control.model_check import refuse_other_weights
+from shardyard.config.resolved import RollbackTarget
+from shardyard.control.hub_access import access_errors
+from shardyard.control.job import (
+    Job,
+    check_submission_finished,
+    fetch_progress,
+    launched_of,
+    reject_bench,
+)
+from shardyard.control.model_check import check_weights_match_config
 from shardyard.control.prepare_remote import data_line, find_prepared
 from shardyard.control.request import Request
-from shardyard.control.resume import propose_again, refuse_live
+from shardyard.control.resume import check_job_over, propose_resume
 from shardyard.control.submission import (
     Launchers,
     Proposal,
+    check_run_is_new,
     describe,
     launcher_named,
     propose,
     refusals,
-    refuse_existing,
     submit,
 )
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.launchers.base import Launcher
 from shardyard.launchers.ledger import Ledger
-from shardyard.log import say, warn
+from shardyard.log import info, warn
 from shardyard.rundir.layout import RunDir, new_run_id
 from shardyard.rundir.lease import Lease
 
@@ -86,9 +92,9 @@ def launch(
     for each in many:
         words = each if isinstance(each, tuple) else (each,)
         proposals.append(proposal_of((*words, *overrides, *limit), launcher))
-        say("\n".join(describe(proposals[-1])))
+        info("\n".join(describe(proposals[-1])))
         if not force:
-            refuse_against(proposals[-1])
+            check_proposal(proposals[-1])
     jobs = _submit_all(proposals)
     return jobs if isinstance(recipe, list) else jobs[0]
 
@@ -113,12 +119,12 @@ def proposal_of(
     Raises:
         RequestError: It cannot be launched there as it is.
     """
-    request = Request.read(words, needs_weights=False, only_looks=True, sees=launcher.sees)
+    request = Request.read(words, needs_weights=False, only_looks=True, sees=launcher.node_paths)
     run = request.recipe.run
     run_id = run.id or new_run_id(str(request.preview().recipe.run.name))
     run_dir = RunDir(Path(run.dir).expanduser().resolve() / run_id)
-    refuse_existing(run_dir)
-    refuse_other_weights(request)
+    check_run_is_new(run_dir)
+    check_weights_match_config(request)
     proposal = propose(request, launcher, run_dir=run_dir, is_dry_run=is_dry_run)
     return replace(
         proposal, data=_of_data(proposal, [each for each in words if isinstance(each, str)])
@@ -136,13 +142,13 @@ def _of_data(proposal: Proposal, words: Sequence[str]) -> str:
     return data_line(found, words, launcher=launcher.name, nodes=asked.nodes, usd_per_hour=rate)
 
 
-def refuse_against(proposal: Proposal) -> bool:
+def check_proposal(proposal: Proposal) -> bool:
     """Raise if plan, price or the hub speak against a submission; else True.
 
     Raises:
         RequestError: All that does.
     """
-    against = refusals(proposal) + access_problems(proposal.request.recipe, proposal.launcher)
+    against = refusals(proposal) + access_errors(proposal.request.recipe, proposal.launcher)
     if against:
         raise RequestError("\n".join(against))
     return True
@@ -163,26 +169,26 @@ def submitted(proposal: Proposal) -> Job:
     )
 
 
-def proposal_again(
+def resume_proposal(
     run_dir: RunDir,
     overrides: Sequence[str],
     *,
     on: str | None,
     launchers: Launchers | None = None,
     is_dry_run: bool = False,
-    back_to: BackTo | None = None,
+    back_to: RollbackTarget | None = None,
 ) -> Proposal:
     """The next job of a run, where its last one was or elsewhere. Creates nothing.
 
     Raises:
         RequestError: Its last job is not over, or this cannot be changed.
     """
-    refuse_bench(run_dir)
-    refuse_unfinished(run_dir)
+    reject_bench(run_dir)
+    check_submission_finished(run_dir)
     jobs = Ledger(run_dir.ledger).jobs()
     if jobs:
-        refuse_live(run_dir, jobs[-1], launchers)
+        check_job_over(run_dir, jobs[-1], launchers)
         fetch_progress(launched_of(run_dir, launchers))
     launcher = launcher_named(on or jobs[-1].launcher, launchers)
     Lease(run_dir.lease).close()  # no process of this machine trains it either
-    return propose_again(run_dir, overrides, launcher, is_dry_run=is_dry_run, back_to=back_to)
+    return propose_resume(run_dir, overrides, launcher, is_dry_run=is_dry_run, back_to=back_to)

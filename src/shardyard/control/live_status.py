@@ -12,12 +12,12 @@ from statistics import median
 from typing import Any
 
 from shardyard.config.tasks import unit_of
-from shardyard.rundir.attempt_files import newest_resolved
+from shardyard.rundir.attempt_files import latest_resolved
 from shardyard.rundir.cost import Spending, read_spending
-from shardyard.rundir.jsonl import LOSSES, newest_evaluation, newest_steps, read_lines_backwards
+from shardyard.rundir.jsonl import LOSSES, latest_evaluation, latest_steps, read_lines_backwards
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.state import RunState, read_state
-from shardyard.rundir.telemetry import Sample, newest_sample, nodes_with_telemetry
+from shardyard.rundir.telemetry import TelemetrySample, latest_sample, nodes_with_telemetry
 
 Line = dict[str, Any]
 
@@ -101,22 +101,22 @@ class Board:
         return asdict(self)
 
 
-def read_board(run: RunDir, *, is_training_elsewhere: bool = False) -> Board:
+def read_board(run: RunDir, *, is_training_remotely: bool = False) -> Board:
     """Look once.
 
     Args:
-        is_training_elsewhere: Known from its scheduler, where the lease is out of reach.
+        is_training_remotely: Known from its scheduler, where the lease is out of reach.
     """
     events = _of_this_start(run)
-    steps = list(islice(newest_steps(run.metrics), RECENT_STEPS))
+    steps = list(islice(latest_steps(run.metrics), RECENT_STEPS))
     newest = steps[0] if steps else {}
-    resolved = newest_resolved(run).resolved
+    resolved = latest_resolved(run).resolved
     told = {event["kind"]: event for event in events}
     ready, started = told.get("model_ready", {}), told.get("rendezvous", {})
     step_s = _median(steps, "step_time_s")
     wait_s = _median(steps, "data_wait_s")
     planned = None if resolved is None else resolved.steps
-    state = read_state(run, is_training_elsewhere=is_training_elsewhere)
+    state = read_state(run, is_training_remotely=is_training_remotely)
     return Board(
         state=state,
         unit="token" if resolved is None else unit_of(resolved.recipe.task.name),
@@ -126,7 +126,7 @@ def read_board(run: RunDir, *, is_training_elsewhere: bool = False) -> Board:
         data_wait=wait_s / step_s if wait_s is not None and step_s else None,
         tokens_per_s=_median(steps, "tokens_per_s"),
         mfu=_median(steps, "mfu"),
-        eval_loss=_newest_eval_loss(run),
+        eval_loss=_latest_eval_loss(run),
         spent=read_spending(run),
         nodes=tuple(_nodes(events, state, _samples(run, started.get("attempt", 0)))),
     )
@@ -134,29 +134,31 @@ def read_board(run: RunDir, *, is_training_elsewhere: bool = False) -> Board:
 
 def _of_this_start(run: RunDir) -> list[Line]:
     """Events that tell of ranks, from their newest meeting on."""
-    found: list[Line] = []
+    events: list[Line] = []
     for event in read_lines_backwards(run.events, with_any=[f'"{kind}"' for kind in _TELLING]):
         if event.get("kind") in _TELLING:
-            found.append(event)
+            events.append(event)
         if event.get("kind") in _BEGINS and event.get("workers"):
             break
-    return found[::-1]
+    return events[::-1]
 
 
-def _newest_eval_loss(run: RunDir) -> float | None:
-    newest = newest_evaluation(run.metrics)
+def _latest_eval_loss(run: RunDir) -> float | None:
+    newest = latest_evaluation(run.metrics)
     loss = None if newest is None else newest["eval"].get("loss")
     return loss if isinstance(loss, int | float) else None
 
 
-def _samples(run: RunDir, attempt: int) -> dict[str, Sample]:
+def _samples(run: RunDir, attempt: int) -> dict[str, TelemetrySample]:
     """The newest line of telemetry of each node of an attempt, by its name."""
     files = nodes_with_telemetry(run).values()
-    newest = [sample for path in files if (sample := newest_sample(path)) is not None]
+    newest = [sample for path in files if (sample := latest_sample(path)) is not None]
     return {each.head.node: each for each in newest if each.head.attempt == attempt}
 
 
-def _nodes(events: Sequence[Line], state: RunState, samples: Mapping[str, Sample]) -> list[NodeRow]:
+def _nodes(
+    events: Sequence[Line], state: RunState, samples: Mapping[str, TelemetrySample]
+) -> list[NodeRow]:
     """Those that met last, in the order of their ranks; and those that are left out."""
     workers = [worker for event in events for worker in event.get("workers") or ()]
     met = {worker["rank"]: worker for worker in workers if type(worker.get("rank")) is int}
@@ -184,7 +186,7 @@ def _nodes(events: Sequence[Line], state: RunState, samples: Mapping[str, Sample
     return [*rows, *(NodeRow(node=n, ranks=(), mark=f"left out: {c}") for n, c in out.items())]
 
 
-def _measured(row: RankRow, sample: Sample) -> RankRow:
+def _measured(row: RankRow, sample: TelemetrySample) -> RankRow:
     """A rank with what its node's telemetry told last."""
 
     def of(numbers: Mapping[str, Sequence[float | None]], name: str) -> float | None:

@@ -8,7 +8,7 @@ from shardyard.control.subprocesses import run_program
 from shardyard.errors import Problem, RecipeError
 
 
-def refuse_other_weights(request: Request) -> None:
+def check_weights_match_config(request: Request) -> None:
     """Compare the folder of a model of no family, or of an image network, with its config.json.
 
     Models of a family are compared where the request is read, without transformers.

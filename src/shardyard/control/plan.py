@@ -5,28 +5,28 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from shardyard.cluster.live_prices import Asked, ask_prices, question, rate_for
+from shardyard.cluster.live_prices import LivePrice, ask_prices, price_query, rate_for
 from shardyard.config.layout import Layout
 from shardyard.config.load import Source, is_override, read_settings
 from shardyard.config.phases import of_phases
-from shardyard.config.resolve import Preview
+from shardyard.config.resolve import PartialResolution
 from shardyard.config.schema.recipe import Parallel, Recipe
 from shardyard.control.reliefs import reliefs_of, variants_of
 from shardyard.control.request import Request, sources_of
-from shardyard.control.what_if import Replanner, plan_of, refuse_unplannable
+from shardyard.control.what_if import Replanner, check_plannable, plan_of
 from shardyard.errors import RequestError
 from shardyard.families.shape import ModelShape
 from shardyard.hardware.catalogue import Rate
-from shardyard.hardware.cluster import Cluster
+from shardyard.hardware.cluster import ClusterHardware
 from shardyard.hardware.machine import Machine, probe
-from shardyard.log import say, warn
+from shardyard.log import info, warn
 from shardyard.planner.calibration import Calibration, combined, read_calibration
 from shardyard.planner.dispatch import Model, Work, memory_of, work_of, work_with
-from shardyard.planner.dry_run import DryRun, Told, dry_run
-from shardyard.planner.effective_time import Recovery
+from shardyard.planner.dry_run import DryRun, OnPhase, dry_run
+from shardyard.planner.effective_time import RecoverySettings
 from shardyard.planner.format import settings_of
-from shardyard.planner.instance_search import Offer, Offers, offers
-from shardyard.planner.kernels import missing
+from shardyard.planner.instance_search import ClusterQuote, ClusterQuotes, quote_clusters
+from shardyard.planner.kernels import missing_rate
 from shardyard.planner.layouts import Candidate, Search, nodes_that_fit, search
 from shardyard.planner.plan import (
     Plan,
@@ -35,7 +35,7 @@ from shardyard.planner.plan import (
     with_links,
 )
 from shardyard.planner.plan_diff import Advice
-from shardyard.planner.ranks import Ranks
+from shardyard.planner.ranks import RankPlacement
 from shardyard.planner.reliefs import Relief
 from shardyard.planner.throughput import Price
 from shardyard.planner.workload import Workload
@@ -50,23 +50,23 @@ class Prediction:
 
     plan: Plan
     """Memory, speed, price and failures, each number with its reason."""
-    asked: Parallel
+    requested: Parallel
     """What the recipe says of the axes; much of it may be open."""
-    why_steps: str
+    steps_reason: str
     workload: Work
     search: Search | None
     """The best layouts. None: no accelerator, none whose rates are known, or none was wanted."""
-    offers: Offers | None
+    offers: ClusterQuotes | None
     """Other machines, where they were asked for."""
     dry_run: DryRun | None
     """What the real model allocates on no device, where that was asked for."""
-    cluster: Cluster | None
+    cluster: ClusterHardware | None
     assumed: str | None
     """The instance of the plan where the recipe names no machines: of the offer that was picked,
     else of the one that comes nearest to what was asked."""
     samples_factor: float | None
     """How many more samples the batch needs than a small one, of a critical batch."""
-    day_prices: tuple[Asked, ...] = ()
+    day_prices: tuple[LivePrice, ...] = ()
     """What a node costs today, rented in each way; none: AWS was not asked."""
     reliefs: tuple[Relief, ...] = ()
     """What a search may change beside layouts, where nothing fits otherwise."""
@@ -81,7 +81,7 @@ class Prediction:
 
     def to_json(self) -> dict[str, Any]:
         """What `shardyard plan --json` prints."""
-        content: dict[str, Any] = {**self.plan.to_json(), "steps_reason": self.why_steps}
+        content: dict[str, Any] = {**self.plan.to_json(), "steps_reason": self.steps_reason}
         if self.samples_factor is not None:
             content["samples_factor"] = self.samples_factor
         if self.search is not None:
@@ -110,7 +110,7 @@ class Prediction:
 
     def _candidate(self, candidate: Candidate) -> dict[str, Any]:
         """With the overrides that make the recipe use it."""
-        return {**candidate.to_json(), "settings": settings_of(candidate, self.asked)}
+        return {**candidate.to_json(), "settings": settings_of(candidate, self.requested)}
 
     def _work(self, candidate: Candidate) -> Work:
         """The step of a candidate, with the further settings that it needs."""
@@ -123,23 +123,23 @@ class Prediction:
 
     def page(self) -> str:
         """One HTML page, with pictures."""
-        from shardyard.report.charts import no_pictures  # plots take 0.2 s to import
+        from shardyard.report.charts import charts_unavailable_reason  # plots take 0.2 s to import
         from shardyard.report.plan.page import plan_page
 
-        if why_none := no_pictures():
+        if why_none := charts_unavailable_reason():
             warn(why_none)
         best = () if self.search is None else self.search.best
         bars = [(layout_name(each.layout), memory_of(self._work(each))) for each in best]
         return plan_page(
-            self.plan, search=self.search, offers=self.offers, bars=bars,
-            title=f"Plan of {self.plan.model}", no_pictures=why_none,
+            self.plan, search=self.search, quotes=self.offers, bars=bars,
+            title=f"Plan of {self.plan.model}", no_charts_reason=why_none,
             advice=self.advice,
         )  # fmt: skip
 
 
-def said_phase(phase: str, done: int, of: int) -> None:
+def log_phase(phase: str, done: int, of: int) -> None:
     """Say how far a dry run is."""
-    say(f"dry run{f' {done + 1}/{of}' if of else ''}: {phase}")
+    info(f"dry run{f' {done + 1}/{of}' if of else ''}: {phase}")
 
 
 def predict(
@@ -148,7 +148,7 @@ def predict(
     layouts: int = 3,
     calibrate: Sequence[Path] = (),
     dry_run_model: bool = False,
-    told: Told | None = said_phase,
+    told: OnPhase | None = log_phase,
     details: bool = False,
     with_offers: bool = False,
     deadline_s: float | None = None,
@@ -183,7 +183,7 @@ def predict(
     request, preview, machine, assumed = _resolved(sources, is_open=is_open)
     settled, shape = preview.recipe, request.planned_model
     day_prices = _day_prices(settled, is_open=is_open) if prices == "aws" else ()
-    refuse_unplannable(request, preview)
+    check_plannable(request, preview)
     devices = settled.cluster.devices
     assert isinstance(devices, int)  # an instance and a machine both say how many
     cluster = planned_cluster(settled, machine, devices_per_node=devices)
@@ -200,24 +200,24 @@ def predict(
         changed(asked, settled, shape, plan.layout, cluster, chunks_by_rule=by_rule)
         for changed in (reliefs_of, variants_of)
     )
-    found = None if not is_open else _offers(
-        workload, plan, settled, preview.why_steps, deadline_s, budget_usd, variants=variants,
+    found = None if not is_open else _search_instances(
+        workload, plan, settled, preview.steps_reason, deadline_s, budget_usd, variants=variants,
         reliefs=reliefs,
     )  # fmt: skip
     if found is not None and assumed is not None:
         return replace(
             predict(
-                sources, *_settings_of_offer(found.shown, request.recipe.parallel),
+                sources, *_settings_of_quote(found.recommended, request.recipe.parallel),
                 layouts=layouts, calibrate=calibrate, dry_run_model=dry_run_model, told=told,
                 details=details, critical_batch=critical_batch,
             ),
             offers=found,
-            assumed=found.shown.instance,
+            assumed=found.recommended.instance,
         )  # fmt: skip
     return Prediction(
         plan=plan,
-        asked=request.recipe.parallel,
-        why_steps=preview.why_steps,
+        requested=request.recipe.parallel,
+        steps_reason=preview.steps_reason,
         workload=workload,
         search=_search(workload, cluster, calibration, best=layouts, reliefs=reliefs),
         offers=found,
@@ -230,7 +230,7 @@ def predict(
         advice=_advice(
             Replanner(
                 request, settled, phase=needs_most, machine=machine, calibration=calibration,
-                priced=lambda again: _priced(again, rate),
+                priced=lambda replanned: _priced(replanned, rate),
             ),
             plan.phases[needs_most] if plan.phases else plan,
             cluster,
@@ -244,7 +244,7 @@ def _work(
     recipe: Recipe,
     model: Model,
     layout: Layout,
-    cluster: Cluster | None,
+    cluster: ClusterHardware | None,
     *,
     chunks_by_rule: bool,
 ) -> Work:
@@ -252,12 +252,12 @@ def _work(
     return replace(work, chunks_by_rule=chunks_by_rule) if isinstance(work, Workload) else work
 
 
-def _advice(replanner: Replanner, plan: Plan, cluster: Cluster | None) -> Advice:
+def _advice(replanner: Replanner, plan: Plan, cluster: ClusterHardware | None) -> Advice:
     # only where it is wanted: with what reads runs of before, a plan would start later
     from shardyard.control.suggestions import advise
     from shardyard.control.what_if import PastRuns
 
-    settled = replanner.settled
+    settled = replanner.resolved
     devices = settled.cluster.devices
     assert isinstance(devices, int)  # it has been planned
     return advise(
@@ -265,7 +265,7 @@ def _advice(replanner: Replanner, plan: Plan, cluster: Cluster | None) -> Advice
         plan,
         cluster=cluster,
         past=PastRuns(Path(settled.run.dir)),
-        ranks=Ranks(layout=plan.layout, devices_per_node=devices),
+        ranks=RankPlacement(layout=plan.layout, devices_per_node=devices),
     )
 
 
@@ -274,7 +274,7 @@ def _kind(recipe: Recipe) -> str:
     return (recipe.cluster.capacity or "on-demand").partition(":")[0]
 
 
-def _day_prices(recipe: Recipe, *, is_open: bool) -> tuple[Asked, ...]:
+def _day_prices(recipe: Recipe, *, is_open: bool) -> tuple[LivePrice, ...]:
     """What AWS says today of the recipe's machines.
 
     Raises:
@@ -295,7 +295,7 @@ def _day_prices(recipe: Recipe, *, is_open: bool) -> tuple[Asked, ...]:
             "of the two out; an instance is named with cluster.instance."
         )
     region = recipe.launch.aws_batch.region
-    return tuple(ask_prices(question(cluster.instance, region=region, nodes=cluster.nodes)))
+    return tuple(ask_prices(price_query(cluster.instance, region=region, nodes=cluster.nodes)))
 
 
 def _priced(plan: Plan, rate: Rate | None) -> Plan:
@@ -308,14 +308,14 @@ def _priced(plan: Plan, rate: Rate | None) -> Plan:
     return replace(plan, price=price, phases=phases)
 
 
-def _dry_run(recipe: Recipe, model: Model, layout: Layout, told: Told | None) -> DryRun:
+def _dry_run(recipe: Recipe, model: Model, layout: Layout, on_phase: OnPhase | None) -> DryRun:
     if not isinstance(model, ModelShape):
         raise RequestError(
             "--dry-run-model steps a transformer on no device, and this is a network for images, "
             "which it does not build yet. Leave it out; the plan's memory is counted operator by "
             "operator."
         )
-    return dry_run(recipe, model, layout, told=told)
+    return dry_run(recipe, model, layout, on_phase=on_phase)
 
 
 def _memory(plan: Plan) -> int:
@@ -324,7 +324,7 @@ def _memory(plan: Plan) -> int:
 
 def _resolved(
     arguments: tuple[Source, ...], *, is_open: bool
-) -> tuple[Request, Preview, Machine | None, str | None]:
+) -> tuple[Request, PartialResolution, Machine | None, str | None]:
     """The request, what of it can be settled without data, this machine if it is planned.
 
     Returns:
@@ -336,7 +336,7 @@ def _resolved(
     request = Request.read(arguments, to_train=False, needs_weights=False, only_looks=True)
     cluster = request.recipe.cluster
     if is_open:
-        _refuse_rented(cluster.capacity)
+        _reject_reserved_capacity(cluster.capacity)
     named = (
         None if assumed else "instance" if cluster.instance else "file" if cluster.file else None
     )
@@ -362,7 +362,7 @@ def _names_machines(arguments: tuple[Source, ...]) -> bool:
     return cluster.instance is not None or cluster.file is not None
 
 
-def _refuse_rented(capacity: str | None) -> None:
+def _reject_reserved_capacity(capacity: str | None) -> None:
     """What was reserved is of one instance type, and offers compare all of them.
 
     Raises:
@@ -377,7 +377,7 @@ def _refuse_rented(capacity: str | None) -> None:
         )
 
 
-def _calibration(paths: Sequence[Path], cluster: Cluster | None) -> Calibration | None:
+def _calibration(paths: Sequence[Path], cluster: ClusterHardware | None) -> Calibration | None:
     if not paths:
         return None
     if cluster is None:
@@ -390,7 +390,7 @@ def _calibration(paths: Sequence[Path], cluster: Cluster | None) -> Calibration 
 
 def _search(
     workload: Work,
-    cluster: Cluster | None,
+    cluster: ClusterHardware | None,
     calibration: Calibration | None,
     *,
     best: int,
@@ -398,7 +398,7 @@ def _search(
 ) -> Search | None:
     if cluster is None or not best:
         return None
-    if missing(cluster.accelerator, workload.formats.compute):
+    if missing_rate(cluster.accelerator, workload.formats.compute):
         return None  # the plan's own speed says so
     return search(
         workload, with_links(cluster, calibration), best=best, calibration=calibration,
@@ -406,27 +406,27 @@ def _search(
     )  # fmt: skip
 
 
-def _settings_of_offer(offer: Offer, axes: Parallel) -> tuple[str, ...]:
+def _settings_of_quote(quote: ClusterQuote, axes: Parallel) -> tuple[str, ...]:
     """The overrides that make a recipe be trained so."""
     return (
-        f"cluster.instance={offer.instance}",
-        f"cluster.nodes={offer.nodes}",
-        *settings_of(offer.candidate, axes),
-        f"checkpoint.every={offer.failures.interval_steps}",
+        f"cluster.instance={quote.instance}",
+        f"cluster.nodes={quote.nodes}",
+        *settings_of(quote.candidate, axes),
+        f"checkpoint.every={quote.failures.interval_steps}",
     )
 
 
-def _offers(
+def _search_instances(
     workload: Work,
     plan: Plan,
     recipe: Recipe,
-    why_steps: str,
+    steps_reason: str,
     deadline_s: float | None,
     budget_usd: float | None,
     *,
     variants: Sequence[Relief],
     reliefs: Sequence[Relief],
-) -> Offers:
+) -> ClusterQuotes:
     if plan.phases:
         raise RequestError(
             "--offers looks for machines for one kind of step, and this run has "
@@ -435,15 +435,15 @@ def _offers(
         )
     if plan.steps is None:
         raise RequestError(
-            f"--offers needs the length of the run, which is {why_steps}. Give run.steps, "
+            f"--offers needs the length of the run, which is {steps_reason}. Give run.steps, "
             "run.samples or run.tokens."
         )
-    return offers(
+    return quote_clusters(
         workload,
         steps=plan.steps,
         checkpoint_bytes=plan.checkpoint_bytes,
         # on each machine saves are as far apart as is best there
-        recovery=replace(Recovery.of(recipe), checkpoint_every=None),
+        recovery=replace(RecoverySettings.of(recipe), checkpoint_every=None),
         deadline_s=deadline_s,
         budget_usd=budget_usd,
         capacity=recipe.cluster.capacity or "on-demand",

@@ -12,7 +12,7 @@ from shardyard.config.load import dump_recipe, load_recipe
 from shardyard.config.schema.recipe import Recipe
 from shardyard.control.aux_jobs import SideTerms, find_side_job, run_side_job, side_request
 from shardyard.control.request import Request
-from shardyard.control.submission import for_nodes, read_there
+from shardyard.control.submission import for_nodes, recipe_on_nodes
 from shardyard.doctor.finding import Finding
 from shardyard.errors import ShardyardError
 from shardyard.launchers.base import Launcher, SideJob
@@ -66,7 +66,7 @@ def find_prepared(parent: Path, launcher: Launcher, recipe: Recipe) -> Prepared 
         except ShardyardError:
             continue  # of another version, or damaged: nothing is known of it
         answer = read_answer(run_dir, jobs[-1].details[SIDE_DETAIL]) if jobs else None
-        if answer is None or _wanted(asked) != _wanted(recipe):
+        if answer is None or _data_key(asked) != _data_key(recipe):
             continue
         data = answer.result.get("data") or {}
         is_gone = launcher.capabilities.shares_folder and not Path(str(data.get("dir"))).is_dir()
@@ -75,7 +75,7 @@ def find_prepared(parent: Path, launcher: Launcher, recipe: Recipe) -> Prepared 
     return None
 
 
-def _wanted(recipe: Recipe) -> tuple[object, ...]:
+def _data_key(recipe: Recipe) -> tuple[object, ...]:
     """What two recipes share that need the same files in the same place."""
     launch, data = recipe.launch, recipe.data.model_dump(exclude=_NOT_OF_TOKENS)
     pods, region = launch.kubernetes, launch.aws_batch.region
@@ -84,7 +84,7 @@ def _wanted(recipe: Recipe) -> tuple[object, ...]:
 
 
 def data_line(
-    found: Prepared | None,
+    prepared: Prepared | None,
     words: Sequence[str],
     *,
     launcher: str,
@@ -97,8 +97,10 @@ def data_line(
         words: The recipe, as it was given to `launch`.
         usd_per_hour: Of all nodes; None: not known.
     """
-    if found is not None:
-        return f"data: ready, {found.train_tokens:,} tokens, prepared by {found.run_dir.run_id}"
+    if prepared is not None:
+        return (
+            f"data: ready, {prepared.train_tokens:,} tokens, prepared by {prepared.run_dir.run_id}"
+        )
     who = "the accelerators wait" if nodes == 1 else f"the accelerators of all {nodes} nodes wait"
     price = "" if usd_per_hour is None else f", at {format_usd(usd_per_hour)} an hour"
     command = shlex.join(["shardyard", "prepare", *words, "--on", launcher])
@@ -127,7 +129,7 @@ def prepare_on(
     """
     shares_folder = launcher.capabilities.shares_folder
     preview = request.preview()
-    seen = read_there(request, launcher)
+    seen = recipe_on_nodes(request, launcher)
     parent, name = Path(request.recipe.run.dir).expanduser().resolve(), str(preview.recipe.run.name)
     nowhere = for_nodes(seen, preview, RunDir(parent / "any"), devices=None)
     side = SideJob(
@@ -177,19 +179,19 @@ def probe_on(request: Request, launcher: Launcher, terms: SideTerms) -> list[Fin
     """
     preview = request.preview()
     parent, name = Path(request.recipe.run.dir).expanduser().resolve(), str(preview.recipe.run.name)
-    sight = launcher.sees(request.recipe)
+    sight = launcher.node_paths(request.recipe)
     side = SideJob(
         kind="probe",
         arguments={
             "shares_folder": launcher.capabilities.shares_folder,
             "checkpoint_bytes": request.checkpoint_bytes,
-            "mounts": [] if sight.sees_this_machine else list(sight.folders),
+            "mounts": [] if sight.shares_filesystem else list(sight.folders),
         },
     )
     run_dir = _begun_probe(parent, name, launcher, side) or RunDir(
         parent / new_run_id(name + "-probe")
     )
-    recipe = for_nodes(read_there(request, launcher), preview, run_dir, devices=None)
+    recipe = for_nodes(recipe_on_nodes(request, launcher), preview, run_dir, devices=None)
     asked = side_request(run_dir, launcher, side, recipe=recipe)
     answer = run_side_job(run_dir, launcher, asked, terms)
     if answer is None:
@@ -202,7 +204,7 @@ def _begun_probe(parent: Path, name: str, launcher: Launcher, side: SideJob) -> 
     """The folder of a probe whose command was killed."""
     for folder in sorted(parent.glob(f"{name}{_MARK}*"), reverse=True):
         run_dir = RunDir(folder)
-        if run_dir.is_there and find_side_job(run_dir, launcher, side) is not None:
+        if run_dir.exists and find_side_job(run_dir, launcher, side) is not None:
             return run_dir
     return None
 

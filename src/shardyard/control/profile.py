@@ -8,16 +8,16 @@ from typing import Any
 from shardyard.config.rules.observe import is_ranks, ranks_of
 from shardyard.control.follow import Tail
 from shardyard.control.job import fetch_progress
-from shardyard.control.run_location import RunHome, nodes_folder
+from shardyard.control.run_location import RunLocation, nodes_folder
 from shardyard.errors import CapacityError, RequestError, ShardyardError
 from shardyard.io.files import parse_json
 from shardyard.launchers.base import Executor, JobState
-from shardyard.launchers.ledger_owner import refuse_untrusted
-from shardyard.log import say
+from shardyard.launchers.ledger_owner import check_trusted
+from shardyard.log import info
 from shardyard.python_program import ISOLATED
 from shardyard.rundir.jsonl import read_lines_backwards
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.profiles import StepProfile, leave_request, new_request, take_request
+from shardyard.rundir.profiles import ProfileSummary, leave_request, new_request, take_request
 from shardyard.rundir.state import read_state
 
 _LOOK_S = 0.3
@@ -27,22 +27,22 @@ _FETCH_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class ProfileOptions:
     """What is asked for."""
 
     steps: int
     ranks: str
 
 
-def refuse_untrainable(home: RunHome, wish: Wish) -> None:
+def check_profilable(home: RunLocation, options: ProfileOptions) -> None:
     """Raise unless the run trains now, and has the ranks that are named.
 
     Raises:
         RequestError: It does not.
     """
     run_dir = home.run_dir
-    if not is_ranks(wish.ranks):
-        ranks_of(wish.ranks, 1)  # says what is wrong
+    if not is_ranks(options.ranks):
+        ranks_of(options.ranks, 1)  # says what is wrong
     later = f"`shardyard resume {run_dir.handle} observe.profile.at_step=N`"
     if home.launched is not None:
         status = home.launched.status()
@@ -67,10 +67,12 @@ def refuse_untrainable(home: RunHome, wish: Wish) -> None:
         )
     world_size = _world_size(home)
     if world_size is not None:
-        ranks_of(wish.ranks, world_size)
+        ranks_of(options.ranks, world_size)
 
 
-def ask(home: RunHome, wish: Wish, *, trusts_folder: bool = False) -> str:
+def request_profile(
+    home: RunLocation, options: ProfileOptions, *, trusts_folder: bool = False
+) -> str:
     """Ask for a profile; returns its id.
 
     Raises:
@@ -78,12 +80,12 @@ def ask(home: RunHome, wish: Wish, *, trusts_folder: bool = False) -> str:
         AccessError: Somebody else may have decided in which job a command would run.
     """
     if home.folder is not None:
-        return ask_here(home.folder, wish)
-    launched, recipe = home.far
+        return request_local_profile(home.folder, options)
+    launched, recipe = home.remote
     launcher = launched.launcher
     if launcher.capabilities.shares_folder:
         raise _prepares(home.run_dir)
-    refuse_untrusted(home.run_dir.ledger, trusts_folder=trusts_folder)
+    check_trusted(home.run_dir.ledger, trusts_folder=trusts_folder)
     if not isinstance(launcher, Executor):
         raise RequestError(
             f"a run on {launcher.name} cannot be asked from here: its nodes share no folder with "
@@ -92,8 +94,8 @@ def ask(home: RunHome, wish: Wish, *, trusts_folder: bool = False) -> str:
         )
     folder = nodes_folder(recipe, home.run_dir)
     command = [
-        "python", *ISOLATED, "shardyard.node.ask_profile", folder, "--steps", str(wish.steps),
-        "--ranks", wish.ranks,
+        "python", *ISOLATED, "shardyard.node.ask_profile", folder, "--steps", str(options.steps),
+        "--ranks", options.ranks,
     ]  # fmt: skip
     try:
         said = b"".join(launcher.exec(launched.submission, command))
@@ -111,7 +113,7 @@ def ask(home: RunHome, wish: Wish, *, trusts_folder: bool = False) -> str:
     return str(answer["id"])
 
 
-def ask_here(run_dir: RunDir, wish: Wish) -> str:
+def request_local_profile(run_dir: RunDir, options: ProfileOptions) -> str:
     """Ask for a profile in a folder that this machine sees; returns its id.
 
     Raises:
@@ -121,7 +123,7 @@ def ask_here(run_dir: RunDir, wish: Wish) -> str:
     attempts = run_dir.attempts()
     if not attempts:
         raise _prepares(run_dir)
-    request = new_request(attempts[-1], steps=wish.steps, ranks=wish.ranks)
+    request = new_request(attempts[-1], steps=options.steps, ranks=options.ranks)
     if leave_request(run_dir, request):
         return request.id
     other = take_request(run_dir)
@@ -140,8 +142,8 @@ def _prepares(run_dir: RunDir) -> RequestError:
 
 
 def wait(
-    home: RunHome, id: str, *, sleep: Callable[[float], None] = time.sleep
-) -> tuple[StepProfile, str]:
+    home: RunLocation, id: str, *, sleep: Callable[[float], None] = time.sleep
+) -> tuple[ProfileSummary, str]:
     """Wait for a profile; returns it, and the folder of its traces where they were written.
 
     Raises:
@@ -149,7 +151,7 @@ def wait(
     """
     where = home.run_dir if home.folder is None else home.folder
     tail = Tail(where.events)
-    for is_last in _looks(home, sleep):
+    for is_last in _polls(home, sleep):
         for event in tail.read():
             if event.get("id") != id:
                 continue
@@ -158,7 +160,7 @@ def wait(
                     f"no profile was taken: {event.get('reason')}. Ask again while the run trains."
                 )
             if event["kind"] == "profiled":
-                profile = StepProfile.from_json(event["profile"])
+                profile = ProfileSummary.from_json(event["profile"])
                 return profile, _folder_of(home, profile)
         if is_last:
             break
@@ -168,12 +170,12 @@ def wait(
     )
 
 
-def to_json(profile: StepProfile, folder: str) -> dict[str, Any]:
+def to_json(profile: ProfileSummary, folder: str) -> dict[str, Any]:
     """What ``--json`` prints."""
     return {**profile.to_json(), "folder": folder}
 
 
-def _looks(home: RunHome, sleep: Callable[[float], None]) -> Iterator[bool]:
+def _polls(home: RunLocation, sleep: Callable[[float], None]) -> Iterator[bool]:
     """One turn a look at the events, each with whether it is the last: the run is over."""
     asked_s = fetched_s = time.monotonic()
     while True:
@@ -181,23 +183,23 @@ def _looks(home: RunHome, sleep: Callable[[float], None]) -> Iterator[bool]:
         if now_s - asked_s >= _ASK_S:
             is_over, asked_s = _is_over(home), now_s
         if home.folder is None and (is_over or now_s - fetched_s >= _FETCH_S):
-            fetch_progress(home.far[0])
+            fetch_progress(home.remote[0])
             fetched_s = now_s
         yield is_over
         sleep(_LOOK_S)
 
 
-def _is_over(home: RunHome) -> bool:
+def _is_over(home: RunLocation) -> bool:
     if home.launched is None:
         return read_state(home.run_dir).state not in ("running", "draining")
     return home.launched.status().state.is_over
 
 
-def _folder_of(home: RunHome, profile: StepProfile) -> str:
+def _folder_of(home: RunLocation, profile: ProfileSummary) -> str:
     if home.folder is not None:
         return str(home.folder.profile(profile.step))
-    launched, recipe = home.far
-    say(
+    launched, recipe = home.remote
+    info(
         f"the traces are on the nodes' storage: `shardyard fetch {launched.run_dir.handle}` brings "
         "them here"
     )
@@ -205,7 +207,7 @@ def _folder_of(home: RunHome, profile: StepProfile) -> str:
     return f"{nodes_folder(recipe, home.run_dir)}/profiles/{name}"
 
 
-def _world_size(home: RunHome) -> int | None:
+def _world_size(home: RunLocation) -> int | None:
     """How many ranks train; None: nobody has told yet."""
     where = home.run_dir if home.folder is None else home.folder
     events = read_lines_backwards(where.events, with_any=('"world_size"',))
@@ -213,9 +215,9 @@ def _world_size(home: RunHome) -> int | None:
     return found if type(found) is int else None
 
 
-def answer_of(run_dir: RunDir, wish: Wish) -> dict[str, Any]:
+def answer_of(run_dir: RunDir, options: ProfileOptions) -> dict[str, Any]:
     """What a node answers that is asked for its run's profile: one JSON object."""
     try:
-        return {"id": ask_here(run_dir, wish), **asdict(wish)}
+        return {"id": request_local_profile(run_dir, options), **asdict(options)}
     except ShardyardError as error:
         return {"error": str(error)}

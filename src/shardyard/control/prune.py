@@ -46,11 +46,11 @@ class Unused:
 
 
 @dataclass(frozen=True)
-class Kept:
+class RetainedDataset:
     """A dataset that stays."""
 
     folder: Path
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class DataSets:
     """The finished datasets in ``data.dir``."""
 
     unused: list[Unused] = field(default_factory=list)
-    kept: list[Kept] = field(default_factory=list)
+    retained: list[RetainedDataset] = field(default_factory=list)
 
 
 def find_sets(recipe: Recipe) -> DataSets:
@@ -72,21 +72,21 @@ def find_sets(recipe: Recipe) -> DataSets:
     """
     above = Path(recipe.data.dir).expanduser()
     found, runs = DataSets(), list(_runs_in(Path(recipe.run.dir).expanduser()))
-    given = {run: text for run in runs if (text := _given(run))}
+    given = {run: text for run in runs if (text := _resolved_text(run))}
     waiting = {run: _words_of(run, above) for run in runs if run not in given and _is_launched(run)}
     for folder in sorted(above.iterdir()) if above.is_dir() else []:
         word = _NAME.fullmatch(folder.name)
-        if word is None or not _is_ours(folder):
+        if word is None or not _is_prepared_dataset(folder):
             continue
         readers, lost = _readers(folder)
         needs = [run for run, text in given.items() if folder.name in text] + readers
         waits = [run for run, words in waiting.items() if words is None or word["word"] in words]
         if needs:
             why = f"run {needs[0].handle} reads it, and may be resumed"
-            found.kept.append(Kept(folder, why))
+            found.retained.append(RetainedDataset(folder, why))
         elif waits:
             why = f"run {waits[0].handle} was launched and has not begun; it may read it"
-            found.kept.append(Kept(folder, why))
+            found.retained.append(RetainedDataset(folder, why))
         else:
             files = (path for path in folder.rglob("*") if path.is_file())
             size = sum(path.stat().st_size for path in files)
@@ -103,7 +103,9 @@ def delete(unused: Unused) -> bool:
     try:
         lock = os.open(unused.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         try:
-            if not take_lock(lock) or not all(map(_is_unread, _MANIFESTS, repeat(unused.folder))):
+            if not take_lock(lock) or not all(
+                map(_has_no_readers, _MANIFESTS, repeat(unused.folder))
+            ):
                 return False
             for name in _MANIFESTS:  # first: what is left is no data set, whatever happens next
                 (unused.folder / name).unlink(missing_ok=True)
@@ -118,7 +120,7 @@ def delete(unused: Unused) -> bool:
     return True
 
 
-def _is_unread(name: str, folder: Path) -> bool:
+def _has_no_readers(name: str, folder: Path) -> bool:
     """Whether no training reads a data set, of whatever run.dir; see ``InUse``."""
     try:
         descriptor = os.open(folder / name, os.O_RDWR | os.O_CLOEXEC)
@@ -131,11 +133,11 @@ def _is_unread(name: str, folder: Path) -> bool:
 
 def _runs_in(folder: Path) -> Iterator[RunDir]:
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if path.is_dir() and (run := RunDir(path)).is_there:
+        if path.is_dir() and (run := RunDir(path)).exists:
             yield run
 
 
-def _given(run: RunDir) -> str:
+def _resolved_text(run: RunDir) -> str:
     """What the attempts were given, as text: names of datasets are in it, even if it is torn."""
     return "".join(
         read_plain(path, limit_bytes=MOST_JSON_BYTES).decode(errors="replace")
@@ -175,11 +177,13 @@ def _readers(folder: Path) -> tuple[list[RunDir], tuple[Path, ...]]:
         except (ValueError, KeyError, TypeError):
             continue  # torn
     runs = [RunDir(path) for path in paths if path.is_absolute()]
-    there = [run for run in runs if run.is_there and folder.name in (_given(run) or folder.name)]
+    there = [
+        run for run in runs if run.exists and folder.name in (_resolved_text(run) or folder.name)
+    ]
     return there, tuple(run.path for run in runs if not run.path.exists())
 
 
-def _is_ours(folder: Path) -> bool:
+def _is_prepared_dataset(folder: Path) -> bool:
     if folder.is_symlink() or not folder.is_dir():
         return False
     for name, keys in _MANIFESTS.items():

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from shardyard.config.layout import Layout
 from shardyard.config.rules.check import load_checked_recipe
-from shardyard.config.rules.model import misfits
+from shardyard.config.rules.model import check_model
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import RequestError
 from shardyard.families.shape import ModelShape
-from shardyard.hardware.cluster import Cluster
+from shardyard.hardware.cluster import ClusterHardware
 from shardyard.planner.dispatch import Model, work_of
-from shardyard.planner.images.step import uncounted
+from shardyard.planner.images.step import check_unplanned_settings
 from shardyard.planner.reliefs import Relief
 from shardyard.planner.workload import Workload
 
@@ -27,33 +27,33 @@ _OPEN_AXES = (
 
 
 def reliefs_of(
-    asked: Recipe,
-    settled: Recipe,
+    requested: Recipe,
+    resolved: Recipe,
     model: Model,
     layout: Layout,
-    cluster: Cluster | None,
+    cluster: ClusterHardware | None,
     *,
     chunks_by_rule: bool,
 ) -> tuple[Relief, ...]:
     """Offloads, and where a compiled block cannot be recomputed the same without compile.
 
     Args:
-        asked: The recipe with what it leaves open.
-        settled: What it came to.
+        requested: The recipe with what it leaves open.
+        resolved: What it came to.
         layout: Of the step that is searched from.
         chunks_by_rule: Whether ``memory.loss_chunk`` is auto.
     """
     return _accepted(
-        _tried(settled), asked, settled, model, layout, cluster, chunks_by_rule=chunks_by_rule
+        _tried(resolved), requested, resolved, model, layout, cluster, chunks_by_rule=chunks_by_rule
     )
 
 
 def variants_of(
-    asked: Recipe,
-    settled: Recipe,
+    requested: Recipe,
+    resolved: Recipe,
     model: Model,
     layout: Layout,
-    cluster: Cluster | None,
+    cluster: ClusterHardware | None,
     *,
     chunks_by_rule: bool,
 ) -> tuple[Relief, ...]:
@@ -61,56 +61,58 @@ def variants_of(
 
     Layouts, micro-batch and recompute are searched anyway; what is left is compile.
     """
-    compiled = str(settled.model.compile is not True).lower()
+    compiled = str(resolved.model.compile is not True).lower()
     return _accepted(
-        [(f"model.compile={compiled}",)], asked, settled, model, layout, cluster,
+        [(f"model.compile={compiled}",)], requested, resolved, model, layout, cluster,
         chunks_by_rule=chunks_by_rule,
     )  # fmt: skip
 
 
 def _accepted(
     tried: Iterable[tuple[str, ...]],
-    asked: Recipe,
-    settled: Recipe,
+    requested: Recipe,
+    resolved: Recipe,
     model: Model,
     layout: Layout,
-    cluster: Cluster | None,
+    cluster: ClusterHardware | None,
     *,
     chunks_by_rule: bool,
 ) -> tuple[Relief, ...]:
     found = []
     for settings in tried:
-        if not _is_accepted(asked, settled, model, settings):
+        if not _is_accepted(requested, resolved, model, settings):
             continue
-        work = work_of(_with(settled, settings), model, layout, cluster)
+        work = work_of(_with(resolved, settings), model, layout, cluster)
         if isinstance(work, Workload):
             work = replace(work, chunks_by_rule=chunks_by_rule)
         found.append(Relief(settings=settings, work=work))
     return tuple(found)
 
 
-def _tried(settled: Recipe) -> Iterator[tuple[str, ...]]:
-    moved = [f"memory.offload={kind}" for kind in _OFFLOAD if kind != settled.memory.offload]
+def _tried(resolved: Recipe) -> Iterator[tuple[str, ...]]:
+    moved = [f"memory.offload={kind}" for kind in _OFFLOAD if kind != resolved.memory.offload]
     yield from ((setting,) for setting in moved)
-    if settled.model.compile is True:
+    if resolved.model.compile is True:
         yield ("model.compile=false",)
         yield from (("model.compile=false", setting) for setting in moved)
 
 
-def _is_accepted(asked: Recipe, settled: Recipe, model: Model, settings: tuple[str, ...]) -> bool:
+def _is_accepted(
+    requested: Recipe, resolved: Recipe, model: Model, settings: tuple[str, ...]
+) -> bool:
     axes = _OPEN_AXES if "memory.offload=params" in settings else ()
     try:
-        changed = load_checked_recipe(asked, [*axes, *settings], to_train=False)
+        changed = load_checked_recipe(requested, [*axes, *settings], to_train=False)
     except RequestError:
         return False
     shape = model if isinstance(model, ModelShape) else None
-    if shape is None and list(uncounted(changed)):
+    if shape is None and list(check_unplanned_settings(changed)):
         return False
-    parallel = changed.parallel if axes else settled.parallel
-    tried = _with(settled, settings).model_copy(update={"parallel": parallel})
+    parallel = changed.parallel if axes else resolved.parallel
+    tried = _with(resolved, settings).model_copy(update={"parallel": parallel})
     before, after = (
-        {str(problem) for problem in misfits(recipe, shape, devices_per_node=None)}
-        for recipe in (settled, tried)
+        {str(problem) for problem in check_model(recipe, shape, devices_per_node=None)}
+        for recipe in (resolved, tried)
     )
     return after <= before
 

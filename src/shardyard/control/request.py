@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardyard.config.auto import Facts
+from shardyard.config.auto import ResolveContext
 from shardyard.config.cluster_choice import devices_of_node
 from shardyard.config.inspection import inspect_folder, tokenizer_notes
 from shardyard.config.load import Source, is_override
@@ -19,21 +19,26 @@ from shardyard.config.model.source import (
     has_tokenizer,
     head_notes,
     model_folder,
-    network_if_known,
-    shape_if_known,
+    network_or_none,
+    shape_or_none,
     stated_shape,
     with_heads,
 )
 from shardyard.config.model_sizes import ModelSizes, sizes_of
-from shardyard.config.paths import Sight, absent_problems, anchor_paths, unseen_problems
-from shardyard.config.resolve import (
-    Preview,
-    keep_previous,
-    machine_problems,
-    resolve,
-    resolve_known,
+from shardyard.config.paths import (
+    NodePaths,
+    check_existing_paths,
+    check_mounted_paths,
+    make_paths_absolute,
 )
-from shardyard.config.resolved import DataFacts, Resolved, settings_in
+from shardyard.config.resolve import (
+    PartialResolution,
+    check_devices,
+    resolve,
+    resolve_partial,
+    reuse_previous,
+)
+from shardyard.config.resolved import DatasetMetadata, Resolved, settings_in
 from shardyard.config.rules.check import load_checked_recipe
 from shardyard.config.rules.custom_module import (
     FOLLOWING_A_SHAPE,
@@ -41,22 +46,22 @@ from shardyard.config.rules.custom_module import (
     NO_SHAPE,
     generic_type,
     is_generic,
-    known_shape,
     on_generic_path,
+    require_shape,
 )
-from shardyard.config.rules.model import misfits
-from shardyard.config.rules.trainable import trainable_problems
-from shardyard.config.run_length import length_problems
+from shardyard.config.rules.model import check_model
+from shardyard.config.rules.trainable import check_trainable
+from shardyard.config.run_length import check_run_length
 from shardyard.config.schema.recipe import Model, Recipe
-from shardyard.control.alerts import refuse_wrong_addresses
+from shardyard.control.alerts import validate_addresses
 from shardyard.errors import Problem, RecipeError, RequestError, ShardyardError
 from shardyard.families.images.network import ImageNetwork
 from shardyard.families.shape import ModelShape
 from shardyard.hardware.machine import Machine
 from shardyard.launchers.secrets import loose_files, resolve_local
-from shardyard.log import say, warn
+from shardyard.log import info, warn
 from shardyard.planner.checkpoint_size import checkpoint_bytes
-from shardyard.planner.fit import FittingOn
+from shardyard.planner.fit import ClusterMemoryFitter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +79,7 @@ class Request:
     shape: ModelShape | None
     """Before the data is prepared, its vocabulary may be that of the tokenizer to be trained. None:
     not known here, and node 0 of the launch settles it; or a module of the user's own."""
-    why_no_shape: str = ""
+    no_shape_reason: str = ""
     network: ImageNetwork | None = None
     """What classifies images, where the recipe reads images and it is known here."""
     weight_notes: tuple[str, ...] = ()
@@ -88,7 +93,7 @@ class Request:
         needs_weights: bool = True,
         only_looks: bool = False,
         runs_here: bool = False,
-        sees: Callable[[Recipe], Sight] | None = None,
+        sees: Callable[[Recipe], NodePaths] | None = None,
     ) -> "Request":
         """Load and check a recipe, and find its model.
 
@@ -110,21 +115,21 @@ class Request:
         overrides = [each for each in arguments if isinstance(each, str) and is_override(each)]
         sources = [each for each in arguments if not (isinstance(each, str) and is_override(each))]
         recipe = load_checked_recipe(sources, overrides, to_train=to_train)
-        for problem in [] if to_train else trainable_problems(recipe):
-            say(f"note: {problem}")
+        for problem in [] if to_train else check_trainable(recipe):
+            info(f"note: {problem}")
         if runs_here:
             take_environment(recipe)
         sight = None if sees is None else sees(recipe)
         if sight is not None:
-            _refuse(absent_problems(recipe, sight))
+            _raise_if_any(check_existing_paths(recipe, sight))
         files = [Path(each) for each in sources if isinstance(each, str | Path)]
         name = "-".join(file.stem for file in files) or "run"
         request = Request.of(
-            recipe, name=name, needs_weights=needs_weights, only_looks=only_looks, sight=sight
+            recipe, name=name, needs_weights=needs_weights, shape_only=only_looks, node_paths=sight
         )
         folder = request.model_dir
         for note in [*config_notes(recipe.model, folder), *head_notes(recipe, folder)]:
-            say(f"note: {note}")
+            info(f"note: {note}")
         for note in [*request.weight_notes, *tokenizer_notes(recipe, folder)]:
             warn(note)
         return request
@@ -135,8 +140,8 @@ class Request:
         *,
         name: str = "run",
         needs_weights: bool = True,
-        only_looks: bool = False,
-        sight: Sight | None = None,
+        shape_only: bool = False,
+        node_paths: NodePaths | None = None,
         previous: Resolved | None = None,
     ) -> "Request":
         """The request of a recipe that is loaded and checked, such as the one of a run.
@@ -144,29 +149,29 @@ class Request:
         Args:
             previous: The last attempt, on a resume: its commit of the hub is taken again.
         """
-        if sight is not None:
-            _refuse(unseen_problems(recipe, sight))
-        anchored = anchor_paths(recipe, sight)
+        if node_paths is not None:
+            _raise_if_any(check_mounted_paths(recipe, node_paths))
+        anchored = make_paths_absolute(recipe, node_paths)
         model, vocab_size = anchored.model, anchored.data.vocab_size
         folder, why_no_shape = None, ""
-        is_stated = only_looks and _folder_in_sight(anchored, sight) is None
+        is_stated = shape_only and _local_model_folder(anchored, node_paths) is None
         shape = stated_shape(model, vocab_size) if is_stated else None
         if shape is not None:
             shape = with_heads(shape, anchored.task.name)
         if shape is None:
             folder, why_no_shape = _find(
                 model,
-                sight,
+                node_paths,
                 needs_weights=needs_weights,
                 commit=None if previous is None else _commit_before(anchored, previous),
             )
             anchored = _on_its_path(anchored, folder)
             model = anchored.model
-            shape = None if why_no_shape else shape_if_known(anchored, folder, vocab_size)
+            shape = None if why_no_shape else shape_or_none(anchored, folder, vocab_size)
         match = None
         if folder is not None:
             match = inspect_folder(
-                keep_previous(anchored, previous)[0],
+                reuse_previous(anchored, previous)[0],
                 folder,
                 shape,
                 has_weights=needs_weights or model.path is not None,
@@ -177,15 +182,15 @@ class Request:
             name=name,
             model_dir=folder,
             shape=shape if match is None else match.shape,
-            why_no_shape=why_no_shape,
-            network=None if why_no_shape else network_if_known(anchored, folder),
+            no_shape_reason=why_no_shape,
+            network=None if why_no_shape else network_or_none(anchored, folder),
             weight_notes=() if match is None else match.notes,
         )
-        request.refuse_misfits(is_new=previous is None)
+        request.check_compatibility(is_new=previous is None)
         return request
 
     @property
-    def known_shape(self) -> ModelShape:
+    def required_shape(self) -> ModelShape:
         """The model's shape, of a request that is made without nodes elsewhere.
 
         Raises:
@@ -196,7 +201,7 @@ class Request:
                 f"there is no plan: {self.model_dir} is a model of no family here: {LACKS}. Train "
                 f"a few steps and see the report.{self._chosen()}"
             )
-        return known_shape(self.shape)
+        return require_shape(self.shape)
 
     @property
     def generic_sizes(self) -> ModelSizes | None:
@@ -221,9 +226,9 @@ class Request:
         """What a plan is made of.
 
         Raises:
-            RequestError: As ``known_shape``.
+            RequestError: As ``required_shape``.
         """
-        return self.network or self.known_shape
+        return self.network or self.required_shape
 
     @property
     def checkpoint_bytes(self) -> int | None:
@@ -238,7 +243,7 @@ class Request:
         has_files = model.path is not None or model.hub is not None
         return None if has_files and self.model_dir is None else has_tokenizer(self.model_dir)
 
-    def refuse_misfits(
+    def check_compatibility(
         self,
         machine: Machine | None = None,
         previous: Resolved | None = None,
@@ -257,11 +262,13 @@ class Request:
         """
         is_new = is_new and previous is None
         for phase in self.preview(machine, previous).of_phases:
-            refuse_misfits(phase.recipe, self.shape, machine, is_new=is_new)
+            check_compatibility(phase.recipe, self.shape, machine, is_new=is_new)
 
-    def preview(self, machine: Machine | None = None, previous: Resolved | None = None) -> Preview:
+    def preview(
+        self, machine: Machine | None = None, previous: Resolved | None = None
+    ) -> PartialResolution:
         """Resolve as far as possible before the data is prepared, or as it was in ``previous``."""
-        facts = Facts(
+        facts = ResolveContext(
             name=self.name,
             shape=self.shape,
             sizes=self.generic_sizes,
@@ -270,35 +277,35 @@ class Request:
             machine=machine,
             data=None if previous is None else previous.data,
             previous=previous,
-            fitting=FittingOn(machine),
+            fitting=ClusterMemoryFitter(machine),
         )
-        return resolve_known(self.recipe, facts)
+        return resolve_partial(self.recipe, facts)
 
     def resolve(
-        self, machine: Machine, data: DataFacts, *, previous: Resolved | None = None
+        self, machine: Machine, data: DatasetMetadata, *, previous: Resolved | None = None
     ) -> Resolved:
         """Resolve everything, once the data is prepared.
 
         Raises:
             RecipeError: Degrees, batch, data and model do not fit each other or ``previous``.
         """
-        shape = shape_if_known(self.recipe, self.model_dir, data.vocab_size)
+        shape = shape_or_none(self.recipe, self.model_dir, data.vocab_size)
         match = None
         if self.model_dir is not None:
-            kept = keep_previous(self.recipe, previous)[0]
+            kept = reuse_previous(self.recipe, previous)[0]
             match = inspect_folder(kept, self.model_dir, shape)
         return resolve(
             self.recipe,
             shape=shape if match is None else match.shape,
             sizes=self.generic_sizes,
-            network=network_if_known(self.recipe, self.model_dir),
+            network=network_or_none(self.recipe, self.model_dir),
             machine=machine,
             data=data,
             name=self.name,
             model_dir=self.model_dir,
             model_has_tokenizer=has_tokenizer(self.model_dir),
             previous=previous,
-            fitting=FittingOn(machine),
+            fitting=ClusterMemoryFitter(machine),
         )
 
 
@@ -309,10 +316,14 @@ def sources_of(recipe: Source | Sequence[Source], more: Sequence[Source]) -> tup
     return (recipe, *more)
 
 
-def _folder_in_sight(recipe: Recipe, sight: Sight | None) -> Path | None:
+def _local_model_folder(recipe: Recipe, node_paths: NodePaths | None) -> Path | None:
     """The folder of model.path, where this machine has it; it is inspected even to plan."""
     path = recipe.model.path
-    if path is None or (sight is not None and sight.holds(path)) or not Path(path).is_dir():
+    if (
+        path is None
+        or (node_paths is not None and node_paths.holds(path))
+        or not Path(path).is_dir()
+    ):
         return None
     return Path(path)
 
@@ -327,7 +338,7 @@ def _on_its_path(recipe: Recipe, folder: Path | None) -> Recipe:
     if kind is None:
         return recipe
     assert folder is not None
-    say(f"note: {folder} is a model of type {kind}, which is of no family here: {LACKS}")
+    info(f"note: {folder} is a model of type {kind}, which is of no family here: {LACKS}")
     return on_generic_path(recipe, kind, folder, sizes=sizes_of(content))
 
 
@@ -355,49 +366,51 @@ def take_environment(recipe: Recipe) -> None:
             of_what = "address" if name in webhooks else "value"
             warn(f"secrets.{name}: blanks or a byte order mark around the {of_what} are left out")
     os.environ.update(found)
-    refuse_wrong_addresses(recipe.observe.alerts, os.environ)
+    validate_addresses(recipe.observe.alerts, os.environ)
 
 
 def _find(
-    model: Model, sight: Sight | None, *, needs_weights: bool, commit: str | None
+    model: Model, node_paths: NodePaths | None, *, needs_weights: bool, commit: str | None
 ) -> tuple[Path | None, str]:
     """The model's own files; or why its shape is not known here, which node 0 then settles."""
     if model.module is not None:
         return None, NO_SHAPE
-    is_elsewhere = sight is not None and model.path is not None and sight.holds(model.path)
+    is_elsewhere = (
+        node_paths is not None and model.path is not None and node_paths.holds(model.path)
+    )
     if is_elsewhere:
         return None, f"model.path={model.path} is on the nodes"
     try:
-        folder = model_folder(model, needs_weights=needs_weights, commit=commit, say=say)
+        folder = model_folder(model, needs_weights=needs_weights, commit=commit, log=info)
         return folder, ""
     except ShardyardError as error:
-        if sight is None or model.hub is None:
+        if node_paths is None or model.hub is None:
             raise
         return None, f"model.hub={model.hub} could not be read here ({error})"
 
 
-def _refuse(problems: list[Problem]) -> None:
-    if problems:
-        raise RecipeError(problems)
+def _raise_if_any(errors: list[Problem]) -> None:
+    if errors:
+        raise RecipeError(errors)
 
 
-def refuse_misfits(
+def check_compatibility(
     recipe: Recipe,
     shape: ModelShape | None,
     machine: Machine | None = None,
     *,
     is_new: bool = True,
 ) -> None:
-    """As ``Request.refuse_misfits``, of a recipe that is resolved as far as it can be.
+    """As ``Request.check_compatibility``, of a recipe that is resolved as far as it can be.
 
     Raises:
         RecipeError: All that does not fit.
     """
-    found = misfits(recipe, shape, devices_per_node=devices_of_node(recipe.cluster))
+    found = check_model(recipe, shape, devices_per_node=devices_of_node(recipe.cluster))
     if machine is not None:
-        found += machine_problems(recipe, machine)
+        found += check_devices(recipe, machine)
     if is_new:
-        found += length_problems(recipe)
+        found += check_run_length(recipe)
     if found:
         raise RecipeError(found)
 
@@ -405,7 +418,7 @@ def refuse_misfits(
 # A recipe with every setting that can be known before its data is prepared.
 
 
-def resolve_recipe(recipe: Source | Sequence[Source], *overrides: Source) -> Preview:
+def resolve_recipe(recipe: Source | Sequence[Source], *overrides: Source) -> PartialResolution:
     """Check a recipe and settle what is ``auto``, with the reason of each; needs no data.
 
     Args:
@@ -419,7 +432,7 @@ def resolve_recipe(recipe: Source | Sequence[Source], *overrides: Source) -> Pre
     return Request.read(words, to_train=False, needs_weights=False, only_looks=True).preview()
 
 
-def settings_of(request: Request, preview: Preview) -> dict[str, dict[str, Any]]:
+def settings_of(request: Request, preview: PartialResolution) -> dict[str, dict[str, Any]]:
     """Dotted name -> ``value`` and ``reason`` of every setting, as `shardyard config` has them."""
     given = settings_in(request.recipe.model_dump(mode="json", exclude_unset=True))
     values = settings_in(preview.recipe.model_dump(mode="json"))

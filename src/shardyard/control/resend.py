@@ -6,8 +6,8 @@ from shardyard.config.rules.observe import services_of
 from shardyard.config.versions import EXPORTERS, check_packages
 from shardyard.errors import LostError, RequestError
 from shardyard.launchers.secrets import resolve_local
-from shardyard.log import say, warn
-from shardyard.rundir.attempt_files import newest_resolved
+from shardyard.log import info, warn
+from shardyard.rundir.attempt_files import latest_resolved
 from shardyard.rundir.layout import RunDir
 from shardyard.trackers.service import PREFIXES
 from shardyard.trackers.supervisor import send_now
@@ -23,7 +23,7 @@ def send_run(run: RunDir) -> None:
             a secret is missing here.
         LostError: A service has not taken all.
     """
-    resolved = newest_resolved(run).resolved
+    resolved = latest_resolved(run).resolved
     if resolved is None:
         raise RequestError(
             f"{run.path} holds no attempt's resolved.json, so it is not known where the run is "
@@ -41,13 +41,13 @@ def send_run(run: RunDir) -> None:
     prefixes = tuple(PREFIXES[name] for name in services)
     keys = {name: where for name, where in recipe.secrets.items() if name.startswith(prefixes)}
     environ = {**os.environ, **resolve_local(keys, os.environ)}
-    found = send_now(run, _newest(run), recipe, environ, within_s=_WITHIN_S)
+    found = send_now(run, _latest_attempt(run), recipe, environ, within_s=_WITHIN_S)
     missing = [sent.words() for sent in found if not sent.has_all]
     if missing:
         raise LostError(f"{'; '.join(missing)} Mend that and say it again.")
-    say(f"{' and '.join(services)}: all of {run.run_id} is there")
+    info(f"{' and '.join(services)}: all of {run.run_id} is there")
 
 
-def _newest(run: RunDir) -> int:
+def _latest_attempt(run: RunDir) -> int:
     """The newest attempt that was written down whole."""
     return max(number for number in run.attempts() if run.resolved(number).is_file())

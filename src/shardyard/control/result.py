@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardyard.control.job import Job, refuse_bench
+from shardyard.control.job import Job, reject_bench
 from shardyard.errors import ShardyardError
 from shardyard.launchers.base import JobState
 from shardyard.report.files import write_report
@@ -35,7 +35,7 @@ def result_of(job: Job) -> Result:
         RequestError: It is no training.
         ShardyardError: It failed, was cancelled, or is not known any more.
     """
-    refuse_bench(job.run_dir)
+    reject_bench(job.run_dir)
     status = job.wait()
     handle = job.run_dir.handle
     if status.state is not JobState.SUCCEEDED:

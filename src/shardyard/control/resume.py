@@ -6,19 +6,19 @@ from pathlib import Path
 
 from shardyard.config.formulas import first_batch
 from shardyard.config.load import load_recipe
-from shardyard.config.resolved import BackTo, DataFacts, Resolved
+from shardyard.config.resolved import DatasetMetadata, Resolved, RollbackTarget
 from shardyard.config.rules.check import load_checked_recipe
 from shardyard.config.schema.launch import Launch
 from shardyard.config.schema.recipe import Recipe
-from shardyard.control.go_back import refuse_missing_step
-from shardyard.control.job import job_of, newest_asked
+from shardyard.control.go_back import check_step_exists
+from shardyard.control.job import job_of, latest_job_recipe
 from shardyard.control.request import Request
 from shardyard.control.submission import Launchers, Proposal, launcher_named, propose
 from shardyard.errors import RequestError
 from shardyard.launchers.base import Launcher
-from shardyard.launchers.ledger import SIDE_DETAIL, Entry, Ledger
-from shardyard.log import say
-from shardyard.rundir.attempt_files import newest_resolved
+from shardyard.launchers.ledger import SIDE_DETAIL, Ledger, LedgerEntry
+from shardyard.log import info
+from shardyard.rundir.attempt_files import latest_resolved
 from shardyard.rundir.cost import read_spending
 from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir
@@ -26,36 +26,36 @@ from shardyard.rundir.state import read_state
 from shardyard.units import format_usd
 
 
-def propose_again(
+def propose_resume(
     run_dir: RunDir,
     overrides: Sequence[str],
     launcher: Launcher,
     *,
     is_dry_run: bool,
-    back_to: BackTo | None = None,
+    back_to: RollbackTarget | None = None,
 ) -> Proposal:
     """The next job of a run: what its newest one was asked, with overrides. Creates nothing.
 
     Args:
         back_to: An earlier step; node 0 looks for its checkpoint where none can be seen here.
     """
-    _, previous, asked = newest_attempt(run_dir)
+    _, previous, asked = latest_attempt(run_dir)
     if back_to is not None and run_dir.checkpoints.is_dir():
-        refuse_missing_step(run_dir, back_to)
+        check_step_exists(run_dir, back_to)
     if back_to is not None and previous is not None:
         previous = replace(previous, back_to=back_to)
     if Ledger(run_dir.ledger).jobs():
-        asked = newest_asked(run_dir)
+        asked = latest_job_recipe(run_dir)
     recipe = load_checked_recipe([asked], overrides, of_run=True)
-    refuse_other_run(run_dir, asked, recipe)
-    refuse_spent(run_dir, recipe.launch)
+    check_same_run(run_dir, asked, recipe)
+    check_cost_limit(run_dir, recipe.launch)
     return propose(
         Request.of(
             recipe,
             name=run_dir.run_id,
             needs_weights=False,
-            only_looks=True,
-            sight=launcher.sees(recipe),
+            shape_only=True,
+            node_paths=launcher.node_paths(recipe),
             previous=previous,
         ),
         launcher,
@@ -67,7 +67,7 @@ def propose_again(
     )
 
 
-def refuse_side_alone(run_dir: RunDir) -> None:
+def check_has_training(run_dir: RunDir) -> None:
     """Raise if the folder is that of a side job, which has no training to go on with."""
     ledger = Ledger(run_dir.ledger)
     if not ledger.side_jobs() or ledger.jobs() or run_dir.attempts():
@@ -80,9 +80,9 @@ def refuse_side_alone(run_dir: RunDir) -> None:
     )
 
 
-def refuse_other_run(run_dir: RunDir, asked: Path, recipe: Recipe) -> None:
+def check_same_run(run_dir: RunDir, requested: Path, recipe: Recipe) -> None:
     """Raise if overrides name another run or place than the one that goes on."""
-    before, now = load_recipe([asked], of_run=True).run, recipe.run
+    before, now = load_recipe([requested], of_run=True).run, recipe.run
     is_parent = Path(now.dir).expanduser().resolve() == run_dir.path.parent
     given = {
         f"run.name={now.name}": now.name == before.name,
@@ -99,7 +99,7 @@ def refuse_other_run(run_dir: RunDir, asked: Path, recipe: Recipe) -> None:
         )
 
 
-def refuse_live(run_dir: RunDir, entry: Entry, launchers: Launchers | None) -> None:
+def check_job_over(run_dir: RunDir, entry: LedgerEntry, launchers: Launchers | None) -> None:
     """Raise if the last job is not over: two at once would train one run."""
     job = job_of(run_dir, entry)
     status = launcher_named(job.launcher, launchers).status(job)
@@ -111,7 +111,7 @@ def refuse_live(run_dir: RunDir, entry: Entry, launchers: Launchers | None) -> N
         )
 
 
-def newest_attempt(run_dir: RunDir) -> tuple[int, Resolved | None, Path]:
+def latest_attempt(run_dir: RunDir) -> tuple[int, Resolved | None, Path]:
     """Number of the next attempt, what the last one resolved, and what it was asked.
 
     A torn resolved.json costs no run: what was asked is resolved again, and the checkpoint is
@@ -119,15 +119,15 @@ def newest_attempt(run_dir: RunDir) -> tuple[int, Resolved | None, Path]:
     """
     made = run_dir.attempts()
     number = made[-1] + 1 if made else 0
-    newest = newest_resolved(run_dir)
+    newest = latest_resolved(run_dir)
     for torn in newest.torn:
-        say(f"{torn}; what that attempt was asked is resolved again")
+        info(f"{torn}; what that attempt was asked is resolved again")
     begun = [each for each in made if run_dir.resolved(each).is_file()]
-    asked = run_dir.asked(begun[-1]) if begun else run_dir.recipe
+    asked = run_dir.attempt_recipe(begun[-1]) if begun else run_dir.recipe
     return number, newest.resolved, asked if asked.is_file() else run_dir.recipe
 
 
-def data_as_before(previous: Resolved, overrides: Sequence[str]) -> DataFacts | None:
+def data_as_before(previous: Resolved, overrides: Sequence[str]) -> DatasetMetadata | None:
     """The data set that the run reads already; its text may have changed, or be gone, since."""
     asks_for_other = any(override.startswith("data.") for override in overrides)
     is_there = Path(previous.data.dir).is_dir()
@@ -149,7 +149,7 @@ def is_finished(
     is_complete = _samples_done(run_dir, newest, now) >= sum(
         phase.samples for phase in now.of_phases
     )
-    return is_complete or _has_met_its_target(run_dir, previous, now, newest=newest)
+    return is_complete or _has_met_its_target(run_dir, previous, now, latest_step=newest)
 
 
 def _samples_done(run_dir: RunDir, step: int, now: Resolved) -> int:
@@ -161,19 +161,19 @@ def _samples_done(run_dir: RunDir, step: int, now: Resolved) -> int:
 
 
 def _has_met_its_target(
-    run_dir: RunDir, previous: Resolved | None, now: Resolved, *, newest: int
+    run_dir: RunDir, previous: Resolved | None, now: Resolved, *, latest_step: int
 ) -> bool:
     """Whether the run ended early at run.target, and the same target and length are asked."""
     state = read_state(run_dir)
     if previous is None or state.state != "finished":
         return False
-    if state.step is not None and newest < state.step:
+    if state.step is not None and latest_step < state.step:
         return False  # the checkpoint with which it ended was removed, or is gone back from
     asked = [(each.steps, each.recipe.run.target) for each in (previous, now)]
     return asked[0] == asked[1]
 
 
-def refuse_spent(run_dir: RunDir, launch: Launch) -> None:
+def check_cost_limit(run_dir: RunDir, launch: Launch) -> None:
     """Raise if a run has cost all that it may.
 
     Raises:

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 from shardyard.config.formulas import first_batch
 from shardyard.config.resolved import Resolved
-from shardyard.config.run_length import Length, asked_samples
+from shardyard.config.run_length import Length, requested_samples
 
 
 def length_lines(resolved: Resolved) -> list[str]:
@@ -13,10 +13,10 @@ def length_lines(resolved: Resolved) -> list[str]:
     for number, phase in enumerate(resolved.of_phases, 1):
         seq_len = int(phase.recipe.data.seq_len)
         epoch = phase.data.num_samples("train", seq_len)
-        asked = asked_samples(phase.recipe, epoch)
+        asked = requested_samples(phase.recipe, epoch)
         if asked is None:
             continue
-        length = Length(asked=asked, batch=first_batch(phase.recipe.optim))
+        length = Length(requested=asked, batch=first_batch(phase.recipe.optim))
         if length.factor != 1:
             of = f" of phase {number}" if resolved.phases else ""
             epochs = float(Fraction(length.samples, epoch)) if epoch else 0

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardyard.config.schema.recipe import Recipe
-from shardyard.control.job import Job, fetch_progress, launched_of, refuse_bench
+from shardyard.control.job import Job, fetch_progress, launched_of, reject_bench
 from shardyard.control.submission import Launchers
 from shardyard.errors import RequestError
 from shardyard.launchers.base import JobState
@@ -14,7 +14,7 @@ from shardyard.rundir.layout import RunDir
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunHome:
+class RunLocation:
     """A run that was found, and its other home, if it has one."""
 
     run_dir: RunDir
@@ -25,21 +25,21 @@ class RunHome:
     """The newest training's job; None: it was trained here."""
 
     @property
-    def far(self) -> tuple[Job, Recipe]:
+    def remote(self) -> tuple[Job, Recipe]:
         """The job whose nodes alone see the files, and what it was asked."""
         assert self.folder is None and self.launched is not None
         return self.launched, self.launched.recipe()
 
 
-def home_of(run_dir: RunDir, launchers: Launchers | None) -> RunHome:
+def locate_run(run_dir: RunDir, launchers: Launchers | None) -> RunLocation:
     """Look where the files of a run are.
 
     Raises:
         RequestError: It is no training.
     """
-    refuse_bench(run_dir)
+    reject_bench(run_dir)
     if not Ledger(run_dir.ledger).jobs():
-        return RunHome(run_dir=run_dir, folder=run_dir, launched=None)
+        return RunLocation(run_dir=run_dir, folder=run_dir, launched=None)
     launched = launched_of(run_dir, launchers)
     folder: RunDir | None = None
     if launched.launcher.capabilities.shares_folder:
@@ -48,7 +48,7 @@ def home_of(run_dir: RunDir, launchers: Launchers | None) -> RunHome:
             folder = RunDir(there.resolve())
         elif run_dir.attempts():
             folder = run_dir
-    return RunHome(run_dir=run_dir, folder=folder, launched=launched)
+    return RunLocation(run_dir=run_dir, folder=folder, launched=launched)
 
 
 def nodes_folder(recipe: Recipe, run_dir: RunDir) -> str:
@@ -56,7 +56,7 @@ def nodes_folder(recipe: Recipe, run_dir: RunDir) -> str:
     return f"{recipe.run.dir.rstrip('/')}/{run_dir.run_id}"
 
 
-def refuse_without_checkpoint(launched: Job) -> None:
+def check_has_checkpoint(launched: Job) -> None:
     """Raise where no checkpoint can be there yet, before anything is submitted for one.
 
     Raises:

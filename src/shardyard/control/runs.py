@@ -17,12 +17,12 @@ from shardyard.launchers.base import (
     Answer,
     AsksMany,
     FindsJobs,
-    FoundJob,
     Launcher,
+    SchedulerJob,
     Submission,
     answer,
 )
-from shardyard.launchers.ledger import SIDE_DETAIL, Entry, Ledger
+from shardyard.launchers.ledger import SIDE_DETAIL, Ledger, LedgerEntry
 from shardyard.log import warn
 from shardyard.rundir.jsonl import json_value
 from shardyard.rundir.layout import RunDir, is_run
@@ -34,7 +34,7 @@ from shardyard.rundir.state import RunState, read_state_in_list
 # that each submission gives its job: a comment on Slurm, labels on Kubernetes, tags on AWS Batch.
 
 
-def strays(launcher: Launcher, overrides: Sequence[str], known_in: Path) -> list[FoundJob]:
+def strays(launcher: Launcher, overrides: Sequence[str], runs_dir: Path) -> list[SchedulerJob]:
     """Jobs that are not over and stand in no ledger of a folder of runs.
 
     Args:
@@ -49,18 +49,18 @@ def strays(launcher: Launcher, overrides: Sequence[str], known_in: Path) -> list
             f"jobs of {launcher.name} carry no mark by which they could be found without their "
             "run's folder. Ask one of slurm, kubernetes, aws-batch."
         )
-    known = _known_ids(known_in, launcher.name)
+    known = _ledger_ids(runs_dir, launcher.name)
     recipe = load_recipe([], overrides)
     return [job for job in launcher.find(recipe) if job.id not in known]
 
 
-def _known_ids(folder: Path, launcher: str) -> set[str | None]:
-    found: set[str | None] = set()
+def _ledger_ids(folder: Path, launcher: str) -> set[str | None]:
+    ids: set[str | None] = set()
     for path in sorted(folder.glob("*/ledger.jsonl")):
         ledger = Ledger(RunDir(path.parent).ledger)
         entries = [*ledger.jobs(), *ledger.side_jobs(), *ledger.all()]
-        found |= {entry.id for entry in entries if entry.launcher == launcher}
-    return found
+        ids |= {entry.id for entry in entries if entry.launcher == launcher}
+    return ids
 
 
 # The state of many jobs at once, as far as their launchers answer in time.
@@ -73,15 +73,15 @@ class _Question:
     """About one job, or about all of a scheduler that tells of many in one call."""
 
     launcher: Launcher
-    whose: str
+    scheduler: str
     """Who is to answer, in words."""
     jobs: Sequence[Submission]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Told:
+class _JobAnswer:
     run_id: str
-    whose: str
+    scheduler: str
     answer: Answer
 
     @property
@@ -91,11 +91,11 @@ class _Told:
 
 
 _Waiting = queue.SimpleQueue[_Question | None]
-_Answers = queue.SimpleQueue[_Told]
+_Answers = queue.SimpleQueue[_JobAnswer]
 
 
 def ask_all(
-    jobs: Sequence[tuple[RunDir, Entry]], launchers: Launchers | None, *, within_s: float
+    jobs: Sequence[tuple[RunDir, LedgerEntry]], launchers: Launchers | None, *, within_s: float
 ) -> dict[str, str]:
     """Run id -> state of its job, in a word; a job that was not told of in time is left out.
 
@@ -115,26 +115,26 @@ def ask_all(
     threads = [threading.Thread(target=ask, daemon=True) for _ in range(min(_THREADS, len(jobs)))]
     for thread in threads:
         thread.start()
-    found: dict[str, _Told] = {}
-    while len(found) < len(jobs) and (left_s := ends_at - time.monotonic()) > 0:
+    answers: dict[str, _JobAnswer] = {}
+    while len(answers) < len(jobs) and (left_s := ends_at - time.monotonic()) > 0:
         try:
             one = told.get(timeout=left_s)
         except queue.Empty:
             break
-        found[one.run_id] = one
+        answers[one.run_id] = one
     for _ in threads:
         waiting.put(None)
-    _warn_of(found.values())
-    return {run_id: one.word for run_id, one in found.items()}
+    _warn_of(answers.values())
+    return {run_id: one.word for run_id, one in answers.items()}
 
 
 def _questions(
-    jobs: Sequence[Submission], launchers: Launchers | None, told: _Answers
+    jobs: Sequence[Submission], launchers: Launchers | None, answer_queue: _Answers
 ) -> list[_Question]:
     """One for each scheduler that tells of many jobs, else one a job, in the order of the jobs.
 
     Args:
-        told: Where that there is no such launcher is told, or that it cannot be used.
+        answer_queue: Where that there is no such launcher is told, or that it cannot be used.
     """
     questions: list[_Question] = []
     for name in dict.fromkeys(job.launcher for job in jobs):
@@ -143,24 +143,28 @@ def _questions(
             launcher = launcher_named(name, launchers)
         except ShardyardError as error:
             for job in of_one:
-                told.put(_Told(run_id=job.run_id, whose=name, answer=error))
+                answer_queue.put(_JobAnswer(run_id=job.run_id, scheduler=name, answer=error))
             continue
         if not isinstance(launcher, AsksMany):
-            questions += [_Question(launcher=launcher, whose=name, jobs=[job]) for job in of_one]
+            questions += [
+                _Question(launcher=launcher, scheduler=name, jobs=[job]) for job in of_one
+            ]
             continue
         groups: dict[str, list[Submission]] = {}
         for job in of_one:
-            groups.setdefault(launcher.answered_by(job), []).append(job)
+            groups.setdefault(launcher.scheduler_of(job), []).append(job)
         questions += [
-            _Question(launcher=launcher, whose=f"{name}, {which}" if which else name, jobs=group)
+            _Question(
+                launcher=launcher, scheduler=f"{name}, {which}" if which else name, jobs=group
+            )
             for which, group in groups.items()
         ]
     return questions
 
 
-def _ask(question: _Question, waiting: _Waiting, told: _Answers) -> None:
+def _ask(question: _Question, waiting: _Waiting, answer_queue: _Answers) -> None:
     """Tell what is answered; what cannot be asked at once waits to be asked one by one."""
-    launcher, whose, jobs = question.launcher, question.whose, question.jobs
+    launcher, whose, jobs = question.launcher, question.scheduler, question.jobs
     answers: Sequence[Answer]
     try:
         if isinstance(launcher, AsksMany) and len(jobs) > 1:
@@ -171,20 +175,20 @@ def _ask(question: _Question, waiting: _Waiting, told: _Answers) -> None:
         answers = [error] * len(jobs)
     except ShardyardError:
         for job in jobs:
-            waiting.put(_Question(launcher=launcher, whose=whose, jobs=[job]))
+            waiting.put(_Question(launcher=launcher, scheduler=whose, jobs=[job]))
         return
     except Exception as error:  # noqa: BLE001 - in a thread, where it would be lost
         words = f"launcher {launcher.name} raised {type(error).__name__}: {error}. This is a bug"
         answers = [ShardyardError(f"{words} of the launcher: please report it.")] * len(jobs)
     for job, said in zip(jobs, answers, strict=True):
-        told.put(_Told(run_id=job.run_id, whose=whose, answer=said))
+        answer_queue.put(_JobAnswer(run_id=job.run_id, scheduler=whose, answer=said))
 
 
-def _warn_of(told: Iterable[_Told]) -> None:
+def _warn_of(answers: Iterable[_JobAnswer]) -> None:
     errors: dict[str, list[ShardyardError]] = {}
-    for one in told:
+    for one in answers:
         if isinstance(one.answer, ShardyardError):
-            errors.setdefault(one.whose, []).append(one.answer)
+            errors.setdefault(one.scheduler, []).append(one.answer)
     for whose, of_one in errors.items():
         jobs = "1 job" if len(of_one) == 1 else f"{len(of_one)} jobs"
         warn(f"{whose}: no answer for {jobs}: {of_one[0]}")
@@ -197,7 +201,7 @@ class Run:
     run_dir: RunDir
     state: RunState
     """As its folder tells."""
-    entry: Entry | None
+    entry: LedgerEntry | None
     """Its newest job, of a side job where it has no other; None: it was not launched."""
     job_state: str | None
     """What its launcher says of the job, in a word; None: not asked, or not told in time."""
@@ -276,7 +280,7 @@ def _read_all(folder: Path) -> list[RunState]:
     return states
 
 
-def _jobs(folders: Sequence[RunDir]) -> dict[str, Entry]:
+def _jobs(folders: Sequence[RunDir]) -> dict[str, LedgerEntry]:
     """Run id -> its newest job, of those that were launched; a side job where it has no other."""
     found = {}
     for run_dir in folders:

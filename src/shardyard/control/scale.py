@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from shardyard.control.job import Job, fetch_progress, refuse_bench, wait_until
-from shardyard.control.launch import refuse_against, submitted
-from shardyard.control.resume import propose_again
+from shardyard.control.job import Job, fetch_progress, reject_bench, wait_until
+from shardyard.control.launch import check_proposal, submitted
+from shardyard.control.resume import propose_resume
 from shardyard.control.submission import Proposal
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.launchers.base import JobState, JobStatus, Resizer
-from shardyard.log import say
+from shardyard.log import info
 from shardyard.rundir.lease import Lease
 from shardyard.units import format_seconds
 
@@ -43,7 +43,7 @@ def scale(
     overrides: Sequence[str] = (),
     *,
     dry_run: bool = False,
-    agree: Callable[[Proposal], bool] = refuse_against,
+    agree: Callable[[Proposal], bool] = check_proposal,
 ) -> Scaled | None:
     """Let a run go on with ``nodes`` nodes.
 
@@ -57,18 +57,18 @@ def scale(
     Raises:
         RequestError: The job is over, or cannot have so many.
     """
-    refuse_bench(job.run_dir)
+    reject_bench(job.run_dir)
     status = job.status()
-    refuse_ended(job, nodes, status)
+    check_not_ended(job, nodes, status)
     launcher = job.launcher
     if isinstance(launcher, Resizer) and launcher.resizes(job.submission):
         return _resize(job, launcher, nodes, status, dry_run=dry_run)
-    return _submit_again(job, nodes, overrides, dry_run=dry_run, agree=agree)
+    return _resubmit(job, nodes, overrides, dry_run=dry_run, agree=agree)
 
 
 def _resize(job: Job, launcher: Resizer, nodes: int, status: JobStatus, *, dry_run: bool) -> Scaled:
     """Change the number of nodes of a job that goes on."""
-    refuse_out_of_range(job, nodes)
+    check_node_range(job, nodes)
     if dry_run:
         words = f"{job_words(job)} would be given {nodes} nodes"
         return Scaled(job=job, status=status, words=words)
@@ -80,7 +80,7 @@ def _resize(job: Job, launcher: Resizer, nodes: int, status: JobStatus, *, dry_r
     return Scaled(job=job, status=status, words=words)
 
 
-def _submit_again(
+def _resubmit(
     job: Job,
     nodes: int,
     overrides: Sequence[str],
@@ -98,9 +98,9 @@ def _submit_again(
         )
     fetch_progress(job)
     overrides = (f"cluster.nodes={nodes}", *overrides)
-    proposal = propose_again(run_dir, overrides, job.launcher, is_dry_run=dry_run)
+    proposal = propose_resume(run_dir, overrides, job.launcher, is_dry_run=dry_run)
     would = "would be" if dry_run else "will be"
-    say(f"{words} keeps its {has} nodes: it {would} drained, and the run submitted again")
+    info(f"{words} keeps its {has} nodes: it {would} drained, and the run submitted again")
     if not agree(proposal):
         return None
     try:
@@ -109,10 +109,10 @@ def _submit_again(
             told = f"{words} came to the end of the run before it drained: nothing was submitted"
             return Scaled(job=job, status=ended, words=told)
         Lease(run_dir.lease).close()  # no process of this machine trains it either
-        say(f"{words} is over ({ended.state.value}): submitting the run with {nodes} nodes")
+        info(f"{words} is over ({ended.state.value}): submitting the run with {nodes} nodes")
         return Scaled(job=submitted(proposal), status=ended, words="", proposal=proposal)
     except (ShardyardError, KeyboardInterrupt):
-        say(
+        info(
             f"note: {words} was asked to end, and no other was submitted. Once `shardyard status "
             f"{run_dir.handle}` says that it is over, `shardyard resume {run_dir.handle} "
             f"cluster.nodes={nodes}` goes on with {nodes} nodes."
@@ -129,12 +129,12 @@ def drain(launched: Job, *, sleep: Callable[[float], None] = time.sleep) -> JobS
     job, handle = job_words(launched), launched.run_dir.handle
     limit_s = launched.recipe().elastic.drain_timeout_s + _END_SLACK_S
     launched.launcher.cancel(launched.submission)
-    say(f"{job} was asked to save and end; waiting up to {format_seconds(limit_s)} for it")
+    info(f"{job} was asked to save and end; waiting up to {format_seconds(limit_s)} for it")
     status = wait_until(
         launched,
         lambda status: status.state.is_over,
         give_up_after_s=limit_s,
-        shown=(JobState.RUNNING,),
+        reported_states=(JobState.RUNNING,),
         sleep=sleep,
     )
     if not status.state.is_over:
@@ -157,7 +157,7 @@ def job_words(launched: Job) -> str:
     return f"job {launched.id} on {launched.on}"
 
 
-def refuse_out_of_range(launched: Job, nodes: int) -> None:
+def check_node_range(launched: Job, nodes: int) -> None:
     """Raise if this job was not launched for so many or so few."""
     handle, recipe = launched.run_dir.handle, launched.recipe()
     fixed, elastic = recipe.cluster.nodes, recipe.elastic
@@ -174,7 +174,7 @@ def refuse_out_of_range(launched: Job, nodes: int) -> None:
     )
 
 
-def refuse_ended(launched: Job, nodes: int, status: JobStatus) -> None:
+def check_not_ended(launched: Job, nodes: int, status: JobStatus) -> None:
     if status.state.is_over:
         raise RequestError(
             f"job {launched.id} is over ({status.state.value}), so there is nothing to scale. "

@@ -20,8 +20,8 @@ from shardyard.control.aux_jobs import (
 from shardyard.control.job import Job, wait_until_placed
 from shardyard.errors import CapacityError, LostError, RequestError, ShardyardError
 from shardyard.launchers.base import Executor, JobState, SideJob
-from shardyard.launchers.ledger_owner import refuse_untrusted
-from shardyard.log import say, warn
+from shardyard.launchers.ledger_owner import check_trusted
+from shardyard.log import info, warn
 from shardyard.rundir.layout import RunDir
 from shardyard.transfer.pod import PodSource
 
@@ -32,7 +32,7 @@ _FIRST_TRIES = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Opened:
+class RemoteFiles:
     """An idle side job that lives."""
 
     source: PodSource
@@ -52,14 +52,14 @@ class Opened:
 
 
 @contextmanager
-def opened(
+def open_remote_files(
     run_dir: RunDir,
     trained: Job,
     recipe: Recipe,
     terms: SideTerms,
     *,
     sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[Opened | None]:
+) -> Iterator[RemoteFiles | None]:
     """Let a side job be there whose container sees the run's files; it is removed afterwards.
 
     After Ctrl-C and after a lost connection it stays for a while: the same command finds it.
@@ -74,12 +74,12 @@ def opened(
             "machine, and no command can be run on them. Let them send the files through a bucket: "
             "shardyard fetch --via s3://bucket/prefix, shardyard export --to s3://bucket/prefix."
         )
-    refuse_untrusted(run_dir.ledger, trusts_folder=terms.trusts_folder)
+    check_trusted(run_dir.ledger, trusts_folder=terms.trusts_folder)
     side = SideJob(kind="fetch", arguments={"idle_s": IDLE_S})
     request = side_request(run_dir, launcher, side, recipe=recipe)
     job = find_side_job(run_dir, launcher, side)
     if job is not None and not job.status().state.is_over and not terms.dry_run:
-        say(f"side job {job.id} ({job.name}) lives already: files are read there")
+        info(f"side job {job.id} ({job.name}) lives already: files are read there")
     else:
         job = start_side_job(run_dir, launcher, request, terms)
     if job is None:
@@ -99,7 +99,7 @@ def opened(
 
     _wait_for_container(run, sleep=sleep)
     try:
-        yield Opened(source=PodSource(exec=run, folder=request.run_dir), job=job)
+        yield RemoteFiles(source=PodSource(exec=run, folder=request.run_dir), job=job)
     except (KeyboardInterrupt, LostError):
         raise
     except BaseException:

@@ -1,39 +1,41 @@
 """Report which files are trained on, validated on and left out."""
 
-from shardyard.config.resolved import DataFacts
+from shardyard.config.resolved import DatasetMetadata
 
 
-def split_rows(facts: DataFacts) -> list[tuple[str, str]]:
+def split_rows(metadata: DatasetMetadata) -> list[tuple[str, str]]:
     """What the names of files, or data.eval_source, decided: (label, files)."""
-    found = [(part.name, part.data) for part in facts.parts] or [("", facts)]
+    found = [(part.name, part.data) for part in metadata.parts] or [("", metadata)]
     return [row for name, each in found for row in _rows(name, each)]
 
 
-def split_lines(facts: DataFacts) -> list[str]:
+def split_lines(metadata: DatasetMetadata) -> list[str]:
     """The same as lines of a log."""
-    return [f"{label}: {files}" for label, files in split_rows(facts)]
+    return [f"{label}: {files}" for label, files in split_rows(metadata)]
 
 
-def _rows(name: str, facts: DataFacts) -> list[tuple[str, str]]:
+def _rows(name: str, metadata: DatasetMetadata) -> list[tuple[str, str]]:
     of = f" of {name}" if name else ""
     rows = []
-    if facts.validation_files is not None:
-        number = facts.eval_samples if facts.num_classes is not None else facts.eval_documents
-        unit = "pictures" if facts.num_classes is not None else "documents"
-        rows.append((f"validation files{of}", f"{facts.validation_files} ({number:,} {unit})"))
-    if facts.left_out_files is not None:
+    if metadata.validation_files is not None:
+        number = (
+            metadata.eval_samples if metadata.num_classes is not None else metadata.eval_documents
+        )
+        unit = "pictures" if metadata.num_classes is not None else "documents"
+        rows.append((f"validation files{of}", f"{metadata.validation_files} ({number:,} {unit})"))
+    if metadata.left_out_files is not None:
         why = "not training data by name; to train on one, name the file in data.source"
-        rows.append((f"left out{of}", f"{facts.left_out_files} ({why})"))
-    if facts.rejected is not None:
-        of_all = f"{facts.rejected:,} of {facts.rejected_of or 0:,} dialogues"
+        rows.append((f"left out{of}", f"{metadata.left_out_files} ({why})"))
+    if metadata.rejected is not None:
+        of_all = f"{metadata.rejected:,} of {metadata.rejected_of or 0:,} dialogues"
         rows.append((f"left out{of}", f"{of_all}, which the chat template rejects"))
-    if facts.true_pairs is not None:
-        rows.append((f"true pairs{of}", f"{facts.true_pairs:.1%} of the training pairs"))
-    if facts.empty_classes is not None:
-        rows.append(("class folders without a picture", facts.empty_classes))
-    if facts.unvalidated_classes is not None:
-        rows.append(("classes without validation pictures", facts.unvalidated_classes))
-    if facts.asked_files is not None:
+    if metadata.true_pairs is not None:
+        rows.append((f"true pairs{of}", f"{metadata.true_pairs:.1%} of the training pairs"))
+    if metadata.empty_classes is not None:
+        rows.append(("class folders without a picture", metadata.empty_classes))
+    if metadata.unvalidated_classes is not None:
+        rows.append(("classes without validation pictures", metadata.unvalidated_classes))
+    if metadata.asked_files is not None:
         why = "named as validation or test data, and data.source names it"
-        rows.append((f"trained on all the same{of}", f"{facts.asked_files} ({why})"))
+        rows.append((f"trained on all the same{of}", f"{metadata.asked_files} ({why})"))
     return rows

@@ -18,7 +18,7 @@ from shardyard.errors import RequestError
 from shardyard.hardware.machine import probe
 from shardyard.launchers.base import Launcher
 from shardyard.report.study.forecast import row_of
-from shardyard.report.study.rows import Hold, Row, Series
+from shardyard.report.study.rows import Hold, ScalingSeries, SeriesRow
 
 STEPS = 60
 """Of each size, unless it is said: 6 warm up, and 9 stretches of 6 make an interval."""
@@ -40,7 +40,7 @@ _MEASURED_LENGTH = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class StudyOptions:
     """What a person asks of a study."""
 
     sizes: tuple[int, ...]
@@ -70,11 +70,11 @@ class Study:
     folder: Path
     words: tuple[Source, ...]
     """Of the recipe."""
-    asked: Asked
+    options: StudyOptions
     hold: Hold
     batch: int
     """Samples of a step: of each device, or of all, as it is held."""
-    is_here: bool
+    is_local: bool
     """Whether its sizes are devices, or processes, of this machine."""
     is_cpu: bool
     devices_per_node: int
@@ -90,7 +90,7 @@ class Study:
     @property
     def sizes(self) -> tuple[int, ...]:
         """The smallest first."""
-        return tuple(sorted(set(self.asked.sizes)))
+        return tuple(sorted(set(self.options.sizes)))
 
     def run_id(self, size: int, number: int = 1) -> str:
         """Of a size's run, and of the next one where that failed."""
@@ -107,16 +107,16 @@ class Study:
                 "optim.lr_scaling=none", "optim.lr_batch=null",
             )
         )  # fmt: skip
-        return (*self.words, *_size_words(size, is_here=self.is_here, is_cpu=self.is_cpu), *batch)
+        return (*self.words, *_size_words(size, is_local=self.is_local, is_cpu=self.is_cpu), *batch)
 
     def measured_words(self, size: int) -> tuple[Source, ...]:
         """The same for so many steps, and nothing beside them."""
-        steps = self.asked.steps
+        steps = self.options.steps
         length = (f"run.steps={steps}", f"checkpoint.every={steps}")
         threads = () if self.threads is None else (f"launch.env.{THREADS}={self.threads}",)
         return (*self.words_of(size), *_MEASURED_LENGTH, *length, *threads)
 
-    def with_lengths(self, rows: Sequence[Row]) -> tuple[Row, ...]:
+    def with_lengths(self, rows: Sequence[SeriesRow]) -> tuple[SeriesRow, ...]:
         """Rows that know the samples of an epoch and of the whole run, where one of them does."""
         epoch = next((row.epoch_samples for row in rows if row.epoch_samples), None)
         run = self.run_samples
@@ -124,13 +124,13 @@ class Study:
             run = round(self.run_epochs * epoch)
         return tuple(replace(row, epoch_samples=epoch, run_samples=run) for row in rows)
 
-    def series(self, rows: Sequence[Row]) -> Series:
+    def series(self, rows: Sequence[SeriesRow]) -> ScalingSeries:
         """All rows, with those that are extrapolated."""
         more = [
-            Row(nodes=size, accelerators=size * self.devices_per_node, origin="extrapolated")
-            for size in self.asked.extrapolated
+            SeriesRow(nodes=size, accelerators=size * self.devices_per_node, origin="extrapolated")
+            for size in self.options.extrapolated
         ]
-        return Series(name=self.id, rows=self.with_lengths([*rows, *more]), hold=self.hold)
+        return ScalingSeries(name=self.id, rows=self.with_lengths([*rows, *more]), hold=self.hold)
 
     def to_json(self) -> dict[str, Any]:
         """study.json: what a second call holds itself against."""
@@ -140,14 +140,14 @@ class Study:
             "key": self.key,
             "hold": self.hold,
             "batch": self.batch,
-            "steps": self.asked.steps,
+            "steps": self.options.steps,
             "threads": self.threads,
         }
 
 
 def study_of(
     words: Sequence[Source],
-    asked: Asked,
+    options: StudyOptions,
     launcher: Launcher | None,
 ) -> Study:
     """Settle what is held over all sizes of a run without phases. Creates nothing.
@@ -161,19 +161,19 @@ def study_of(
     is_run = launcher is not None
     request = Request.read(
         words, to_train=is_run, needs_weights=False, only_looks=True,
-        sees=None if launcher is None else launcher.sees,
+        sees=None if launcher is None else launcher.node_paths,
     )  # fmt: skip
     recipe = request.recipe
     is_here = launcher is not None and launcher.capabilities.is_this_machine
     is_cpu = recipe.cluster.device == "cpu"
     if is_here and recipe.cluster.device == "auto":
         is_cpu = probe().device == "cpu"
-    smallest = min(asked.sizes)
-    first = _settled(words, _size_words(smallest, is_here=is_here, is_cpu=is_cpu), launcher)
+    smallest = min(options.sizes)
+    first = _resolve_recipe(words, _size_words(smallest, is_local=is_here, is_cpu=is_cpu), launcher)
     per_node = 1 if is_here else _devices(first)
-    hold, batch = _held(recipe, first, asked, devices=smallest * per_node)
+    hold, batch = _resolve_hold(recipe, first, options, devices=smallest * per_node)
     as_written = request.preview()
-    key = _key(request, hold=hold, batch=batch, steps=asked.steps if is_run else None,
+    key = _key(request, hold=hold, batch=batch, steps=options.steps if is_run else None,
                on="" if launcher is None else launcher.name)  # fmt: skip
     name = str(as_written.recipe.run.name)[:_NAME_CHARACTERS]
     study_id = recipe.run.id or f"{name}-study-{key}"
@@ -184,26 +184,26 @@ def study_of(
         key=key,
         folder=parent.expanduser().resolve() / study_id,
         words=tuple(words),
-        asked=asked,
+        options=options,
         hold=hold,
         batch=batch,
-        is_here=is_here,
+        is_local=is_here,
         is_cpu=is_cpu,
         devices_per_node=per_node,
-        threads=_threads(recipe, max(asked.sizes)) if is_here and is_cpu else None,
+        threads=_threads(recipe, max(options.sizes)) if is_here and is_cpu else None,
         names_machines=recipe.cluster.instance is not None or recipe.cluster.file is not None,
         run_samples=run_samples,
         run_epochs=run_epochs,
     )
 
 
-def planned_rows(study: Study) -> list[Row]:
+def planned_rows(study: Study) -> list[SeriesRow]:
     """The plan of every size; one that cannot be planned says why.
 
     Raises:
         RequestError: None of them can.
     """
-    rows: list[Row] = []
+    rows: list[SeriesRow] = []
     errors: list[RequestError] = []
     for size in study.sizes:
         try:
@@ -216,23 +216,23 @@ def planned_rows(study: Study) -> list[Row]:
     return rows
 
 
-def planned_row(found: Prediction) -> Row:
+def planned_row(prediction: Prediction) -> SeriesRow:
     """Of one size; what does not fit is no forecast."""
-    row = row_of(found.plan, found.workload, found.cluster)
-    if found.plan.fits != "does not fit":
+    row = row_of(prediction.plan, prediction.workload, prediction.cluster)
+    if prediction.plan.fits != "does not fit":
         return row
     return replace(
-        row, origin="failed", forecast=None, note=f"it does not fit: {found.plan.fits_reason}."
+        row, origin="failed", forecast=None, note=f"it does not fit: {prediction.plan.fits_reason}."
     )
 
 
-def failed_row(study: Study, size: int, why: str) -> Row:
+def failed_row(study: Study, size: int, reason: str) -> SeriesRow:
     """A size without any number."""
     devices = size * study.devices_per_node
-    return Row(nodes=size, accelerators=devices, origin="failed", note=why)
+    return SeriesRow(nodes=size, accelerators=devices, origin="failed", note=reason)
 
 
-def beside(published: Series, planned: Sequence[Row]) -> Series:
+def add_forecasts(published: ScalingSeries, planned: Sequence[SeriesRow]) -> ScalingSeries:
     """What somebody published, with what the plan says of the same sizes.
 
     Raises:
@@ -262,21 +262,23 @@ def beside(published: Series, planned: Sequence[Row]) -> Series:
 # --- what is held -------------------------------------------------------------------------------
 
 
-def _size_words(size: int, *, is_here: bool, is_cpu: bool) -> tuple[str, ...]:
+def _size_words(size: int, *, is_local: bool, is_cpu: bool) -> tuple[str, ...]:
     """A size is so many nodes; on this machine, so many nodes of one device each."""
-    if not is_here:
+    if not is_local:
         return (f"cluster.nodes={size}",)
     if is_cpu:
         return (f"cluster.nodes={size}", "cluster.devices=1")
     return ("cluster.nodes=1", f"cluster.devices={size}")  # its nodes would share the devices
 
 
-def _settled(words: Sequence[Source], more: Sequence[str], launcher: Launcher | None) -> Recipe:
+def _resolve_recipe(
+    words: Sequence[Source], more: Sequence[str], launcher: Launcher | None
+) -> Recipe:
     """The recipe of a size, as far as it can be settled."""
     every = (*words, *more)
     request = Request.read(
         every, to_train=False, needs_weights=False, only_looks=True,
-        sees=None if launcher is None else launcher.sees,
+        sees=None if launcher is None else launcher.node_paths,
     )  # fmt: skip
     return request.preview().recipe
 
@@ -297,10 +299,12 @@ def _devices(recipe: Recipe) -> int:
     return devices
 
 
-def _held(recipe: Recipe, first: Recipe, asked: Asked, *, devices: int) -> tuple[Hold, int]:
+def _resolve_hold(
+    recipe: Recipe, first: Recipe, options: StudyOptions, *, devices: int
+) -> tuple[Hold, int]:
     """What is held, and how many samples that is."""
     given = recipe.optim.batch_per_device
-    hold: Hold = asked.hold or ("global-batch" if given is None else "batch-per-device")
+    hold: Hold = options.hold or ("global-batch" if given is None else "batch-per-device")
     if hold == "batch-per-device" and given is not None:
         return hold, given
     if given is not None:
@@ -322,13 +326,13 @@ def _held(recipe: Recipe, first: Recipe, asked: Asked, *, devices: int) -> tuple
     return hold, batch // devices
 
 
-def _length(recipe: Recipe, settled: Recipe, steps: int | None) -> tuple[int | None, float | None]:
+def _length(recipe: Recipe, resolved: Recipe, steps: int | None) -> tuple[int | None, float | None]:
     """The run as it is written: its samples, or its passes over the data."""
-    run, optim = recipe.run, settled.optim
+    run, optim = recipe.run, resolved.optim
     if run.samples is not None:
         return run.samples, None
-    if run.tokens is not None and isinstance(settled.data.seq_len, int):
-        return -(-run.tokens // settled.data.seq_len), None
+    if run.tokens is not None and isinstance(resolved.data.seq_len, int):
+        return -(-run.tokens // resolved.data.seq_len), None
     if run.steps is not None and steps is not None and isinstance(optim.global_batch, int):
         return steps * first_batch(optim), None
     if run.steps is not None or run.tokens is not None:
@@ -351,7 +355,7 @@ def _key(request: Request, *, hold: Hold, batch: int, steps: int | None, on: str
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def refuse_another(study: Study, before: dict[str, Any]) -> None:
+def check_same_study(study: Study, before: dict[str, Any]) -> None:
     """Raise if a folder holds another study than the one that is asked for."""
     is_same = before.get("threads", study.threads) == study.threads
     if before.get("key") == study.key and is_same:

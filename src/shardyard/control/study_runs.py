@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
-from shardyard.control.hub_access import access_problems
+from shardyard.control.hub_access import access_errors
 from shardyard.control.job import Job, launched_of, wait_until
 from shardyard.control.launch import proposal_of, submitted
 from shardyard.control.plan import predict
 from shardyard.control.study import (
     Study,
+    check_same_study,
     failed_row,
     planned_row,
-    refuse_another,
 )
 from shardyard.control.submission import Launchers, Proposal, refusals
 from shardyard.cpu_quota import usable_cores
@@ -35,12 +35,12 @@ from shardyard.io.files import (
 )
 from shardyard.launchers.base import JobState, Launcher
 from shardyard.launchers.ledger import Ledger
-from shardyard.log import say
+from shardyard.log import info
 from shardyard.report.run_data import RunRecord, read_run
 from shardyard.report.study.forecast import row_of
 from shardyard.report.study.measured import measured_row
 from shardyard.report.study.page import write_study
-from shardyard.report.study.rows import Row
+from shardyard.report.study.rows import SeriesRow
 from shardyard.rundir.cost import read_spending
 from shardyard.rundir.layout import RunDir
 from shardyard.units import format_usd
@@ -54,14 +54,14 @@ class Size:
     """One size, and how it stands."""
 
     nodes: int
-    planned: Row
+    planned: SeriesRow
     proposal: Proposal | None = None
     """What would be submitted; None: nothing is to be."""
     job: Job | None = None
     """What runs already."""
-    row: Row | None = None
+    row: SeriesRow | None = None
     """What came of it; None: it is still to be done."""
-    tries: list[RunDir] = field(default_factory=list)
+    run_dirs: list[RunDir] = field(default_factory=list)
 
     @property
     def words(self) -> str:
@@ -96,7 +96,7 @@ class Runs:
         return sum(known) if len(known) == len(prices) else None
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[SeriesRow]:
         """What is known so far; a size that is still to be done is not run."""
         return [
             size.row or replace(size.planned, origin="not run", note="it is still to be done.")
@@ -104,7 +104,7 @@ class Runs:
         ]
 
     @property
-    def failed(self) -> list[Row]:
+    def failed(self) -> list[SeriesRow]:
         """Sizes that failed."""
         return [row for row in self.rows if row.origin == "failed"]
 
@@ -130,7 +130,7 @@ class Runs:
 
     def sharing_cores(self) -> list[str]:
         """Which sizes have more CPU processes than this machine has cores; none: nothing."""
-        if not (self.study.is_here and self.study.is_cpu):
+        if not (self.study.is_local and self.study.is_cpu):
             return []
         cores = usable_cores()
         above = [size.nodes for size in self.sizes if size.nodes > cores]
@@ -155,10 +155,10 @@ def runs_of(study: Study) -> list[RunDir]:
         return []
     named = re.compile(rf"{re.escape(study.id)}-n\d+(-try\d+)?")
     found = [RunDir(path) for path in sorted(parent.iterdir()) if named.fullmatch(path.name)]
-    return [run_dir for run_dir in found if run_dir.is_there]
+    return [run_dir for run_dir in found if run_dir.exists]
 
 
-def stand_of(
+def plan_runs(
     study: Study, launcher: Launcher, launchers: Launchers | None, *, max_usd: float | None,
     is_dry_run: bool = False,
 ) -> Runs:  # fmt: skip
@@ -175,7 +175,7 @@ def stand_of(
     if all(size.row is not None and size.row.origin == "failed" for size in sizes):
         notes = "\n".join(f"{size.nodes}: {size.row.note}" for size in sizes if size.row)
         raise RequestError(f"no size of this study can be run:\n{notes}")
-    _refuse_price(runs)
+    _check_price(runs)
     return runs
 
 
@@ -190,41 +190,41 @@ def _read_before(study: Study) -> None:
             f"{error} It says what the runs beside it are a study of. "
             "Bring it back, or choose another run.id."
         ) from error
-    refuse_another(study, before)
+    check_same_study(study, before)
 
 
 def _size(
     study: Study, nodes: int, launcher: Launcher, launchers: Launchers | None, *, is_dry_run: bool
 ) -> Size:
     size = Size(nodes=nodes, planned=failed_row(study, nodes, ""))
-    size.tries = _tries(study, nodes)
+    size.run_dirs = _run_dirs_of(study, nodes)
     try:
-        proposal = _proposal(study, nodes, len(size.tries) + 1, launcher, is_dry_run=is_dry_run)
+        proposal = _proposal(study, nodes, len(size.run_dirs) + 1, launcher, is_dry_run=is_dry_run)
     except RequestError as error:
         size.row = failed_row(study, nodes, str(error))
         return size
     size.planned = _planned(study, nodes, proposal)
-    if size.tries:
-        row = _finished(size.tries[-1], size.planned)
+    if size.run_dirs:
+        row = _finished(size.run_dirs[-1], size.planned)
         size.row = row if row is not None and row.origin == "measured" else None
-        size.job = _live(size.tries[-1], launchers) if size.row is None else None
+        size.job = _live(size.run_dirs[-1], launchers) if size.row is None else None
     if size.row is None and size.job is None:
         size.proposal = proposal
         against = refusals(proposal)
         if not is_dry_run:
-            against += access_problems(proposal.request.recipe, launcher)
+            against += access_errors(proposal.request.recipe, launcher)
         if against:
             size.row = replace(size.planned, origin="failed", note=" ".join(against))
     return size
 
 
-def _tries(study: Study, nodes: int) -> list[RunDir]:
-    found: list[RunDir] = []
+def _run_dirs_of(study: Study, nodes: int) -> list[RunDir]:
+    run_dirs: list[RunDir] = []
     while True:
-        run_dir = RunDir(study.folder.parent / study.run_id(nodes, len(found) + 1))
-        if not run_dir.is_there:
-            return found
-        found.append(run_dir)
+        run_dir = RunDir(study.folder.parent / study.run_id(nodes, len(run_dirs) + 1))
+        if not run_dir.exists:
+            return run_dirs
+        run_dirs.append(run_dir)
 
 
 def _proposal(
@@ -239,18 +239,20 @@ def _proposal(
     return proposal_of(words, launcher, is_dry_run=is_dry_run)
 
 
-def _planned(study: Study, nodes: int, proposal: Proposal) -> Row:
+def _planned(study: Study, nodes: int, proposal: Proposal) -> SeriesRow:
     """What is planned of a size; a speed alone where its machines are named."""
     if study.names_machines and proposal.plan is not None:
         with suppress(RequestError):  # the model may be where only nodes see it
             return planned_row(predict(study.measured_words(nodes), layouts=0))
     if proposal.plan is None:
         devices = proposal.request.nodes * proposal.request.devices_per_node
-        return Row(nodes=nodes, accelerators=devices, origin="predicted", note=proposal.why_no_plan)
+        return SeriesRow(
+            nodes=nodes, accelerators=devices, origin="predicted", note=proposal.no_plan_reason
+        )
     return replace(row_of(proposal.plan, None, None), nodes=proposal.request.nodes)
 
 
-def _finished(run_dir: RunDir, planned: Row) -> Row | None:
+def _finished(run_dir: RunDir, planned: SeriesRow) -> SeriesRow | None:
     """The row of a run that reached its end; None: it has not."""
     record = _record(run_dir)
     if record is None or record.state != "finished":
@@ -273,7 +275,7 @@ def _live(run_dir: RunDir, launchers: Launchers | None) -> Job | None:
     return None if job.state().is_over else job
 
 
-def _refuse_price(runs: Runs) -> None:
+def _check_price(runs: Runs) -> None:
     limit = runs.max_usd
     if limit is None:
         return
@@ -298,7 +300,10 @@ def _refuse_price(runs: Runs) -> None:
 
 
 def run_sizes(
-    runs: Runs, *, shown: Callable[[str], None] = say, sleep: Callable[[float], None] = time.sleep
+    runs: Runs,
+    *,
+    print_line: Callable[[str], None] = info,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Do what is left, the smallest size first; after each the folder is written anew.
 
@@ -306,37 +311,37 @@ def run_sizes(
         RequestError: Another command works on this study.
         KeyboardInterrupt: This command was interrupted; the run that is followed goes on.
     """
-    with _alone(runs.study):
+    with _study_lock(runs.study):
         write_json(runs.study.folder / "study.json", runs.study.to_json())
         runs.write()
         for size in runs.sizes:
             if size.row is not None:
                 continue
             try:
-                _do(runs, size, shown=shown, sleep=sleep)
+                _run_size(runs, size, print_line=print_line, sleep=sleep)
             except KeyboardInterrupt:
-                shown(
+                print_line(
                     "following ended; the run goes on. The same command goes on with the study, "
                     "and does no size again that is done"
                 )
                 raise
             except ShardyardError as error:
                 size.row = replace(size.planned, origin="failed", forecast=None, note=str(error))
-            shown(_told(size))
+            print_line(_result_line(size))
             runs.write()
 
 
-def _do(
-    runs: Runs, size: Size, *, shown: Callable[[str], None], sleep: Callable[[float], None]
+def _run_size(
+    runs: Runs, size: Size, *, print_line: Callable[[str], None], sleep: Callable[[float], None]
 ) -> None:
     if size.job is None:
         proposal = _within_limit(runs, size)
         if proposal is None:
             return
         size.job = submitted(proposal)
-        size.tries.append(size.job.run_dir)
+        size.run_dirs.append(size.job.run_dir)
     job = size.job
-    shown(f"{size.words}: job {job.id} ({job.name}) on {job.on}, run {job.run_id}")
+    print_line(f"{size.words}: job {job.id} ({job.name}) on {job.on}, run {job.run_id}")
     status = wait_until(job, lambda now: now.state.is_over, sleep=sleep)
     job.fetch()
     size.row = _finished(job.run_dir, size.planned)
@@ -361,7 +366,7 @@ def _within_limit(runs: Runs, size: Size) -> Proposal | None:
         if launcher.capabilities.is_this_machine:
             return size.proposal
         # proposed anew: what is left of a capacity block is less by now
-        return _proposal(study, size.nodes, len(size.tries) + 1, launcher)
+        return _proposal(study, size.nodes, len(size.run_dirs) + 1, launcher)
     plan, predicted = size.proposal.plan, size.usd or 0.0
     rate = None if plan is None else plan.price.usd_per_hour
     if rate is None:
@@ -377,10 +382,10 @@ def _within_limit(runs: Runs, size: Size) -> Proposal | None:
             f"what a drain costs, and it is predicted to cost {format_usd(predicted)}.",
         )
         return None
-    return _proposal(study, size.nodes, len(size.tries) + 1, launcher, limit_usd=left)
+    return _proposal(study, size.nodes, len(size.run_dirs) + 1, launcher, limit_usd=left)
 
 
-def _told(size: Size) -> str:
+def _result_line(size: Size) -> str:
     row = size.row
     assert row is not None
     if row.rate is None:
@@ -391,7 +396,7 @@ def _told(size: Size) -> str:
 
 
 @contextmanager
-def _alone(study: Study) -> Iterator[None]:
+def _study_lock(study: Study) -> Iterator[None]:
     """Hold the study: a second command would submit the same sizes."""
     make_folder(study.folder)
     path = study.folder / "study.lock"
@@ -433,7 +438,7 @@ def describe(runs: Runs) -> list[str]:
 def _plan_line(size: Size) -> str:
     proposal = size.proposal
     if proposal is None or proposal.plan is None:
-        why = "" if proposal is None else proposal.why_no_plan
+        why = "" if proposal is None else proposal.no_plan_reason
         return f"nothing is predicted: {why}"
     price = "" if not size.usd else f", about {format_usd(size.usd)}"
     return f"{proposal.plan.line().removeprefix('plan: ')}{price}"

@@ -11,17 +11,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shardyard.config.load import dump_recipe
-from shardyard.config.machines import block_left_s
+from shardyard.config.machines import block_remaining_s
 from shardyard.config.model.source import config_content
-from shardyard.config.resolve import Preview, check_resume
-from shardyard.config.resolved import BackTo, Resolved
+from shardyard.config.resolve import PartialResolution, check_resume
+from shardyard.config.resolved import Resolved, RollbackTarget
 from shardyard.config.rules.custom_module import NO_SHAPE
 from shardyard.config.schema.launch import Kubernetes
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.versions import check_packages, engines_for
 from shardyard.control.code_bundle import describe_code, packed_code, send_code
 from shardyard.control.described_cluster import against_description, against_side_jobs
-from shardyard.control.request import Request, refuse_misfits
+from shardyard.control.request import Request, check_compatibility
 from shardyard.errors import RequestError, StorageError
 from shardyard.hardware.machine import Machine, probe
 from shardyard.image.dockerfile import without_code
@@ -37,12 +37,12 @@ from shardyard.launchers.base import (
 )
 from shardyard.launchers.ledger import BENCH_DETAIL, Ledger
 from shardyard.launchers.log_markers import NONCE_DETAIL, new_nonce
-from shardyard.launchers.secrets import refuse_unsupported
-from shardyard.log import say
+from shardyard.launchers.secrets import check_supported
+from shardyard.log import info
 from shardyard.planner.format import spare_words
 from shardyard.planner.phases import plan_phases
 from shardyard.planner.plan import Plan, planned_cluster
-from shardyard.plugins import brought
+from shardyard.plugins import plug_in_named
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.network import NetworkBench
 from shardyard.units import format_seconds, format_usd
@@ -61,7 +61,7 @@ class Proposal:
     request: LaunchRequest
     rendered: Rendered
     plan: Plan | None
-    why_no_plan: str
+    no_plan_reason: str
     data: str = ""
     """What is said of the data; empty: nothing."""
 
@@ -107,7 +107,7 @@ def propose(
     is_resume: bool = False,
     is_dry_run: bool = False,
     bench: Callable[[Recipe, int], NetworkBench] | None = None,
-    back_to: BackTo | None = None,
+    back_to: RollbackTarget | None = None,
 ) -> Proposal:
     """Check a recipe against a launcher, plan it, render it. Creates nothing.
 
@@ -123,7 +123,7 @@ def propose(
     if request.shape is None and previous is not None:
         request = replace(request, shape=previous.shape)
     recipe = request.recipe
-    refuse_unlaunchable(recipe, launcher)
+    check_launchable(recipe, launcher)
     if isinstance(launcher, SharesPython) and launcher.shares_python(recipe):
         check_packages(engines_for(recipe))  # what is missing here is missing there
     machine = _machine(recipe, launcher, is_dry_run=is_dry_run)
@@ -132,7 +132,7 @@ def propose(
         check_resume(previous, replace(previous, recipe=preview.recipe))
     devices = _devices(preview, launcher)
     prediction, why_no_plan = _plan(request, preview, machine, devices=devices)
-    asked = for_nodes(read_there(request, launcher), preview, run_dir, devices=devices)
+    asked = for_nodes(recipe_on_nodes(request, launcher), preview, run_dir, devices=devices)
     recipe_text = dump_recipe(asked)
     content = LaunchRequest(
         run_id=run_dir.run_id,
@@ -146,10 +146,12 @@ def propose(
         is_resume=is_resume,
         nonce=new_nonce(),
         submission=len(Ledger(run_dir.ledger).jobs()) + 1,
-        block_left_s=block_left_s(
+        block_left_s=block_remaining_s(
             recipe.cluster, least_s=recipe.elastic.drain_timeout_s + 60, now=time.time()
         ),
-        launched_by=None if launcher.name in LAUNCHERS else brought("launchers", launcher.name),
+        launched_by=None
+        if launcher.name in LAUNCHERS
+        else plug_in_named("launchers", launcher.name),
         bench=None if bench is None else bench(preview.recipe, devices),
         back_to=back_to,
     )
@@ -159,7 +161,7 @@ def propose(
         request=content,
         rendered=launcher.render(content),
         plan=prediction,
-        why_no_plan=why_no_plan,
+        no_plan_reason=why_no_plan,
     )
 
 
@@ -177,7 +179,7 @@ def refusals(proposal: Proposal) -> list[str]:
     usd = proposal.most_usd
     if usd is None:
         found.append(
-            f"launch.max_usd={limit:g}, but the price is not known: {_why_no_price(proposal)}, so "
+            f"launch.max_usd={limit:g}, but the price is not known: {_no_price_reason(proposal)}, so "
             "that nothing could hold the run to it. Name what is missing, or leave the limit out."
         )
     elif usd > limit:
@@ -214,14 +216,14 @@ def describe(proposal: Proposal, *, in_full: bool = False) -> list[str]:
         return lines if rate is None else [*lines, f"price: {format_usd(rate)} an hour"]
     lines += [proposal.data] if proposal.data else []
     if plan is None:
-        return [*lines, f"plan: nothing is predicted: {proposal.why_no_plan}"]
+        return [*lines, f"plan: nothing is predicted: {proposal.no_plan_reason}"]
     lines += [plan.line(), f"memory: {plan.fits}: {plan.fits_reason}"]
     usd, rate = proposal.most_usd, plan.price.usd_per_hour
     if proposal.launcher.capabilities.is_this_machine and rate is None:
         return lines
     hour = "" if rate is None else f"{format_usd(rate)} an hour, "
     if usd is None:
-        return [*lines, f"price: {hour}of the run not known: {_why_no_price(proposal)}"]
+        return [*lines, f"price: {hour}of the run not known: {_no_price_reason(proposal)}"]
     about = "about" if plan.usd is not None else "by its time limit at most"
     length = "" if plan.wall_s is None else f" in {format_seconds(plan.wall_s)}"
     if plan.usd is not None and plan.spare_nodes:
@@ -270,9 +272,9 @@ def submit(proposal: Proposal) -> Submission:
     return job
 
 
-def refuse_existing(run_dir: RunDir) -> None:
+def check_run_is_new(run_dir: RunDir) -> None:
     """Raise if there is a run in this folder already."""
-    if not run_dir.is_there:
+    if not run_dir.exists:
         return
     jobs = Ledger(run_dir.ledger).jobs()
     job = f" as {jobs[-1].launcher} job {jobs[-1].id}" if jobs else ""
@@ -298,13 +300,13 @@ def _claimed(proposal: Proposal, ledger: Ledger) -> Iterator[None]:
     if not is_resume:
         _make(run_dir, proposal.request.recipe_text)
     try:
-        with _alone(proposal, ledger):
+        with _ledger_lock(proposal, ledger):
             yield
     except BaseException:
         is_blank = ledger.is_blank()  # made to be held, and nothing was written into it
         has_jobs = not is_blank and _has_jobs(ledger)
         if not is_blank and any(entry not in before for entry in ledger.live()):
-            say(
+            info(
                 f"note: what was created before this stands in {ledger.path}; "
                 f"`shardyard teardown {run_dir.handle}` removes it"
             )
@@ -319,7 +321,7 @@ def _claimed(proposal: Proposal, ledger: Ledger) -> Iterator[None]:
 
 
 @contextmanager
-def _alone(proposal: Proposal, ledger: Ledger) -> Iterator[None]:
+def _ledger_lock(proposal: Proposal, ledger: Ledger) -> Iterator[None]:
     """Hold the ledger: of two who submit one run at the same time, the second is refused.
 
     Raises:
@@ -355,7 +357,7 @@ def _make(run_dir: RunDir, recipe_text: str) -> None:
     try:
         create_text(run_dir.recipe, recipe_text)
     except FileExistsError:
-        refuse_existing(run_dir)
+        check_run_is_new(run_dir)
         raise
     except OSError as error:
         raise StorageError(
@@ -364,10 +366,10 @@ def _make(run_dir: RunDir, recipe_text: str) -> None:
         ) from error
 
 
-def refuse_unlaunchable(recipe: Recipe, launcher: Launcher) -> None:
+def check_launchable(recipe: Recipe, launcher: Launcher) -> None:
     """Refuse what a launcher cannot do for any request, of a training or not."""
     name, can = launcher.name, launcher.capabilities
-    refuse_unsupported(recipe.secrets, can.secrets, launcher=name)
+    check_supported(recipe.secrets, can.secrets, launcher=name)
     if can.needs_image and recipe.launch.image is None:
         raise RequestError(
             f"launch.image is not set, and {name} runs containers. Build one with `shardyard image "
@@ -381,7 +383,7 @@ def refuse_unlaunchable(recipe: Recipe, launcher: Launcher) -> None:
         )
 
 
-def _of_launcher(preview: Preview, launcher: Launcher) -> Preview:
+def _of_launcher(preview: PartialResolution, launcher: Launcher) -> PartialResolution:
     """Without what only pods are asked: elsewhere it changes no network."""
     recipe = preview.recipe
     if launcher.name == "kubernetes" or recipe.launch.kubernetes == Kubernetes():
@@ -398,7 +400,7 @@ def _machine(recipe: Recipe, launcher: Launcher, *, is_dry_run: bool) -> Machine
     return None if is_dry_run and settles_all else probe()
 
 
-def _devices(preview: Preview, launcher: Launcher) -> int:
+def _devices(preview: PartialResolution, launcher: Launcher) -> int:
     devices = preview.recipe.cluster.devices
     if not isinstance(devices, int):
         raise RequestError(
@@ -410,7 +412,7 @@ def _devices(preview: Preview, launcher: Launcher) -> int:
 
 
 def _plan(
-    request: Request, preview: Preview, machine: Machine | None, *, devices: int
+    request: Request, preview: PartialResolution, machine: Machine | None, *, devices: int
 ) -> tuple[Plan | None, str]:
     """The prediction, or why there is none."""
     recipe = preview.recipe
@@ -419,11 +421,11 @@ def _plan(
         return None, NO_SHAPE
     if model is None:
         return None, (
-            f"{request.why_no_shape}, so memory, time and price are not known here; node 0 settles "
+            f"{request.no_shape_reason}, so memory, time and price are not known here; node 0 settles "
             "what is open. Give model.preset or model.config to see them before"
         )
     for phase in preview.of_phases:
-        refuse_misfits(phase.recipe, request.shape)
+        check_compatibility(phase.recipe, request.shape)
     open_settings = {
         "cluster.device": recipe.cluster.device,
         "precision.compute": recipe.precision.compute,
@@ -441,11 +443,11 @@ def _plan(
     return prediction, ""
 
 
-def read_there(request: Request, launcher: Launcher) -> Recipe:
+def recipe_on_nodes(request: Request, launcher: Launcher) -> Recipe:
     """The recipe as the nodes of a launcher can read it: its paths are theirs."""
     shares_folder = launcher.capabilities.shares_folder
     recipe = request.recipe if shares_folder else request.as_written
-    if launcher.sees(request.recipe).sees_this_machine:
+    if launcher.node_paths(request.recipe).shares_filesystem:
         return recipe
     return _without_our_files(recipe)
 
@@ -461,27 +463,29 @@ def _without_our_files(recipe: Recipe) -> Recipe:
     return recipe
 
 
-def for_nodes(recipe: Recipe, preview: Preview, run_dir: RunDir, *, devices: int | None) -> Recipe:
+def for_nodes(
+    recipe: Recipe, preview: PartialResolution, run_dir: RunDir, *, devices: int | None
+) -> Recipe:
     """The recipe that the nodes read: what is asked, and what was settled here.
 
     Args:
         devices: None: no node uses any.
     """
     parent = recipe.launch.run_dir or str(run_dir.path.parent)
-    settled: dict[str, dict[str, Any]] = {
+    resolved: dict[str, dict[str, Any]] = {
         "run": {"id": run_dir.run_id, "name": preview.recipe.run.name, "dir": parent},
         "cluster": {} if devices is None else {"devices": devices},
     }
-    for section, values in settled.items():
+    for section, values in resolved.items():
         content = getattr(recipe, section).model_copy(update=values)
         recipe = recipe.model_copy(update={section: content})
     return recipe
 
 
-def _why_no_price(proposal: Proposal) -> str:
+def _no_price_reason(proposal: Proposal) -> str:
     plan = proposal.plan
     if plan is None:
-        return proposal.why_no_plan
+        return proposal.no_plan_reason
     if plan.price.usd_per_hour is None:
         return plan.price.source
     if not plan.advances:

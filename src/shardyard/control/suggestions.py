@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardyard.config.formulas import LOSS_CHUNK
-from shardyard.config.rules.layout import zero_asked
+from shardyard.config.rules.layout import requested_zero
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.tasks import unit_of
 from shardyard.control.what_if import PastRuns, Replanned, Replanner
 from shardyard.errors import RecipeError, RequestError
-from shardyard.hardware.cluster import Cluster
+from shardyard.hardware.cluster import ClusterHardware
 from shardyard.planner.plan import Plan
-from shardyard.planner.plan_diff import IN_USE, Advice, Change, Effect, effect
-from shardyard.planner.ranks import Ranks
+from shardyard.planner.plan_diff import IN_USE, Advice, Change, PlanDiff, diff_plans
+from shardyard.planner.ranks import RankPlacement
 
 LORA_RANK = 16
 """That is tried where a recipe has no adapters."""
@@ -58,7 +58,7 @@ _AXES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ask:
+class Suggestion:
     """A change that is to be planned."""
 
     name: str
@@ -70,92 +70,92 @@ class Ask:
     """Why there is nothing to be planned; else empty."""
 
 
-def levers(asked: Recipe, settled: Recipe) -> Iterator[Ask]:
+def levers(requested: Recipe, resolved: Recipe) -> Iterator[Suggestion]:
     """Settings that trade memory against time, on the same devices in the same layout.
 
     Args:
-        asked: The recipe with what it leaves open.
-        settled: What it came to.
+        requested: The recipe with what it leaves open.
+        resolved: What it came to.
     """
-    yield from _packing(asked, settled)
-    compiled = settled.model.compile is True
+    yield from _packing(requested, resolved)
+    compiled = resolved.model.compile is True
     yield _ask(
         "without compile" if compiled else "compile",
         "operators run one by one" if compiled else "each block is compiled by torch.compile",
         f"model.compile={str(not compiled).lower()}",
     )
-    yield from _chunks(settled)
-    yield from recompute(settled)
-    yield from offload(asked, settled)
-    states = "bf16" if settled.precision.optimizer_states == "fp32" else "fp32"
+    yield from _chunks(resolved)
+    yield from recompute(resolved)
+    yield from offload(requested, resolved)
+    states = "bf16" if resolved.precision.optimizer_states == "fp32" else "fp32"
     what = f"its averages are held in {states} between steps"
     yield _ask(f"{states} optimizer state", what, f"precision.optimizer_states={states}")
-    yield from _micro_batches(settled)
-    yield from lora(settled)
+    yield from _micro_batches(resolved)
+    yield from lora(resolved)
 
 
-def techniques(asked: Recipe, settled: Recipe) -> Iterator[Ask]:
+def techniques(requested: Recipe, resolved: Recipe) -> Iterator[Suggestion]:
     """Ways to split the model and the work, and what is combined with them.
 
     Args:
-        asked: The recipe with what it leaves open.
-        settled: What it came to.
+        requested: The recipe with what it leaves open.
+        resolved: What it came to.
     """
     for strategy, (name, what) in _STRATEGIES.items():
-        yield Ask(name=name, what=what, choices=((*_on_strategy(asked, strategy),),))
+        yield Suggestion(name=name, what=what, choices=((*_on_strategy(requested, strategy),),))
     for axis, (name, what) in _AXES.items():
-        now = getattr(settled.parallel, axis)
+        now = getattr(resolved.parallel, axis)
         others = [degree for degree in _DEGREES if degree != now]
-        yield Ask(
+        yield Suggestion(
             name=f"{name} {now} is used; other degrees" if now > 1 else name,
             what=what,
-            choices=tuple(_with_degree(asked, settled, axis, degree) for degree in others),
+            choices=tuple(_with_degree(requested, resolved, axis, degree) for degree in others),
         )
-    yield from recompute(settled)
-    yield from offload(asked, settled)
-    yield from lora(settled)
-    if settled.precision.compute == "fp8":
+    yield from recompute(resolved)
+    yield from offload(requested, resolved)
+    yield from lora(resolved)
+    if resolved.precision.compute == "fp8":
         yield _ask("bf16", "matrix products in 16 bits", "precision.compute=bf16")
     else:
         yield _ask("fp8", "matrix products in 8 bits", "precision.compute=fp8")
 
 
-def recompute(settled: Recipe) -> Iterator[Ask]:
+def recompute(resolved: Recipe) -> Iterator[Suggestion]:
     """Other modes of recompute than the recipe's."""
     for mode, what in _RECOMPUTE.items():
-        if mode != settled.memory.recompute:
+        if mode != resolved.memory.recompute:
             yield _ask(f"recompute {mode}", what, f"memory.recompute={mode}")
 
 
-def offload(asked: Recipe, settled: Recipe) -> Iterator[Ask]:
+def offload(requested: Recipe, resolved: Recipe) -> Iterator[Suggestion]:
     """What else could wait in host memory."""
-    is_open = zero_asked(asked.parallel) is None and settled.parallel.zero == 3
+    is_open = requested_zero(requested.parallel) is None and resolved.parallel.zero == 3
     for kind, what in _OFFLOAD.items():
-        if kind == settled.memory.offload:
+        if kind == resolved.memory.offload:
             continue
         # what lies on the host is gathered block by block, and the recipe has to say so
         zero = ("parallel.zero=3",) if kind == "params" and is_open else ()
         yield _ask(f"offload {kind}", what, f"memory.offload={kind}", *zero)
 
 
-def lora(settled: Recipe) -> Iterator[Ask]:
+def lora(resolved: Recipe) -> Iterator[Suggestion]:
     """Adapters, or the whole model again."""
-    if settled.model.lora.rank is None:
+    if resolved.model.lora.rank is None:
         what = "small adapters are trained in place of the model"
         yield _ask(f"LoRA, rank {LORA_RANK}", what, f"model.lora.rank={LORA_RANK}")
     else:
         yield _ask("without LoRA", "the whole model is trained", "model.lora.rank=null")
 
 
-def _ask(name: str, what: str, *settings: str) -> Ask:
-    return Ask(name=name, what=what, choices=(settings,))
+def _ask(name: str, what: str, *settings: str) -> Suggestion:
+    return Suggestion(name=name, what=what, choices=(settings,))
 
 
-def _packing(asked: Recipe, settled: Recipe) -> Iterator[Ask]:
-    if unit_of(settled.task.name) == "image":
+def _packing(requested: Recipe, resolved: Recipe) -> Iterator[Suggestion]:
+    if unit_of(resolved.task.name) == "image":
         return
-    if settled.data.pack == "stream":
-        yield Ask(
+    if resolved.data.pack == "stream":
+        yield Suggestion(
             name="packing",
             what="several texts share a sample",
             needless="it is on: samples are windows of running text (data.pack=stream), and no "
@@ -163,10 +163,12 @@ def _packing(asked: Recipe, settled: Recipe) -> Iterator[Ask]:
         )
         what = "samples are whole documents, each for itself; what they leave free is padding"
         # their room is needed when data is prepared
-        length = () if asked.data.seq_len != "auto" else (f"data.seq_len={settled.data.seq_len}",)
+        length = (
+            () if requested.data.seq_len != "auto" else (f"data.seq_len={resolved.data.seq_len}",)
+        )
         yield _ask("pack whole documents", what, "data.pack=whole", *length)
         return
-    yield Ask(
+    yield Suggestion(
         name="packing",
         what="several texts share a sample",
         needless="it is on: as many whole documents as fit share a sample (data.pack=whole); what "
@@ -175,10 +177,10 @@ def _packing(asked: Recipe, settled: Recipe) -> Iterator[Ask]:
     yield _ask("pack running text", "samples are windows of running text", "data.pack=stream")
 
 
-def _chunks(settled: Recipe) -> Iterator[Ask]:
-    if unit_of(settled.task.name) == "image":
+def _chunks(resolved: Recipe) -> Iterator[Suggestion]:
+    if unit_of(resolved.task.name) == "image":
         return
-    if isinstance(settled.memory.loss_chunk, int):
+    if isinstance(resolved.memory.loss_chunk, int):
         what = "the logits of all tokens exist at once"
         yield _ask("whole loss", what, "memory.loss_chunk=none")
     else:
@@ -186,8 +188,8 @@ def _chunks(settled: Recipe) -> Iterator[Ask]:
         yield _ask("chunked loss", what, f"memory.loss_chunk={LOSS_CHUNK}")
 
 
-def _micro_batches(settled: Recipe) -> Iterator[Ask]:
-    size = settled.optim.micro_batch
+def _micro_batches(resolved: Recipe) -> Iterator[Suggestion]:
+    size = resolved.optim.micro_batch
     assert isinstance(size, int)  # a plan needs it
     if size > 1:
         what = "half the samples in a pass, and twice the passes (gradient accumulation)"
@@ -196,18 +198,18 @@ def _micro_batches(settled: Recipe) -> Iterator[Ask]:
     yield _ask(f"micro-batch {2 * size}", what, f"optim.micro_batch={2 * size}")
 
 
-def _on_strategy(asked: Recipe, strategy: str) -> Iterator[str]:
+def _on_strategy(requested: Recipe, strategy: str) -> Iterator[str]:
     """A strategy by its name in place of what a recipe says of the data axes."""
     yield f"parallel.strategy={strategy}"
     for name in ("zero", "dp_replicate", "dp_shard"):
-        if getattr(asked.parallel, name) != "auto":
+        if getattr(requested.parallel, name) != "auto":
             yield f"parallel.{name}=auto"
 
 
-def _with_degree(asked: Recipe, settled: Recipe, axis: str, degree: int) -> tuple[str, ...]:
+def _with_degree(requested: Recipe, resolved: Recipe, axis: str, degree: int) -> tuple[str, ...]:
     """An axis with another degree; the data axes give or take its ranks."""
     setting = f"parallel.{axis}={degree}"
-    axes, now = asked.parallel, settled.parallel
+    axes, now = requested.parallel, resolved.parallel
     if axis == "ep" or axes.dp_shard == "auto":
         return (setting,)
     assert isinstance(now.dp_shard, int) and isinstance(now.dp_replicate, int)
@@ -227,7 +229,12 @@ def _with_degree(asked: Recipe, settled: Recipe, axis: str, degree: int) -> tupl
 
 
 def advise(
-    replanner: Replanner, now: Plan, *, cluster: Cluster | None, past: PastRuns, ranks: Ranks
+    replanner: Replanner,
+    now: Plan,
+    *,
+    cluster: ClusterHardware | None,
+    past: PastRuns,
+    ranks: RankPlacement,
 ) -> Advice:
     """Plan every lever and technique of a recipe.
 
@@ -236,9 +243,9 @@ def advise(
         cluster: Its machines; None: no accelerator, or none that is known.
         past: Runs that may have measured some of them.
     """
-    asked, settled = replanner.asked, replanner.settled
+    asked, settled = replanner.requested, replanner.resolved
 
-    def changed(asks: Iterable[Ask]) -> tuple[Change, ...]:
+    def changed(asks: Iterable[Suggestion]) -> tuple[Change, ...]:
         return tuple(_change(ask, replanner, now, cluster=cluster, past=past) for ask in asks)
 
     return Advice(
@@ -251,7 +258,12 @@ def advise(
 
 
 def _change(
-    ask: Ask, replanner: Replanner, now: Plan, *, cluster: Cluster | None, past: PastRuns
+    ask: Suggestion,
+    replanner: Replanner,
+    now: Plan,
+    *,
+    cluster: ClusterHardware | None,
+    past: PastRuns,
 ) -> Change:
     planned, refusals = _planned(ask, replanner)
     refused = ask.needless or (refusals[0] if refusals else "")
@@ -262,7 +274,7 @@ def _change(
     if best is None:
         first = ask.choices[0] if ask.choices else ()
         return Change(
-            name=ask.name, what=ask.what, settings=first, plan=None, refused=refused,
+            name=ask.name, what=ask.what, settings=first, plan=None, rejection_reason=refused,
             effect=None, measured=None,
         )  # fmt: skip
     return Change(
@@ -270,22 +282,22 @@ def _change(
         what=ask.what,
         settings=best.settings,
         plan=best.plan,
-        refused="",
-        effect=Effect(verdict=IN_USE, why=())
-        if _said(best.recipe) == _said(replanner.settled)
-        else effect(now, best.plan, cluster),
+        rejection_reason="",
+        effect=PlanDiff(verdict=IN_USE, why=())
+        if _resolved_settings(best.recipe) == _resolved_settings(replanner.resolved)
+        else diff_plans(now, best.plan, cluster),
         measured=past.of(best.recipe),
     )
 
 
-def _said(recipe: Recipe) -> dict[str, Any]:
+def _resolved_settings(recipe: Recipe) -> dict[str, Any]:
     """What a settled recipe says, whether its layout has a name there or not."""
     said = recipe.model_dump()
     del said["parallel"]["strategy"]
     return said
 
 
-def _planned(ask: Ask, replanner: Replanner) -> tuple[list[Replanned], list[str]]:
+def _planned(ask: Suggestion, replanner: Replanner) -> tuple[list[Replanned], list[str]]:
     """Each choice that can be planned, and why the others cannot."""
     found, refusals = [], []
     for settings in ask.choices:
@@ -306,9 +318,9 @@ def _reason(error: RequestError) -> str:
 _FITS = ("fits", "unknown", "tight", "does not fit")
 
 
-def _rank(found: Replanned) -> tuple[int, float, float]:
+def _rank(candidate: Replanned) -> tuple[int, float, float]:
     """What fits first, then what is fastest; of what does not fit, what needs least."""
-    plan = found.plan
+    plan = candidate.plan
     if plan.fits == "does not fit":
         return _FITS.index(plan.fits), plan.device_bytes, 0.0
     return _FITS.index(plan.fits), plan.step_s or 0.0, plan.device_bytes

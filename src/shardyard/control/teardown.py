@@ -6,18 +6,18 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from shardyard.config.load import load_recipe
-from shardyard.control.job import job_of, newest_asked
+from shardyard.control.job import job_of, latest_job_recipe
 from shardyard.control.submission import Launchers, launcher_named
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.launchers.base import Removal
-from shardyard.launchers.ledger import SIDE_DETAIL, Entry, Ledger
-from shardyard.launchers.ledger_owner import refuse_untrusted
-from shardyard.log import say, warn
+from shardyard.launchers.ledger import SIDE_DETAIL, Ledger, LedgerEntry
+from shardyard.launchers.ledger_owner import check_trusted
+from shardyard.log import info, warn
 from shardyard.rundir.layout import RunDir
 
 
 @dataclass(frozen=True, kw_only=True)
-class Remains:
+class TeardownResult:
     """What a tear-down did, and did not."""
 
     removed: list[str]
@@ -34,17 +34,17 @@ class Remains:
         return asdict(self)
 
 
-def remains_of(
+def preview_teardown(
     run_dir: RunDir, *, launchers: Launchers | None = None, trusts_folder: bool = False
-) -> Remains:
+) -> TeardownResult:
     """What a tear-down would find; schedulers are asked which jobs are over, nothing is changed."""
-    refuse_untrusted(run_dir.ledger, trusts_folder=trusts_folder)
+    check_trusted(run_dir.ledger, trusts_folder=trusts_folder)
     ledger = Ledger(run_dir.ledger)
     live, ended = ledger.live(), _ended_jobs(run_dir, ledger, launchers)
-    return Remains(
+    return TeardownResult(
         removed=[],
         left=_names_of([entry for entry in live if entry.id not in ended]) + _torn(ledger),
-        untouched=_foreign_storage(run_dir),
+        untouched=_external_storage(run_dir),
         over=_names_of([entry for entry in live if entry.id in ended]),
     )
 
@@ -56,7 +56,7 @@ def tear_down(
     launchers: Launchers | None = None,
     is_forced: bool = False,
     trusts_folder: bool = False,
-) -> Remains:
+) -> TeardownResult:
     """Remove what a run has elsewhere. Repeatable.
 
     Args:
@@ -67,20 +67,20 @@ def tear_down(
     Raises:
         RequestError: A job is not over.
     """
-    refuse_untrusted(run_dir.ledger, trusts_folder=trusts_folder)
+    check_trusted(run_dir.ledger, trusts_folder=trusts_folder)
     ledger = Ledger(run_dir.ledger)
     live = ledger.live()
     if not live:
-        return remains_of(run_dir, launchers=launchers, trusts_folder=trusts_folder)
-    untouched = _foreign_storage(run_dir)
+        return preview_teardown(run_dir, launchers=launchers, trusts_folder=trusts_folder)
+    untouched = _external_storage(run_dir)
     if not is_forced:
-        _refuse_running(run_dir, ledger, launchers)
-    say(f"to be removed: {', '.join(_names_of(live))}")
+        _check_not_running(run_dir, ledger, launchers)
+    info(f"to be removed: {', '.join(_names_of(live))}")
     agree("remove it?")
     removal = _remove_all(run_dir, ledger, launchers)
-    return Remains(
+    return TeardownResult(
         removed=removal.removed,
-        foreign=removal.foreign,
+        foreign=removal.not_owned,
         left=_names_of(ledger.live()) + _torn(ledger),
         untouched=untouched,
     )
@@ -96,7 +96,7 @@ def _remove_all(run_dir: RunDir, ledger: Ledger, launchers: Launchers | None) ->
             launcher = launcher_named(entry.launcher, launchers)
             found = launcher.remove(job_of(run_dir, entry), ledger)
             removal.removed.extend(found.removed)
-            removal.foreign.extend(found.foreign)
+            removal.not_owned.extend(found.not_owned)
     return removal
 
 
@@ -118,7 +118,7 @@ def _ended_jobs(run_dir: RunDir, ledger: Ledger, launchers: Launchers | None) ->
     return ended
 
 
-def _refuse_running(run_dir: RunDir, ledger: Ledger, launchers: Launchers | None) -> None:
+def _check_not_running(run_dir: RunDir, ledger: Ledger, launchers: Launchers | None) -> None:
     handle, named = run_dir.handle, {entry.id for entry in ledger.live()}
     side_jobs = [entry for entry in ledger.side_jobs() if entry.id in named]
     for entry in [*ledger.jobs()[-1:], *side_jobs]:
@@ -135,7 +135,7 @@ def _refuse_running(run_dir: RunDir, ledger: Ledger, launchers: Launchers | None
         )
 
 
-def _names_of(entries: Sequence[Entry]) -> list[str]:
+def _names_of(entries: Sequence[LedgerEntry]) -> list[str]:
     """In the order of removal; one that was not confirmed may not exist."""
     return [
         f"{entry.kind} {entry.name}" + ("" if entry.is_confirmed else " (perhaps)")
@@ -153,11 +153,11 @@ def _torn(ledger: Ledger) -> list[str]:
     ]
 
 
-def _foreign_storage(run_dir: RunDir) -> list[str]:
+def _external_storage(run_dir: RunDir) -> list[str]:
     """Storage that the run used and somebody else made."""
     found = []
     try:
-        recipe = load_recipe([newest_asked(run_dir)], of_run=True)
+        recipe = load_recipe([latest_job_recipe(run_dir)], of_run=True)
     except ShardyardError as error:  # a lost recipe keeps no job running
         warn(f"which volumes and file systems the run used is not known: {error}")
         return []

@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 
 from shardyard import network_interface
 from shardyard.config.load import dump_recipe
-from shardyard.config.paths import anchor_paths
-from shardyard.config.resolved import BackTo
+from shardyard.config.paths import make_paths_absolute
+from shardyard.config.resolved import RollbackTarget
 from shardyard.config.rules.check import load_checked_recipe
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.versions import check_packages, engines_for
@@ -20,22 +20,22 @@ from shardyard.control.agent_process import run_agent_process
 from shardyard.control.alerts import alerting
 from shardyard.control.attempt import (
     Attempt,
+    check_single_node,
     check_storage,
     no_plan,
-    refuse_other_nodes,
-    resolve_here,
+    resolve_locally,
     write_down,
 )
-from shardyard.control.follow import Shown, said
-from shardyard.control.go_back import refuse_missing_step
-from shardyard.control.job import refuse_unfinished
+from shardyard.control.follow import ViewFactory, log_view
+from shardyard.control.go_back import check_step_exists
+from shardyard.control.job import check_submission_finished
 from shardyard.control.request import Request, take_environment
-from shardyard.control.resume import data_as_before, is_finished, newest_attempt, refuse_other_run
-from shardyard.control.submission import refuse_existing
+from shardyard.control.resume import check_same_run, data_as_before, is_finished, latest_attempt
+from shardyard.control.submission import check_run_is_new
 from shardyard.errors import ShardyardError, StorageError
 from shardyard.io.files import create_text
-from shardyard.launchers.ledger_owner import refuse_unwritable
-from shardyard.log import say, warn
+from shardyard.launchers.ledger_owner import check_writable
+from shardyard.log import info, warn
 from shardyard.report.files import write_report
 from shardyard.report.run_data import read_run
 from shardyard.report.summary import Summary, summarize
@@ -58,12 +58,13 @@ class _OutOfTime(Exception):  # noqa: N818  not an error
 
 
 def write_last_report(
-    run: RunDir, attempt: int, recipe: Recipe, *, left_s: float | None
+    run: RunDir, attempt: int, recipe: Recipe, *, remaining_s: float | None
 ) -> Summary | None:
     """Write the report of an attempt that has ended; call from the main thread.
 
     Args:
-        left_s: Of a drain's time, as this node's agent counted it; None: it was not asked to stop.
+        remaining_s: Of a drain's time, as this node's agent counted it; None: it was not asked to
+            stop.
 
     Returns:
         Its numbers, also where the files could not be written; None if they cannot be read either.
@@ -72,7 +73,7 @@ def write_last_report(
         return None  # the folder is gone, and the agent has said so
     summary = None
     try:
-        with _limited_to(left_s):
+        with _limited_to(remaining_s):
             summary = summarize(read_run(run))
             write_report(run)
     except _OutOfTime:
@@ -85,8 +86,8 @@ def write_last_report(
     return summary
 
 
-def _warn(why: str) -> None:
-    warn(f"there is no report: {why}")
+def _warn(reason: str) -> None:
+    warn(f"there is no report: {reason}")
 
 
 @contextmanager
@@ -111,7 +112,7 @@ def _limited_to(seconds: float | None) -> Iterator[None]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained:
+class TrainResult:
     """What came of an attempt."""
 
     run_dir: RunDir
@@ -149,17 +150,17 @@ def first_attempt(request: Request) -> Attempt:
     run = request.recipe.run
     network_interface.check(os.environ)
     if run.id is not None:
-        refuse_existing(RunDir(Path(run.dir).expanduser().resolve() / run.id))
-    _refuse_unwritable(Path(run.dir).expanduser())
-    refuse_other_nodes(request.recipe)
+        check_run_is_new(RunDir(Path(run.dir).expanduser().resolve() / run.id))
+    _check_writable(Path(run.dir).expanduser())
+    check_single_node(request.recipe)
     for warning in check_packages(engines_for(request.recipe)):
         warn(warning)
-    machine, resolved = resolve_here(request)
+    machine, resolved = resolve_locally(request)
     run_id = run.id or new_run_id(str(resolved.recipe.run.name))
     attempt = Attempt(
         run_dir=RunDir(Path(run.dir).expanduser().resolve() / run_id),
         number=0,
-        asked=request.recipe,
+        requested=request.recipe,
         resolved=resolved,
         machine=machine,
     )
@@ -168,7 +169,7 @@ def first_attempt(request: Request) -> Attempt:
 
 
 def next_attempt(
-    run_dir: RunDir, overrides: Sequence[str], *, back_to: BackTo | None = None
+    run_dir: RunDir, overrides: Sequence[str], *, back_to: RollbackTarget | None = None
 ) -> tuple[Attempt, bool]:
     """The next attempt of a run on this machine, and whether nothing is left to do.
 
@@ -179,8 +180,8 @@ def next_attempt(
         RequestError: It cannot go on so, or a process of this machine trains it.
         AccessError: The run is another user's.
     """
-    refuse_unwritable(run_dir)
-    refuse_unfinished(run_dir)
+    check_writable(run_dir)
+    check_submission_finished(run_dir)
     lease = Lease(run_dir.lease)  # before anything is read or written: of two, one goes on
     try:
         return _next_attempt(run_dir, overrides, back_to, lease)
@@ -190,20 +191,20 @@ def next_attempt(
 
 
 def _next_attempt(
-    run_dir: RunDir, overrides: Sequence[str], back_to: BackTo | None, lease: Lease
+    run_dir: RunDir, overrides: Sequence[str], back_to: RollbackTarget | None, lease: Lease
 ) -> tuple[Attempt, bool]:
-    number, previous, asked = newest_attempt(run_dir)
+    number, previous, asked = latest_attempt(run_dir)
     if back_to is not None:
-        refuse_missing_step(run_dir, back_to)
+        check_step_exists(run_dir, back_to)
         previous = None if previous is None else replace(previous, back_to=back_to)
-    recipe = anchor_paths(load_checked_recipe([asked], overrides, of_run=True))
-    refuse_other_run(run_dir, asked, recipe)
+    recipe = make_paths_absolute(load_checked_recipe([asked], overrides, of_run=True))
+    check_same_run(run_dir, asked, recipe)
     for warning in check_packages(engines_for(recipe)):
         warn(warning)
-    refuse_other_nodes(recipe)
+    check_single_node(recipe)
     take_environment(recipe)
     network_interface.check(os.environ)
-    machine, resolved = resolve_here(
+    machine, resolved = resolve_locally(
         Request.of(recipe, name=run_dir.run_id, previous=previous),
         previous=previous,
         data=None if previous is None else data_as_before(previous, overrides),
@@ -211,7 +212,7 @@ def _next_attempt(
     attempt = Attempt(
         run_dir=run_dir,
         number=number,
-        asked=recipe,
+        requested=recipe,
         resolved=resolved,
         machine=machine,
         lease=lease,
@@ -232,7 +233,7 @@ def begin(attempt: Attempt) -> Attempt:
     run_dir = attempt.run_dir
     lease = Lease(run_dir.lease)  # before anything is written: of two, one begins
     try:
-        refuse_existing(run_dir)
+        check_run_is_new(run_dir)
         _write_first(attempt)
     except BaseException:
         lease.close()
@@ -243,7 +244,7 @@ def begin(attempt: Attempt) -> Attempt:
 def _write_first(attempt: Attempt) -> None:
     run_dir = attempt.run_dir
     try:
-        create_text(run_dir.recipe, dump_recipe(attempt.asked))
+        create_text(run_dir.recipe, dump_recipe(attempt.requested))
     except OSError as error:
         raise StorageError(
             f"{run_dir.recipe} cannot be written: {error.strerror}. Check that the folder is yours "
@@ -254,26 +255,28 @@ def _write_first(attempt: Attempt) -> None:
     events.close()
 
 
-def train(attempt: Attempt, *, shown: Shown = said) -> Trained:
+def train(attempt: Attempt, *, view_factory: ViewFactory = log_view) -> TrainResult:
     """Write an attempt's files, train, write its report. Call from the main thread.
 
     Args:
-        shown: How its progress is shown.
+        view_factory: How its progress is shown.
     """
     prediction = attempt.plan()
     write_down(attempt, prediction)
-    say(no_plan() if prediction is None else prediction.line())
+    info(no_plan() if prediction is None else prediction.line())
     run_dir, number = attempt.run_dir, attempt.number
-    with exporting(run_dir, number, attempt.asked, os.environ) as exporters:
-        with alerting(run_dir, attempt.asked.observe.alerts, os.environ):
-            answer = run_agent_process(run_dir, number, shown=shown, lease=attempt.lease)
+    with exporting(run_dir, number, attempt.requested, os.environ) as exporters:
+        with alerting(run_dir, attempt.requested.observe.alerts, os.environ):
+            answer = run_agent_process(
+                run_dir, number, view_factory=view_factory, lease=attempt.lease
+            )
         left_s = answer.pop("drain_left_s", None)
         exporters.end(left_s)
-        summary = write_last_report(run_dir, number, attempt.resolved.recipe, left_s=left_s)
-    return Trained(run_dir=run_dir, answer=answer, summary=summary)
+        summary = write_last_report(run_dir, number, attempt.resolved.recipe, remaining_s=left_s)
+    return TrainResult(run_dir=run_dir, answer=answer, summary=summary)
 
 
-def _refuse_unwritable(runs_dir: Path) -> None:
+def _check_writable(runs_dir: Path) -> None:
     """Raise now, not after an hour of preparation, if no run folder can be made there."""
     nearest = next(place for place in (runs_dir, *runs_dir.absolute().parents) if place.exists())
     if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):

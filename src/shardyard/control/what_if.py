@@ -12,20 +12,20 @@ from statistics import median
 from typing import Any
 
 from shardyard.config.phases import of_phases
-from shardyard.config.published_pictures import train_pictures
-from shardyard.config.resolve import Preview
+from shardyard.config.published_pictures import train_image_count
+from shardyard.config.resolve import PartialResolution
 from shardyard.config.resolved import settings_in
 from shardyard.config.rules.check import load_checked_recipe
 from shardyard.config.schema.recipe import Recipe
-from shardyard.control.request import Request, refuse_misfits
+from shardyard.control.request import Request, check_compatibility
 from shardyard.errors import RecipeError, ShardyardError
 from shardyard.hardware.machine import Machine
 from shardyard.io.files import read_json
 from shardyard.planner.calibration import Calibration
-from shardyard.planner.images.step import uncounted
+from shardyard.planner.images.step import check_unplanned_settings
 from shardyard.planner.phases import plan_phases
 from shardyard.planner.plan import Plan
-from shardyard.planner.plan_diff import Measured
+from shardyard.planner.plan_diff import RunMeasurement
 from shardyard.report.against_plan import median_tokens_per_s, memory_by_rank, steady
 from shardyard.report.run_data import read_run
 from shardyard.rundir.layout import RunDir
@@ -52,7 +52,7 @@ class PastRuns:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def of(self, recipe: Recipe) -> Measured | None:
+    def of(self, recipe: Recipe) -> RunMeasurement | None:
         """What the newest run of a settled recipe's kind measured; None: there is none."""
         wanted = _kind(settings_in(recipe.model_dump(mode="json")))
         for run, kind in self._kinds:
@@ -97,7 +97,7 @@ def _kind(settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _measured(run: RunDir) -> Measured | None:
+def _measured(run: RunDir) -> RunMeasurement | None:
     try:
         record = read_run(run)
     except ShardyardError:
@@ -106,7 +106,7 @@ def _measured(run: RunDir) -> Measured | None:
     if len(times) < LEAST_STEPS:
         return None
     peaks = [int(row["peak_bytes"]) for row in memory_by_rank(record) if row.get("peak_bytes")]
-    return Measured(
+    return RunMeasurement(
         run_id=run.run_id,
         steps=len(times),
         step_s=median(times),
@@ -121,21 +121,23 @@ def _measured(run: RunDir) -> Measured | None:
 # plan` says of it.
 
 
-def refuse_unplannable(request: Request, preview: Preview) -> None:
+def check_plannable(request: Request, preview: PartialResolution) -> None:
     """Hold what is settled of a request against its model.
 
     Raises:
         RecipeError: All that does not fit, or that a plan of images does not count.
     """
     for phase in preview.of_phases:
-        refuse_misfits(phase.recipe, request.shape)
-        if request.network is not None and (problems := list(uncounted(phase.recipe))):
+        check_compatibility(phase.recipe, request.shape)
+        if request.network is not None and (
+            problems := list(check_unplanned_settings(phase.recipe))
+        ):
             raise RecipeError(problems)
 
 
 def plan_of(
     request: Request,
-    preview: Preview,
+    preview: PartialResolution,
     machine: Machine | None,
     calibration: Calibration | None,
 ) -> Plan:
@@ -149,7 +151,7 @@ def plan_of(
         devices_per_node=devices,
         machine=machine,
         calibration=calibration,
-        epoch_samples=train_pictures(request.recipe),
+        epoch_samples=train_image_count(request.recipe),
     )
 
 
@@ -173,7 +175,7 @@ class Replanner:
     def __init__(
         self,
         request: Request,
-        settled: Recipe,
+        resolved: Recipe,
         *,
         phase: int,
         machine: Machine | None,
@@ -181,16 +183,16 @@ class Replanner:
         priced: Callable[[Plan], Plan] = lambda plan: plan,
     ) -> None:
         """Args:
-        settled: What the recipe, or its phase, came to.
+        resolved: What the recipe, or its phase, came to.
         phase: Which of the phases, from 0; 0 of a run without.
         priced: Puts in another price than the table's.
         """
-        self.asked = of_phases(request.recipe)[phase]
-        self.settled = settled
+        self.requested = of_phases(request.recipe)[phase]
+        self.resolved = resolved
         self._request, self._machine = request, machine
         self._calibration, self._priced = calibration, priced
-        self._held = _held(self.asked, settled)
-        self._known: dict[tuple[str, ...], Replanned] = {}
+        self._batch_overrides = _batch_overrides(self.requested, resolved)
+        self._cache: dict[tuple[str, ...], Replanned] = {}
 
     def plan(self, settings: Sequence[str]) -> Replanned:
         """The plan with these overrides.
@@ -199,24 +201,26 @@ class Replanner:
             RequestError: The recipe would be wrong, or cannot be planned.
         """
         key = tuple(settings)
-        if key not in self._known:
-            self._known[key] = self._planned(key)
-        return self._known[key]
+        if key not in self._cache:
+            self._cache[key] = self._planned(key)
+        return self._cache[key]
 
     def _planned(self, settings: tuple[str, ...]) -> Replanned:
-        changed = load_checked_recipe(self.asked, [*self._held, *settings], to_train=False)
+        changed = load_checked_recipe(
+            self.requested, [*self._batch_overrides, *settings], to_train=False
+        )
         request = replace(self._request, recipe=changed)
         preview = request.preview(self._machine)
-        refuse_unplannable(request, preview)
+        check_plannable(request, preview)
         plan = plan_of(request, preview, self._machine, self._calibration)
         return Replanned(settings=settings, recipe=preview.recipe, plan=self._priced(plan))
 
 
-def _held(asked: Recipe, settled: Recipe) -> list[str]:
+def _batch_overrides(requested: Recipe, resolved: Recipe) -> list[str]:
     """The batch that was settled, as overrides of what was asked."""
     held = []
-    if asked.optim.micro_batch == "auto":
-        held.append(f"optim.micro_batch={settled.optim.micro_batch}")
-    if asked.optim.global_batch == "auto" and asked.optim.batch_per_device is None:
-        held.append(f"optim.global_batch={settled.optim.global_batch}")
+    if requested.optim.micro_batch == "auto":
+        held.append(f"optim.micro_batch={resolved.optim.micro_batch}")
+    if requested.optim.global_batch == "auto" and requested.optim.batch_per_device is None:
+        held.append(f"optim.global_batch={resolved.optim.global_batch}")
     return held

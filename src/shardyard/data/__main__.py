@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shardyard.config.resolved import DataFacts
+    from shardyard.config.resolved import DatasetMetadata
     from shardyard.config.schema.recipe import Recipe
     from shardyard.data.prepare import Progress
 
@@ -58,9 +58,9 @@ def _answer(work: Callable[[], dict[str, object]]) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the outermost line
-        from shardyard.data.workers import unexpected
+        from shardyard.data.workers import unexpected_error
 
-        answer = unexpected("preparing data", error)
+        answer = unexpected_error("preparing data", error)
     print(json.dumps({"error": str(answer), "exit_code": answer.exit_code}))
     return answer.exit_code
 
@@ -82,22 +82,22 @@ def _prepare(
 
     recipe = _read_recipe(recipe_path)
     prepare = task_prepare(recipe.task.name)
-    with _shown_progress() as progress:
-        facts = prepare(recipe, model_dir=model_dir, progress=progress, rows=rows, folder=folder)
+    with _progress_display() as progress:
+        metadata = prepare(recipe, model_dir=model_dir, progress=progress, rows=rows, folder=folder)
     if verify:
-        for each in [part.data for part in facts.parts] or [facts]:
+        for each in [part.data for part in metadata.parts] or [metadata]:
             shards.verify(Path(each.dir))
     if also is None:
-        return asdict(facts)
-    with _shown_progress() as progress:
-        return {**asdict(facts), also: _write_h5(recipe, facts, model_dir, progress)}
+        return asdict(metadata)
+    with _progress_display() as progress:
+        return {**asdict(metadata), also: _write_h5(recipe, metadata, model_dir, progress)}
 
 
 def _write_h5(
-    recipe: "Recipe", facts: "DataFacts", model_dir: Path | None, progress: "Progress"
+    recipe: "Recipe", metadata: "DatasetMetadata", model_dir: Path | None, progress: "Progress"
 ) -> str:
     """Both splits as BERT's h5 files, beside the prepared data; returns their folder."""
-    from shardyard.config.model.source import shape_if_known
+    from shardyard.config.model.source import shape_or_none
     from shardyard.config.model_defaults import seq_len_of
     from shardyard.config.resolved import Resolved
     from shardyard.config.task_lookup import task_row
@@ -105,7 +105,7 @@ def _write_h5(
     from shardyard.data.bert_h5 import write_splits
     from shardyard.errors import RequestError
 
-    shape = shape_if_known(recipe, model_dir, facts.vocab_size)
+    shape = shape_or_none(recipe, model_dir, metadata.vocab_size)
     seq_len = recipe.data.seq_len
     if seq_len == "auto":
         if shape is None:
@@ -115,11 +115,11 @@ def _write_h5(
         seq_len, _ = seq_len_of(shape)
     data = recipe.data.model_copy(update={"seq_len": seq_len})
     recipe = recipe.model_copy(update={"data": data})
-    resolved = Resolved(recipe=recipe, reasons={}, shape=shape, data=facts, steps=0)
+    resolved = Resolved(recipe=recipe, reasons={}, shape=shape, data=metadata, steps=0)
     data_of_task = imported(task_row(recipe.task.name).code).open_data(resolved)
-    folder = Path(f"{facts.dir}-h5-{seq_len}")
+    folder = Path(f"{metadata.dir}-h5-{seq_len}")
     epochs = math.ceil(recipe.run.epochs or 1)
-    write_splits(data_of_task.train, data_of_task.eval, folder, epochs=epochs, told=progress)
+    write_splits(data_of_task.train, data_of_task.eval, folder, epochs=epochs, progress=progress)
     return str(folder)
 
 
@@ -139,7 +139,7 @@ def _read_recipe(path: Path) -> "Recipe":
 
 
 @contextmanager
-def _shown_progress() -> "Iterator[Progress]":
+def _progress_display() -> "Iterator[Progress]":
     """A bar on a terminal, a line every few seconds elsewhere."""
     if not sys.stderr.isatty():
         yield _line_printer()

@@ -17,7 +17,7 @@ from shardyard.data.readers.bert_h5 import ARRAYS
 from shardyard.errors import RequestError, StorageError
 from shardyard.io.files import publish_file
 
-Told = Callable[[str, int, int], None]
+Progress = Callable[[str, int, int], None]
 """Called with what is being done, and how many bytes of token ids of how many are done."""
 
 _FIELDS = ("tokens", "targets", "positions", "segments", "next_sentence_labels")
@@ -28,7 +28,7 @@ _FILE_TOKENS = 2**23
 
 
 def write_splits(
-    train: Samples, held_out: Samples | None, folder: Path, *, epochs: int, told: Told
+    train: Samples, validation: Samples | None, folder: Path, *, epochs: int, progress: Progress
 ) -> None:
     """Write what a training of so many epochs sees, and once what is held out; nothing else stays.
 
@@ -43,14 +43,16 @@ def write_splits(
             "h5 files hold pairs of texts with hidden tokens, and the samples of this task have "
             f"no {' and no '.join(missing)}. Set task.name=bert_pretraining."
         )
-    written = write_h5(train, folder, epochs=epochs, split="train", told=told)
-    if held_out is not None:
-        written += write_h5(held_out, folder, epochs=1, split="eval", told=told)
+    written = write_h5(train, folder, epochs=epochs, split="train", progress=progress)
+    if validation is not None:
+        written += write_h5(validation, folder, epochs=1, split="eval", progress=progress)
     for path in {*folder.glob("*.hdf5"), *folder.glob("*.part")} - {*written}:
         path.unlink()  # of an earlier call that wrote more
 
 
-def write_h5(stream: Samples, folder: Path, *, epochs: int, split: str, told: Told) -> list[Path]:
+def write_h5(
+    stream: Samples, folder: Path, *, epochs: int, split: str, progress: Progress
+) -> list[Path]:
     """Write so many epochs of a stream, in its order, as files ``SPLIT_00000.hdf5``."""
     h5py = extra("h5", "h5py", what="an h5 file")
     total = stream.num_samples * epochs
@@ -62,7 +64,7 @@ def write_h5(stream: Samples, folder: Path, *, epochs: int, split: str, told: To
             path = folder / f"{split}_{number:05d}.hdf5"
             part = path.with_suffix(".part")
             with h5py.File(part, "w") as file:
-                _fill(file, stream, range(begin, min(begin + of_file, total)), total, told)
+                _fill(file, stream, range(begin, min(begin + of_file, total)), total, progress)
             publish_file(part, path)
             paths.append(path)
     except OSError as error:
@@ -73,8 +75,8 @@ def write_h5(stream: Samples, folder: Path, *, epochs: int, split: str, told: To
     return paths
 
 
-def _fill(file: Any, stream: Samples, positions: range, total: int, told: Told) -> None:
-    parts = [*_rows(stream, positions, total, told)]
+def _fill(file: Any, stream: Samples, positions: range, total: int, progress: Progress) -> None:
+    parts = [*_rows(stream, positions, total, progress)]
     most = max(part["masked_lm_positions"].shape[1] for part in parts)
     for name, dtype in ARRAYS.items():
         rows = [_widened(part[name], most) if "_lm_" in name else part[name] for part in parts]
@@ -82,14 +84,14 @@ def _fill(file: Any, stream: Samples, positions: range, total: int, told: Told) 
 
 
 def _rows(
-    stream: Samples, positions: range, total: int, told: Told
+    stream: Samples, positions: range, total: int, progress: Progress
 ) -> Iterator[dict[str, npt.NDArray[Any]]]:
     for begin in range(positions.start, positions.stop, _AT_ONCE):
         rows = range(begin, min(begin + _AT_ONCE, positions.stop))
         arrays = arrays_of(stream.micro_batch(rows, len(rows)))
         yield arrays
         sample_bytes = arrays["input_ids"][0].nbytes
-        told("writing h5 files", rows.stop * sample_bytes, total * sample_bytes)
+        progress("writing h5 files", rows.stop * sample_bytes, total * sample_bytes)
 
 
 def arrays_of(batch: MicroBatch) -> dict[str, npt.NDArray[Any]]:

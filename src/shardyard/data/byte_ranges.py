@@ -40,17 +40,17 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Section:
+class TextSection:
     """A document, or a part of a long one."""
 
     text: str
     begins: bool
     """Whether the document begins here; if not, it goes on from the section before."""
     ends: bool
-    place: object = field(default="", compare=False, repr=False)
+    location: object = field(default="", compare=False, repr=False)
     """Of its row, for the message that ends the reading."""
 
 
-def shown(text: str) -> str:
+def escape_text(text: str) -> str:
     """A file's own words in a message: what is no visible character is written as its escape."""
     return text if text.isprintable() else repr(text)[1:-1]

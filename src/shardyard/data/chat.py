@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 
 from tokenizers import Tokenizer
 
-from shardyard.data.byte_ranges import Section
+from shardyard.data.byte_ranges import TextSection
 from shardyard.data.chat_template import ChatTemplate, RenderError
-from shardyard.data.conversations import is_learnt, words_of
+from shardyard.data.conversations import is_target, words_of
 from shardyard.data.tokenizer import TextEncoder
 from shardyard.data.work_units import LEARNT, Column, Encoded
 from shardyard.errors import DataError, RejectedRowError, SourceError
@@ -64,22 +64,28 @@ class ChatTokens:
             if each["special"] or (each["content"] in template and not each["content"].isspace())
         ]
         self._number = {token: number for number, token in enumerate(self._written)}
-        self._in_answers, self._elsewhere = one_of(self.special), one_of(self._written)
+        self._in_answers, self._outside_answers = (
+            alternatives_pattern(self.special),
+            alternatives_pattern(self._written),
+        )
 
-    def hidden(self, value: Any, *, is_answer: bool) -> Any:
+    def escape_special_tokens(self, value: Any, *, is_answer: bool) -> Any:
         """The same value of JSON, with signs where a text in it spells a special token.
 
         Args:
             is_answer: Then tokens that are not special, such as those around thoughts and tool
                 calls, are the model's own words.
         """
-        pattern = self._in_answers if is_answer else self._elsewhere
+        pattern = self._in_answers if is_answer else self._outside_answers
         if isinstance(value, str):
-            return pattern.sub(lambda found: self._sign(_SAID, found[0]), value)
+            return pattern.sub(lambda match: self._sign(_SAID, match[0]), value)
         if isinstance(value, list):
-            return [self.hidden(each, is_answer=is_answer) for each in value]
+            return [self.escape_special_tokens(each, is_answer=is_answer) for each in value]
         if isinstance(value, dict):
-            return {key: self.hidden(each, is_answer=is_answer) for key, each in value.items()}
+            return {
+                key: self.escape_special_tokens(each, is_answer=is_answer)
+                for key, each in value.items()
+            }
         return value
 
     def encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
@@ -91,8 +97,8 @@ class ChatTokens:
         if RESERVED.search(text) is None:
             encoding = self._tokenizer.encode(text, add_special_tokens=False)
         else:
-            written = self._elsewhere.sub(lambda found: self._sign(_WRITTEN, found[0]), text)
-            said = _SAID_SIGNS.sub(lambda found: self._written[ord(found[0][0]) - _SAID], written)
+            written = self._outside_answers.sub(lambda match: self._sign(_WRITTEN, match[0]), text)
+            said = _SAID_SIGNS.sub(lambda match: self._written[ord(match[0][0]) - _SAID], written)
             encoding = self._copy.encode(said, add_special_tokens=False)
         return encoding.ids, encoding.offsets
 
@@ -131,7 +137,7 @@ class ChatTokens:
         return copy
 
 
-def one_of(words: Sequence[str]) -> re.Pattern[str]:
+def alternatives_pattern(words: Sequence[str]) -> re.Pattern[str]:
     """Matches the longest of some words; nothing, where there are none."""
     longest_first = sorted(words, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
@@ -155,7 +161,7 @@ Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Script:
+class SupervisedText:
     """A text to learn from."""
 
     text: str
@@ -183,18 +189,20 @@ class AnswerFinder:
     """Turns dialogues into texts, and says where in them the answers are."""
 
     def __init__(
-        self, template: ChatTemplate, end_tokens: Sequence[str], *, is_all_learnt: bool
+        self, template: ChatTemplate, end_tokens: Sequence[str], *, loss_on_all: bool
     ) -> None:
         """Args:
         end_tokens: The tokenizer's special tokens: the first behind an answer ends the turn.
-        is_all_learnt: Then a text is one span.
+        loss_on_all: Then a text is one span.
         """
         self._template = template
-        self._is_all_learnt = is_all_learnt
+        self._loss_on_all = loss_on_all
         self._end_tokens = tuple(end_tokens)
-        self._ends = one_of(end_tokens)
+        self._ends = alternatives_pattern(end_tokens)
 
-    def scripts(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> list[Script]:
+    def supervised_texts(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None
+    ) -> list[SupervisedText]:
         """The dialogue as one text, where each answer stands in it as it would be generated; else
         a text for each answer, which ends with it.
 
@@ -202,12 +210,12 @@ class AnswerFinder:
             RenderError: The template did not render, or leaves out what is in a message.
         """
         whole = self._template.render(messages, tools=tools)
-        self._refuse_lost(messages, tools, whole)
-        if self._is_all_learnt:
+        self._check_all_rendered(messages, tools, whole)
+        if self._loss_on_all:
             is_open = messages[-1]["role"] == "assistant" and not self._ends_in_token(whole)
             stop = len(whole.rstrip()) if is_open else len(whole)
-            return [_script(whole, ((0, stop),), is_open=is_open)]
-        numbers = [number for number, message in enumerate(messages) if is_learnt(message)]
+            return [_supervised_text(whole, ((0, stop),), is_open=is_open)]
+        numbers = [number for number, message in enumerate(messages) if is_target(message)]
         answers = [self._answer(messages, number, tools) for number in numbers]
         ends_in_answer = numbers[-1] == len(messages) - 1
         unmarked = answers[:-1] if ends_in_answer else answers
@@ -215,9 +223,10 @@ class AnswerFinder:
             each.is_marked for each in unmarked
         ):
             spans = tuple((each.start, each.stop) for each in answers)
-            return [_script(whole, spans, is_open=ends_in_answer and answers[-1].is_open)]
+            return [_supervised_text(whole, spans, is_open=ends_in_answer and answers[-1].is_open)]
         return [
-            _script(each.text, ((each.start, each.stop),), is_open=each.is_open) for each in answers
+            _supervised_text(each.text, ((each.start, each.stop),), is_open=each.is_open)
+            for each in answers
         ]
 
     def _answer(
@@ -226,19 +235,21 @@ class AnswerFinder:
         before, answer = messages[:number], messages[number]
         given = self._template.render(before, tools=tools, add_generation_prompt=True)
         text = self._template.render([*before, answer], tools=tools)
-        other = self._template.render([*before, _in_its_place(answer)], tools=tools)
+        other = self._template.render([*before, _with_probe(answer)], tools=tools)
         if not text.startswith(given):
             raise RenderError(
                 f"what it writes before answer {number + 1} is not what it gives a model that is "
                 f"to answer, which ends with {given[-60:]!r}"
             )
-        start, content_end = len(given), len(text) - _same_end(text, other)
-        lead = text[start : _same_start(text, other)]
+        start, content_end = len(given), len(text) - _common_suffix_length(text, other)
+        lead = text[start : _common_prefix_length(text, other)]
         if lead.strip() and given == self._template.render(before, tools=tools):
             # it knows no generation prompt, so the head of the turn is still to be left out
             headed = [*before, {**answer, "content": PROBE}]
-            start = _same_start(text, self._template.render(headed, tools=tools))
-        if other == text or not _holds(text[start:content_end], answer.get("content") or ""):
+            start = _common_prefix_length(text, self._template.render(headed, tools=tools))
+        if other == text or not _contains_text(
+            text[start:content_end], answer.get("content") or ""
+        ):
             raise RenderError(f"it changes or leaves out what is in message {number + 1}")
         behind = text[content_end:]
         end = self._ends.search(behind)
@@ -253,7 +264,7 @@ class AnswerFinder:
     def _ends_in_token(self, text: str) -> bool:
         return text.rstrip().endswith(self._end_tokens)
 
-    def _refuse_lost(
+    def _check_all_rendered(
         self, messages: Sequence[Message], tools: Sequence[Any] | None, whole: str
     ) -> None:
         """Raise if the template leaves out what somebody said, or the tools."""
@@ -263,20 +274,22 @@ class AnswerFinder:
             found = whole.find(content, at) if message["role"] == "user" else -1
             if found >= 0:
                 at = found + len(content)
-            elif not is_learnt(message):
-                changed = [*messages[:number], _in_its_place(message), *messages[number + 1 :]]
+            elif not is_target(message):
+                changed = [*messages[:number], _with_probe(message), *messages[number + 1 :]]
                 if self._template.render(changed, tools=tools) == whole:
                     raise RenderError(f"it leaves out message {number + 1}, of {message['role']}")
         if tools and self._template.render(messages) == whole:
             raise RenderError("it leaves out the tools")
 
 
-def _script(text: str, spans: tuple[tuple[int, int], ...], *, is_open: bool) -> Script:
+def _supervised_text(
+    text: str, spans: tuple[tuple[int, int], ...], *, is_open: bool
+) -> SupervisedText:
     """Without the spaces behind an answer that the end token is put behind."""
-    return Script(text[: spans[-1][1]] if is_open else text, spans, is_open)
+    return SupervisedText(text[: spans[-1][1]] if is_open else text, spans, is_open)
 
 
-def _in_its_place(message: Message) -> Message:
+def _with_probe(message: Message) -> Message:
     """The same message with another text at its end, which is in a tool call if it has any."""
     if not message.get("tool_calls"):
         return {**message, "content": PROBE}
@@ -288,7 +301,7 @@ def _in_its_place(message: Message) -> Message:
     return {**message, "tool_calls": [*others, last]}
 
 
-def _same_start(one: str, other: str) -> int:
+def _common_prefix_length(one: str, other: str) -> int:
     """Characters that two texts begin with alike."""
     low, high = 0, min(len(one), len(other))
     while low < high:  # by halves: comparing slices is fast, comparing characters is not
@@ -300,12 +313,12 @@ def _same_start(one: str, other: str) -> int:
     return low
 
 
-def _same_end(one: str, other: str) -> int:
+def _common_suffix_length(one: str, other: str) -> int:
     """Characters that two texts end with alike."""
-    return _same_start(one[::-1], other[::-1])
+    return _common_prefix_length(one[::-1], other[::-1])
 
 
-def _holds(text: str, content: str) -> bool:
+def _contains_text(text: str, content: str) -> bool:
     """Whether a text holds another, but for spaces and line ends."""
     return "".join(content.split()) in "".join(text.split())
 
@@ -322,15 +335,15 @@ class Dialogue:
         self._finder = AnswerFinder(
             template,
             [*self._tokens.special, tokenizer.end_token],
-            is_all_learnt=loss_on == "all",
+            loss_on_all=loss_on == "all",
         )
         self._end_id = tokenizer.end_of_text_id
 
     @staticmethod
-    def words(section: Section) -> str:
+    def words(section: TextSection) -> str:
         return words_of(section.text)
 
-    def encode(self, section: Section) -> list[Encoded]:
+    def encode(self, section: TextSection) -> list[Encoded]:
         """The dialogue, or one for each answer where a template changes what came before it.
 
         Raises:
@@ -339,23 +352,23 @@ class Dialogue:
         """
         if RESERVED.search(section.text):
             raise SourceError(
-                f"{section.place}: a character above U+0FFFFF, of those that stand for nothing "
+                f"{section.location}: a character above U+0FFFFF, of those that stand for nothing "
                 "and are used here to tell texts apart. Take the row out."
             )
         dialogue = parse_json(section.text)
         messages = [
-            self._tokens.hidden(message, is_answer=message["role"] == "assistant")
+            self._tokens.escape_special_tokens(message, is_answer=message["role"] == "assistant")
             for message in dialogue["messages"]
         ]
-        tools = self._tokens.hidden(dialogue.get("tools"), is_answer=False)
+        tools = self._tokens.escape_special_tokens(dialogue.get("tools"), is_answer=False)
         try:
-            scripts = self._finder.scripts(messages, tools)
+            scripts = self._finder.supervised_texts(messages, tools)
         except RenderError as error:
             reason = f"the chat template does not render this dialogue: {error}."
-            raise RejectedRowError(reason, section.place) from error
+            raise RejectedRowError(reason, section.location) from error
         return [self._encoded(script) for script in scripts]
 
-    def _encoded(self, script: Script) -> Encoded:
+    def _encoded(self, script: SupervisedText) -> Encoded:
         ids, offsets = self._tokens.encode(script.text)
         learnt = [int(_is_in(script.spans, start, stop)) for start, stop in offsets]
         if script.is_open:  # the template writes no end, and a model has to learn when to stop

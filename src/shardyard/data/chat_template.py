@@ -21,7 +21,7 @@ from shardyard.data.template_bounds import (
     BoundedEnvironment,
     BoundsError,
     bounded_memory,
-    joined,
+    join_pieces,
     weighed,
 )
 from shardyard.errors import RequestError
@@ -103,7 +103,7 @@ class ChatTemplate:
         self._environment.begin()
         try:
             with bounded_memory():
-                return joined(
+                return join_pieces(
                     template.generate(
                         messages=[_with_reasoning(message) for message in messages],
                         tools=tools,
@@ -150,15 +150,15 @@ def _sources(files: Mapping[str, bytes]) -> dict[str, str]:
 
 def _named_tokens(files: Mapping[str, bytes]) -> dict[str, str]:
     """Tokens that a template knows by their roles."""
-    found: dict[str, str] = {}
+    tokens: dict[str, str] = {}
     for name in (_CONFIG, "special_tokens_map.json"):
         declared = parse_json(files[name]) if name in files else {}
         for key in _NAMED_TOKENS:
             token = declared.get(key)
             token = token.get("content") if isinstance(token, dict) else token
             if isinstance(token, str):
-                found[key] = token
-    return found
+                tokens[key] = token
+    return tokens
 
 
 def _with_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -197,16 +197,16 @@ class _Namespace(jinja2.utils.Namespace):
         self, *others = args
         attributes = dict(*others, **values)
         for name in attributes:
-            _refuse_private(name)
+            _reject_private(name)
         jinja2.utils.Namespace.__init__(self, attributes)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        _refuse_private(name)
+        _reject_private(name)
         jinja2.utils.Namespace.__setitem__(self, name, value)
         weighed(self)
 
 
-def _refuse_private(name: str) -> None:
+def _reject_private(name: str) -> None:
     if name.startswith("_"):
         raise jinja2.exceptions.SecurityError(f"a template may not set {name!r} on a namespace")
 

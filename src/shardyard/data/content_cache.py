@@ -37,13 +37,13 @@ def find_equal(
     request: dict[str, Any],
     files: Sequence[SourceFile],
     *,
-    told: Callable[[], None],
+    on_read_start: Callable[[], None],
 ) -> Path | None:
     """A prepared set of the same request whose text had the same content, file by file.
 
     Args:
         above: The folder of prepared sets.
-        told: Called before files are read.
+        on_read_start: Called before files are read.
 
     Raises:
         DataError: A file is gone.
@@ -52,14 +52,14 @@ def find_equal(
     content: list[list[Any]] | None = None
     for path in sorted(above.glob(f"*/{SOURCES}")):
         kept = _read(path)
-        if kept is None or not _is_asked_for(path.parent, request):
+        if kept is None or not _matches_request(path.parent, request):
             continue
         if request["files"] in kept["known_as"]:
             return path.parent
         if [[*entry[:2], ""] for entry in kept["files"]] != sizes:
             continue
         if content is None:
-            told()
+            on_read_start()
             content = _listed(files, _content_of(files))
         if kept["files"] == content:
             known_as = [*kept["known_as"], request["files"]]
@@ -106,7 +106,7 @@ def _read(path: Path) -> dict[str, Any] | None:
         return None  # it only saves work
 
 
-def _is_asked_for(folder: Path, request: dict[str, Any]) -> bool:
+def _matches_request(folder: Path, request: dict[str, Any]) -> bool:
     """Whether a finished set is of this request, but for the times of its files."""
     try:
         kept = read_json_object(folder / MANIFEST)["request"]

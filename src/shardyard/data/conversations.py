@@ -8,8 +8,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shardyard.data.byte_ranges import shown
-from shardyard.data.readers.columns import kind_of, refuse_surrogates, some_keys
+from shardyard.data.byte_ranges import escape_text
+from shardyard.data.readers.columns import check_surrogates, kind_of, some_keys
 from shardyard.errors import SourceError
 from shardyard.io.files import parse_json
 
@@ -44,7 +44,7 @@ class _RowError(Exception):
     """What is wrong with a row, and what to do, without its place."""
 
 
-def dialogue_text(row: Any, place: object) -> str:
+def dialogue_text(row: Any, location: object) -> str:
     """A dialogue as JSON: ``{"messages": [...]}``, and ``tools`` where the row has them.
 
     Raises:
@@ -55,24 +55,24 @@ def dialogue_text(row: Any, place: object) -> str:
             raise _RowError(f"{kind_of(row)}, not an object. {_FORMS}")
         there = {key: value for key, value in row.items() if value is not None}
         messages = [_checked(message) for message in _messages_of(there)]
-        if not any(is_learnt(message) for message in messages):
+        if not any(is_target(message) for message in messages):
             raise _RowError("the dialogue has no answer to learn. Take the row out.")
         dialogue: dict[str, Any] = {"messages": messages}
         if there.get("tools"):
             dialogue["tools"] = there["tools"]
         text = json.dumps(dialogue, ensure_ascii=False, separators=(",", ":"))
     except _RowError as error:
-        raise SourceError(f"{place}: {error}") from error
+        raise SourceError(f"{location}: {error}") from error
     except (TypeError, ValueError) as error:
         raise SourceError(
-            f"{place}: the dialogue holds what JSON cannot say ({error}). Write texts, numbers, "
+            f"{location}: the dialogue holds what JSON cannot say ({error}). Write texts, numbers, "
             "lists and objects alone."
         ) from error
-    refuse_surrogates(text, place, "the dialogue")
+    check_surrogates(text, location, "the dialogue")
     return text
 
 
-def is_learnt(message: Mapping[str, Any]) -> bool:
+def is_target(message: Mapping[str, Any]) -> bool:
     """Whether a message is an answer that is to be learnt."""
     return bool(message["role"] == "assistant" and message.get("weight", 1) != 0)
 
@@ -235,4 +235,4 @@ def _checked_call(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _quoted(value: Any) -> str:
-    return shown(json.dumps(value, default=str)[:60])
+    return escape_text(json.dumps(value, default=str)[:60])

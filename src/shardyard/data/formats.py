@@ -12,15 +12,15 @@ from typing import BinaryIO
 
 from shardyard.config.data_choices import DATA_FORMATS
 from shardyard.config.split_names import Kind
-from shardyard.data.byte_ranges import Section, Span
+from shardyard.data.byte_ranges import Span, TextSection
 from shardyard.data.readers.columns import TextOf
-from shardyard.plugins import brought, loaded, part
+from shardyard.plugins import load_entry_point, load_object, plug_in_named
 
 SECTION_BYTES = 64 * 1024
 """A text file above this is read in sections of about this size. Sections are held out
 one by one, so that a corpus of one book has a held-out part too."""
 
-Reader = Callable[[BinaryIO, Span, TextOf], Iterator[Section]]
+Reader = Callable[[BinaryIO, Span, TextOf], Iterator[TextSection]]
 """(file, span, what of a row is text) -> the documents that begin in the span."""
 
 
@@ -39,8 +39,8 @@ class Format:
 
     @property
     def read(self) -> Reader:
-        found: Reader = part(None, self.code)
-        return found
+        reader: Reader = load_object(None, self.code)
+        return reader
 
 
 _CODE = (
@@ -163,11 +163,11 @@ def format_named(name: str) -> Format:
     ours = FORMATS.get(name)
     if ours is not None:
         return ours
-    format: Format = loaded("sources", name, ours=FORMATS, wrong=_why_no_format)
+    format: Format = load_entry_point("sources", name, builtin=FORMATS, validate=_format_error)
     return format
 
 
-def _why_no_format(content: object) -> str:
+def _format_error(content: object) -> str:
     is_format = isinstance(content, Format)
     return "" if is_format else f"is {type(content).__name__}, not a shardyard.data.formats.Format"
 
@@ -183,7 +183,7 @@ def format_of(name: str, data_format: str) -> str | None:
     suffixes = [suffix.lower() for suffix in PurePath(whole).suffixes]
     longest_first = ("".join(suffixes[-2:]), "".join(suffixes[-1:]))
     known = next((_BY_SUFFIX[suffix] for suffix in longest_first if suffix in _BY_SUFFIX), None)
-    if known is None and suffixes and brought("sources", suffixes[-1]) is not None:
+    if known is None and suffixes and plug_in_named("sources", suffixes[-1]) is not None:
         return suffixes[-1]
     row = DATA_FORMATS[data_format]
     if known is not None and row.whole_row is not None and not FORMATS[known].has_keys:

@@ -14,10 +14,10 @@ import numpy as np
 from shardyard.config.data_choices import SLOTS
 from shardyard.data.loader import MicroBatch
 from shardyard.data.order import GOLDEN, Positions, mix, permute_many, sample_indices
-from shardyard.data.samples import Prepare, Sample, SampleSet, side_by_side, unchanged
+from shardyard.data.samples import Prepare, Sample, SampleSet, collate, identity_prepare
 
 
-class Part(NamedTuple):
+class MixturePart(NamedTuple):
     """A set of samples in a mixture."""
 
     samples: SampleSet
@@ -31,7 +31,9 @@ class MixedStream:
     limit: str | None = None
     """Of mapped files nobody has met one."""
 
-    def __init__(self, parts: Sequence[Part], *, seed: int, prepare: Prepare = unchanged) -> None:
+    def __init__(
+        self, parts: Sequence[MixturePart], *, seed: int, prepare: Prepare = identity_prepare
+    ) -> None:
         self._sets = [part.samples for part in parts]
         self._lengths = [each.num_samples for each in self._sets]
         self._slots = [part.slots for part in parts]
@@ -42,7 +44,7 @@ class MixedStream:
 
     def sample_indices(self, positions: Positions) -> Positions:
         """Which samples are at these positions, counted through the sets one after the other."""
-        sets, own = deal(positions, self._slots, seed=self._seed)
+        sets, own = assign_sources(positions, self._slots, seed=self._seed)
         found = np.empty_like(positions)
         for number, length in enumerate(self._lengths):
             mine = sets == number
@@ -57,7 +59,7 @@ class MixedStream:
             DataError: A shard is damaged, or a token id is outside the vocabulary.
         """
         at = np.array(positions, dtype=np.int64)
-        sets, own = deal(at, self._slots, seed=self._seed)
+        sets, own = assign_sources(at, self._slots, seed=self._seed)
         rows = zip(sets.tolist(), own.tolist(), self.sample_indices(at).tolist(), strict=True)
         samples = [
             self._sets[number].sample(
@@ -65,7 +67,7 @@ class MixedStream:
             )
             for number, position, index in rows
         ]
-        return side_by_side(samples, positions, self._sets[0].padding(), size, self._prepare)
+        return collate(samples, positions, self._sets[0].padding(), size, self._prepare)
 
 
 class WithOnes:
@@ -91,7 +93,7 @@ class WithOnes:
         return Sample({**sample.fields, **more}, sample.length)
 
 
-class Joined:
+class ConcatenatedSets:
     """Sets one after the other, as one."""
 
     def __init__(self, sets: Sequence[SampleSet]) -> None:
@@ -109,7 +111,9 @@ class Joined:
         return self._sets[0].padding()
 
 
-def deal(positions: Positions, slots: Sequence[int], *, seed: int) -> tuple[Positions, Positions]:
+def assign_sources(
+    positions: Positions, slots: Sequence[int], *, seed: int
+) -> tuple[Positions, Positions]:
     """For each position of the stream the number of the set, and the position in its own stream.
 
     Args:

@@ -3,15 +3,15 @@ names the data set of each and the samples of it in a cycle."""
 
 from pathlib import Path
 
-from shardyard.config.resolved import PartFacts
-from shardyard.data.shards import damaged, read_facts
+from shardyard.config.resolved import SourceMetadata
+from shardyard.data.shards import damaged, read_metadata
 from shardyard.errors import JsonFileError
 from shardyard.io.files import read_json_object
 
 MIXTURE = "mixture.json"
 
 
-def mixture_at(folder: Path) -> list[PartFacts]:
+def mixture_at(folder: Path) -> list[SourceMetadata]:
     """The sources of the mixture in a folder, as they lie on this machine.
 
     Raises:
@@ -26,6 +26,6 @@ def mixture_at(folder: Path) -> list[PartFacts]:
     except (OSError, KeyError, TypeError) as error:
         raise damaged(path, f"it cannot be read ({error})") from error
     return [
-        PartFacts(name=name, slots=slots, data=read_facts((folder / place).resolve()))
+        SourceMetadata(name=name, slots=slots, data=read_metadata((folder / place).resolve()))
         for name, slots, place in named
     ]

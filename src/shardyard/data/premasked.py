@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from shardyard.data.byte_ranges import Section
+from shardyard.data.byte_ranges import TextSection
 from shardyard.data.samples import Sample
 from shardyard.data.shards import Tokens, TokenShards
 from shardyard.data.work_units import Column, Encoded, PlainText
@@ -53,7 +53,7 @@ class Record(PlainText):
         HIDDEN: Column(dtype="<i4", begin=IGNORED, end=IGNORED),
     }
 
-    def encode(self, section: Section) -> list[Encoded]:
+    def encode(self, section: TextSection) -> list[Encoded]:
         """Raises:
         SourceError: An id is outside the vocabulary.
         """
@@ -62,7 +62,7 @@ class Record(PlainText):
         size = self.tokenizer.vocab_size
         if largest >= size:
             raise SourceError(
-                f"{section.place}: there is token id {largest}, and the tokenizer has {size:,} "
+                f"{section.location}: there is token id {largest}, and the tokenizer has {size:,} "
                 "tokens. Set data.tokenizer to the one that the files were made with."
             )
         every = OF_RECORD | (RANDOM_B if label else 0)

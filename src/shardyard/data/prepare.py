@@ -22,9 +22,9 @@ import numpy.typing as npt
 from shardyard.config.data_choices import CHAT_TEMPLATES, DATA_FORMATS, PLAIN_TEXT
 from shardyard.config.dataset_name import source_word
 from shardyard.config.fingerprint import digest
-from shardyard.config.resolved import DataFacts
+from shardyard.config.resolved import DatasetMetadata
 from shardyard.config.rules.data import not_trained
-from shardyard.config.rules.model import vocabulary_problems
+from shardyard.config.rules.model import check_vocabulary
 from shardyard.config.schema.data import Data
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.task_lookup import task_row
@@ -34,15 +34,21 @@ from shardyard.data.byte_ranges import SourceFile
 from shardyard.data.content_cache import find_equal, record_sources
 from shardyard.data.formats import SECTION_BYTES, format_named
 from shardyard.data.readers.columns import TextOf
-from shardyard.data.rejected import refuse_rejected, refuse_rejected_in, rejected_of
-from shardyard.data.shards import COLUMNS_VERSION, FORMAT_VERSION, MANIFEST, read_facts, token_dtype
+from shardyard.data.rejected import check_rejected, check_rejected_in, rejected_of
+from shardyard.data.shards import (
+    COLUMNS_VERSION,
+    FORMAT_VERSION,
+    MANIFEST,
+    read_metadata,
+    token_dtype,
+)
 from shardyard.data.sources import (
+    check_readable,
     read_sections,
     readers_of,
-    refuse_unreadable,
     split_into_pieces,
 )
-from shardyard.data.splits import corpus_of
+from shardyard.data.splits import find_corpus
 from shardyard.data.tokenizer import (
     TextEncoder,
     TokenizerFiles,
@@ -56,8 +62,8 @@ from shardyard.data.work_units import (
     SCRATCH,
     SPLITS,
     Column,
-    HoldOut,
     TokenizePiece,
+    ValidationRule,
     cannot_write,
     encoder_in,
     file_entry,
@@ -85,7 +91,7 @@ def prepare(
     rows: int | None = None,
     folder: Path | None = None,
     is_part: bool = False,
-) -> DataFacts:
+) -> DatasetMetadata:
     """Prepare the data set of one source; returns at once if it is there already.
 
     Args:
@@ -103,7 +109,7 @@ def prepare(
         StorageError: The file system refused a write.
     """
     data = recipe.data
-    corpus = corpus_of(recipe)
+    corpus = find_corpus(recipe)
     files = corpus.files
     tokenizer = chosen_tokenizer(recipe, model_dir)
     bos_token = bos_token_of(data, tokenizer, model_dir)
@@ -113,25 +119,25 @@ def prepare(
     if not is_finished(folder):
         with sole_writer(folder, progress):
             if not (folder / MANIFEST).exists():  # another process may just have written it
-                refuse_unreadable(files, _text_of(data))
+                check_readable(files, _text_of(data))
                 texts = partial(training_texts, data, files, progress)
                 write_tokenizer(folder, data, tokenizer, texts, model_dir)
-                _refuse_large_vocabulary(folder, data, rows)
+                _check_vocabulary(folder, data, rows)
                 _build(folder, recipe, files, request, progress)
             # What a dying worker adds meanwhile is removed by the next call.
             shutil.rmtree(folder / SCRATCH, ignore_errors=True)
-    facts = corpus.described(read_facts(folder))
-    if facts.rejected is not None:
-        refuse_rejected(facts.rejected, data, of=facts.rejected_of or 1)
-    _refuse_share(facts, data)
-    _refuse_one_document(facts, recipe)
-    facts = with_true_pairs(facts, recipe)
+    metadata = corpus.with_file_lists(read_metadata(folder))
+    if metadata.rejected is not None:
+        check_rejected(metadata.rejected, data, of=metadata.rejected_of or 1)
+    _check_loss_share(metadata, data)
+    _check_document_count(metadata, recipe)
+    metadata = with_true_pairs(metadata, recipe)
     if data.pack == "stream":
-        return facts
+        return metadata
     # Not above: it imports torch, which takes more seconds than a small corpus.
     from shardyard.data.samples import with_samples
 
-    return with_samples(facts, data)
+    return with_samples(metadata, data)
 
 
 def _folder_of(
@@ -143,38 +149,41 @@ def _folder_of(
     if folder.exists():
         return folder
     words = "comparing files with what was prepared of as many bytes"
-    equal = find_equal(above, request, files, told=lambda: progress(words, 0, 1))
+    equal = find_equal(above, request, files, on_read_start=lambda: progress(words, 0, 1))
     return folder if equal is None or not is_finished(equal) else equal
 
 
-def _known_template(data: Data) -> TokenizerFiles:
+def _builtin_template(data: Data) -> TokenizerFiles:
     """The file of the chat template that a recipe names, if it names one."""
     if data.chat_template is None:
         return {}
     return {"chat_template.jinja": CHAT_TEMPLATES[data.chat_template].encode()}
 
 
-def _refuse_share(facts: DataFacts, data: Data) -> None:
+def _check_loss_share(metadata: DatasetMetadata, data: Data) -> None:
     """Raise where so little or so much is learnt that the template or the data must be wrong."""
-    if facts.train_learnt is None or data.loss_on == "all":
+    if metadata.train_learnt is None or data.loss_on == "all":
         return
     least, most = data.loss_share
-    share = facts.train_learnt / facts.train_tokens
+    share = metadata.train_learnt / metadata.train_tokens
     if not least <= share <= most:
         raise RequestError(
             f"data.source={data.source!r}: answers are {share:.2%} of the tokens "
-            f"({facts.train_learnt:,} of {facts.train_tokens:,}), outside of data.loss_share="
+            f"({metadata.train_learnt:,} of {metadata.train_tokens:,}), outside of data.loss_share="
             f"[{least}, {most}]. Look at the rows and the chat template; if this is as it should "
             "be, widen data.loss_share. What was prepared is kept."
         )
 
 
-def _refuse_one_document(facts: DataFacts, recipe: Recipe) -> None:
+def _check_document_count(metadata: DatasetMetadata, recipe: Recipe) -> None:
     """Raise where a split has no second document that half of the pairs could be made with."""
     data = recipe.data
     if not task_row(recipe.task.name).judges_pairs or DATA_FORMATS[data.format].holds_ids:
         return
-    for split, documents in (("train", facts.train_documents), ("eval", facts.eval_documents)):
+    for split, documents in (
+        ("train", metadata.train_documents),
+        ("eval", metadata.eval_documents),
+    ):
         if documents == 1:
             raise RequestError(
                 f"data.source={data.source!r}: the {split} split has one document, and "
@@ -195,7 +204,7 @@ def chosen_tokenizer(recipe: Recipe, model_dir: Path | None) -> TokenizerFiles |
     if tokenizer is not None and data.tokenizer_kind != Data().tokenizer_kind:
         why = not_trained(data.tokenizer_kind, str(model_dir))
         raise RequestError(f"data.tokenizer_kind{why}")
-    return tokenizer if tokenizer is None else tokenizer | _known_template(data)
+    return tokenizer if tokenizer is None else tokenizer | _builtin_template(data)
 
 
 def bos_token_of(
@@ -334,17 +343,17 @@ def write_tokenizer(
         return
     if tokenizer is None:
         tokenizer = train_tokenizer(texts, kind=data.tokenizer_kind, vocab_size=data.vocab_size)
-        tokenizer |= _known_template(data)
+        tokenizer |= _builtin_template(data)
     else:
         TextEncoder(tokenizer, name=_name_of_tokenizer(data, model_dir))  # refuse it before work
     for name in sorted(tokenizer, key=lambda name: name == "tokenizer.json"):
         write_file(folder / name, tokenizer[name], folder=folder)
 
 
-def _refuse_large_vocabulary(folder: Path, data: Data, rows: int | None) -> None:
+def _check_vocabulary(folder: Path, data: Data, rows: int | None) -> None:
     """Raise before anything is tokenised, not after an hour of it."""
     vocab_size = encoder_in(folder).vocab_size
-    found = vocabulary_problems(tokenizer=data.tokenizer, vocab_size=vocab_size, rows=rows)
+    found = check_vocabulary(tokenizer=data.tokenizer, vocab_size=vocab_size, rows=rows)
     if found:
         raise RecipeError(found)
 
@@ -404,7 +413,7 @@ def _build(
             number,
             piece,
             _text_of(data),
-            HoldOut(data.eval_fraction),
+            ValidationRule(data.eval_fraction),
             bos_token=request.get("bos_token"),
             encoder=_encoder_of(data),
             options=_options(data),
@@ -413,7 +422,7 @@ def _build(
     ]
     tasks[0].encoder_with(encoder_in(folder))  # refuse it before work
     records = _run_pieces(tasks, workers, progress)
-    refuse_rejected_in(records, data)
+    check_rejected_in(records, data)
     forced = _forced_hold_out(
         records,
         data,
@@ -421,11 +430,11 @@ def _build(
         is_named=any(file.split for file in files),
     )
     if forced != tasks[0].hold_out:
-        _forget(folder, records)
+        _remove_stale_shards(folder, records)
         tasks = [replace(task, hold_out=forced) for task in tasks]
         records = _run_pieces(tasks, workers, progress)
     record_sources(folder, files)
-    if corpus_of(recipe).files != tuple(files):
+    if find_corpus(recipe).files != tuple(files):
         raise DataError(
             f"data.source={data.source!r} changed while it was being prepared, so its tokens may "
             "mix old and new text. Prepare again once nothing writes there."
@@ -456,7 +465,7 @@ def _run_pieces(
     return records
 
 
-def _refuse_empty_split(filled: Collection[str], data: Data) -> None:
+def _check_splits_not_empty(filled: Collection[str], data: Data) -> None:
     """Raise if the files of a split hold no document.
 
     Raises:
@@ -473,7 +482,7 @@ def _refuse_empty_split(filled: Collection[str], data: Data) -> None:
 
 def _forced_hold_out(
     records: Sequence[dict[str, Any]], data: Data, *, bends: bool, is_named: bool
-) -> HoldOut:
+) -> ValidationRule:
     """The rule of the held-out split, bent for a small corpus whose hashes leave a split empty:
     then the section with the lowest hash is held out, or the one with the highest is not."""
     hashes = [text_hash for record in records for text_hash in record["hashes"]]
@@ -482,10 +491,10 @@ def _forced_hold_out(
             f"data.source={data.source!r} is an empty corpus: its files hold no text. "
             "Give files with text."
         )
-    rule = HoldOut(data.eval_fraction)
+    rule = ValidationRule(data.eval_fraction)
     filled = {split for record in records for split in record["shards"]}
     if is_named:
-        _refuse_empty_split(filled, data)
+        _check_splits_not_empty(filled, data)
         return rule
     if not bends or data.eval_fraction == 0 or filled == set(SPLITS):
         return rule
@@ -500,7 +509,7 @@ def _forced_hold_out(
     return replace(rule, forced_train=max(hashes))
 
 
-def _forget(folder: Path, records: Sequence[dict[str, Any]]) -> None:
+def _remove_stale_shards(folder: Path, records: Sequence[dict[str, Any]]) -> None:
     """Remove the shards of an earlier rule: a piece may now have none of their names."""
     for record in records:
         for shard in record["shards"].values():

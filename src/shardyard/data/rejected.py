@@ -11,18 +11,18 @@ Records = Sequence[dict[str, Any]]
 """Of finished pieces (``pieces.py``)."""
 
 
-def refuse_rejected_in(records: Records, data: Data) -> None:
-    """As ``refuse_rejected``, of finished pieces."""
+def check_rejected_in(records: Records, data: Data) -> None:
+    """As ``check_rejected``, of finished pieces."""
     rejected, of = _rejected_in(records), _sections_in(records)
-    refuse_rejected(rejected, data, of=of, shown_row=_first(records))
+    check_rejected(rejected, data, of=of, example=_first(records))
 
 
-def refuse_rejected(rejected: int, data: Data, *, of: int, shown_row: str = "") -> None:
+def check_rejected(rejected: int, data: Data, *, of: int, example: str = "") -> None:
     """Raise where more dialogues are rejected by the template than may be left out.
 
     Args:
         of: Dialogues that there are.
-        shown_row: The first of them, with the reason; empty: it is not known any more.
+        example: The first of them, with the reason; empty: it is not known any more.
 
     Raises:
         SourceError: More are, or all of them.
@@ -30,7 +30,7 @@ def refuse_rejected(rejected: int, data: Data, *, of: int, shown_row: str = "") 
     if not rejected or (rejected <= data.max_rejected * of and rejected < of):
         return
     share = math.ceil(10_000 * rejected / of) / 10_000
-    first = f"{shown_row} " if shown_row else f"data.source={data.source!r}: "
+    first = f"{example} " if example else f"data.source={data.source!r}: "
     remedy = (
         "Choose another template with data.chat_template."
         if rejected == of

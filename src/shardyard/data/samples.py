@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from shardyard.config.resolved import DataFacts
+from shardyard.config.resolved import DatasetMetadata
 from shardyard.config.schema.data import Data
 from shardyard.data.loader import IGNORED, MicroBatch
 from shardyard.data.order import Positions, sample_indices
@@ -27,7 +27,7 @@ Prepare = Callable[[MicroBatch, Tensor], MicroBatch]
 """What a task makes of a micro-batch of text, and of the tokens that each of its rows has."""
 
 
-def unchanged(batch: MicroBatch, lengths_B: Tensor) -> MicroBatch:  # noqa: ARG001 - a Prepare
+def identity_prepare(batch: MicroBatch, lengths_B: Tensor) -> MicroBatch:  # noqa: ARG001 - a Prepare
     """Text as it is: each token predicts the next."""
     return batch
 
@@ -64,7 +64,7 @@ class Stream:
     """Of mapped files nobody has met one."""
 
     def __init__(
-        self, samples: SampleSet, *, seed: int | None, prepare: Prepare = unchanged
+        self, samples: SampleSet, *, seed: int | None, prepare: Prepare = identity_prepare
     ) -> None:
         """Args:
         seed: Of a stream without end, in which every epoch has its own order; None: the set's
@@ -92,10 +92,10 @@ class Stream:
             self._samples.sample(index, position // self.num_samples)
             for position, index in zip(positions, indices, strict=True)
         ]
-        return side_by_side(samples, positions, self._samples.padding(), size, self._prepare)
+        return collate(samples, positions, self._samples.padding(), size, self._prepare)
 
 
-def side_by_side(
+def collate(
     samples: Sequence[Sample], positions: range, padding: Sample, size: int, prepare: Prepare
 ) -> MicroBatch:
     """A micro-batch of samples, padded with weightless rows to ``size`` rows.
@@ -127,29 +127,29 @@ def side_by_side(
 TooLong = Literal["refuse", "cut", "drop"]
 
 
-def fit(sizes: Sequence[int], room: int) -> list[list[int]]:
+def best_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
     """Numbers of the documents in each sample: each goes where it leaves the least room (best fit).
 
     Args:
-        sizes: Places that each document takes, at most ``room``.
+        sizes: Places that each document takes, at most ``capacity``.
     """
     samples: list[list[int]] = []
-    with_room: list[list[int]] = [[] for _ in range(room + 1)]  # room left -> samples
+    by_free_tokens: list[list[int]] = [[] for _ in range(capacity + 1)]  # room left -> samples
     rooms = 0  # bit r is set where a sample has r places left
     for number, size in enumerate(sizes):
         fitting = rooms >> size
         if fitting:
             left = size + (fitting & -fitting).bit_length() - 1
-            sample = with_room[left].pop()
-            if not with_room[left]:
+            sample = by_free_tokens[left].pop()
+            if not by_free_tokens[left]:
                 rooms ^= 1 << left
         else:
-            left, sample = room, len(samples)
+            left, sample = capacity, len(samples)
             samples.append([])
         samples[sample].append(number)
         left -= size
         if left:
-            with_room[left].append(sample)
+            by_free_tokens[left].append(sample)
             rooms |= 1 << left
     return samples
 
@@ -197,7 +197,7 @@ class WholeDocuments:
             is_taken &= ~is_long
         self._starts = starts[is_taken]
         self._sizes = np.minimum(sizes[is_taken], seq_len)
-        samples = fit(self._sizes.tolist(), seq_len)
+        samples = best_fit(self._sizes.tolist(), seq_len)
         self.num_samples = len(samples)
         if not samples:
             raise RequestError(
@@ -208,7 +208,7 @@ class WholeDocuments:
         self._first = np.cumsum([0, *map(len, samples)], dtype=np.int64)
 
     @property
-    def num_places(self) -> int:
+    def num_tokens(self) -> int:
         """Tokens that go through the model, padding left out."""
         return int(self._sizes.sum())
 
@@ -239,7 +239,7 @@ class WholeDocuments:
         return Sample(fields, 0)
 
 
-def with_samples(facts: DataFacts, data: Data) -> DataFacts:
+def with_samples(metadata: DatasetMetadata, data: Data) -> DatasetMetadata:
     """What is known of prepared data, with the samples that whole documents make.
 
     Raises:
@@ -248,18 +248,21 @@ def with_samples(facts: DataFacts, data: Data) -> DataFacts:
     assert isinstance(data.seq_len, int)  # checked
     sets = {
         split: WholeDocuments(
-            TokenShards(Path(facts.dir), split), seq_len=data.seq_len, too_long=data.too_long
+            TokenShards(Path(metadata.dir), split), seq_len=data.seq_len, too_long=data.too_long
         )
-        for split, documents in (("train", facts.train_documents), ("eval", facts.eval_documents))
+        for split, documents in (
+            ("train", metadata.train_documents),
+            ("eval", metadata.eval_documents),
+        )
         if documents
     }
     train, held_out = sets["train"], sets.get("eval")
     return replace(
-        facts,
+        metadata,
         train_samples=train.num_samples,
         eval_samples=0 if held_out is None else held_out.num_samples,
         too_long=sum(each.num_too_long for each in sets.values()),
-        train_places=train.num_places,
+        train_places=train.num_tokens,
     )
 
 

@@ -28,7 +28,7 @@ from typing import ClassVar
 import numpy as np
 from tokenizers import Tokenizer
 
-from shardyard.data.byte_ranges import Section
+from shardyard.data.byte_ranges import TextSection
 from shardyard.data.loader import IGNORED
 from shardyard.data.order import GOLDEN, mix
 from shardyard.data.samples import Sample
@@ -94,14 +94,14 @@ def _first_letter(text: str, start: int) -> int:
     return start if found is None else found.end()
 
 
-def _ends(text: str, start: int, found: re.Match[str]) -> bool:
+def _ends(text: str, start: int, match: re.Match[str]) -> bool:
     """Whether a sentence that began at ``start`` ends here."""
-    behind = _first_letter(text, found.end())
-    if behind > found.end() and text[behind : behind + 1].islower():
+    behind = _first_letter(text, match.end())
+    if behind > match.end() and text[behind : behind + 1].islower():
         return False
-    if found[0] != ".":
+    if match[0] != ".":
         return True
-    before = text[max(start, found.start() - _LONGEST_WORD) : found.start()]
+    before = text[max(start, match.start() - _LONGEST_WORD) : match.start()]
     words = before.split()
     if not words or before[-1].isspace():
         return True
@@ -117,7 +117,7 @@ class SentenceText(PlainText):
         SENTENCE: Column(dtype="|u1", begin=NO_SENTENCE, end=NO_SENTENCE)
     }
 
-    def encode(self, section: Section) -> list[Encoded]:
+    def encode(self, section: TextSection) -> list[Encoded]:
         ids: list[int] = []
         marks: list[int] = []
         for sentence in split_sentences(section.text):
@@ -193,16 +193,16 @@ class SentencePairs:
         self._shards = shards
         self._marks = marks
         self._seq_len = seq_len
-        self._room = seq_len - _MARKS
+        self._max_tokens = seq_len - _MARKS
         self._key = mix(mix(seed) + (1 if shards.split == "train" else 2))
 
     def sample(self, index: int, epoch: int) -> Sample:
         """Pair ``index`` as it is in an epoch: a function of nothing else."""
-        of_epoch = _Draws(mix(self._key + epoch))
-        draws = _Draws(mix(of_epoch.key + GOLDEN * (index + 1)))
-        begin = index * self._seq_len + of_epoch.below(self._seq_len)
-        a, b, label = self._pair(begin % self._shards.num_tokens, draws)
-        a, b = _cut(a, b, self._room, draws)
+        of_epoch = _RandomStream(mix(self._key + epoch))
+        rng = _RandomStream(mix(of_epoch.key + GOLDEN * (index + 1)))
+        begin = index * self._seq_len + of_epoch.randint(self._seq_len)
+        a, b, label = self._pair(begin % self._shards.num_tokens, rng)
+        a, b = _truncate_pair(a, b, self._max_tokens, rng)
         fields = self.padding().fields
         split, length = len(a) + 2, len(a) + len(b) + _MARKS
         sep = [self._marks.sep_id]
@@ -222,26 +222,26 @@ class SentencePairs:
         }
         return Sample(fields, 0)
 
-    def _pair(self, near: int, draws: "_Draws") -> tuple[Tokens, Tokens, int]:
+    def _pair(self, near: int, rng: "_RandomStream") -> tuple[Tokens, Tokens, int]:
         """a and b, not yet cut, and what b is to a."""
-        wanted = self._room
-        if draws.share() < _SHORT:
-            wanted = _SHORTEST + draws.below(self._room - _SHORTEST + 1)
+        wanted = self._max_tokens
+        if rng.uniform() < _SHORT:
+            wanted = _SHORTEST + rng.randint(self._max_tokens - _SHORTEST + 1)
         begin = self._sentence_near(near)
         ends = self._sentence_ends(begin, wanted)
-        cut = ends[draws.below(len(ends) - 1)] if len(ends) > 1 else ends[0]
+        cut = ends[rng.randint(len(ends) - 1)] if len(ends) > 1 else ends[0]
         a = self._shards.read(begin, cut)
-        if len(ends) > 1 and draws.share() >= _RANDOM:
+        if len(ends) > 1 and rng.uniform() >= _RANDOM:
             return a, self._shards.read(cut, ends[-1]), FOLLOWS
-        other = self._elsewhere(begin, draws)
+        other = self._start_in_other_document(begin, rng)
         stop = self._sentence_ends(other, max(1, wanted - len(a)))[-1]
         return a, self._shards.read(other, stop), RANDOM
 
     def _sentence_near(self, position: int) -> int:
         """Where the first sentence begins at a position or behind it; behind the end of the split
         comes its beginning. Within one longer than a sample: the position itself."""
-        for _ in range(2 + self._shards.num_tokens // self._room):
-            stop = min(position + self._room, self._shards.num_tokens)
+        for _ in range(2 + self._shards.num_tokens // self._max_tokens):
+            stop = min(position + self._max_tokens, self._shards.num_tokens)
             marks = self._shards.read(position, stop, SENTENCE)
             begins = np.flatnonzero(marks == BEGINS)
             if len(begins):
@@ -254,24 +254,24 @@ class SentencePairs:
             "documents are empty. Give documents with text."
         )
 
-    def _sentence_ends(self, begin: int, wanted: int) -> list[int]:
+    def _sentence_ends(self, begin: int, target_tokens: int) -> list[int]:
         """Ends of the sentences from one that begins here on, in its document, until they have as
         many tokens as are wanted. One that is longer than a sample counts as several."""
-        stop = min(begin + 2 * self._room, self._shards.num_tokens)
+        stop = min(begin + 2 * self._max_tokens, self._shards.num_tokens)
         marks = self._shards.read(begin, stop, SENTENCE)
         over = np.flatnonzero(marks == NO_SENTENCE)
         limit = int(over[0]) if len(over) else len(marks)
         ends: list[int] = []
         for end in [*(1 + np.flatnonzero(marks[1:limit] == BEGINS)).tolist(), limit]:
-            while (last := ends[-1] if ends else 0) < min(end, wanted):
-                ends.append(min(end, last + self._room))
+            while (last := ends[-1] if ends else 0) < min(end, target_tokens):
+                ends.append(min(end, last + self._max_tokens))
         return [begin + end for end in ends]
 
-    def _elsewhere(self, begin: int, draws: "_Draws") -> int:
+    def _start_in_other_document(self, begin: int, rng: "_RandomStream") -> int:
         """Where a sentence of another document begins."""
         document = self._shards.document_at(begin)
         for _ in range(_TRIES):
-            found = self._sentence_near(draws.below(self._shards.num_tokens))
+            found = self._sentence_near(rng.randint(self._shards.num_tokens))
             if found not in document:
                 return found
         return self._sentence_near(document.stop % self._shards.num_tokens)
@@ -293,23 +293,25 @@ def share_of_true_pairs(folder: Path, *, seq_len: int) -> float | None:
     return labels.count(FOLLOWS) / len(labels)
 
 
-def _cut(a: Tokens, b: Tokens, room: int, draws: "_Draws") -> tuple[Tokens, Tokens]:
-    """Both within ``room`` tokens: the longer one, at last both in turn, loses one by one."""
-    most_a, most_b = room - room // 2, room // 2
-    size_a = len(a) if len(a) <= most_a else max(most_a, room - len(b))
-    size_b = len(b) if len(b) <= most_b else max(most_b, room - len(a))
-    return _part(a, size_a, draws), _part(b, size_b, draws)
+def _truncate_pair(
+    a: Tokens, b: Tokens, max_tokens: int, rng: "_RandomStream"
+) -> tuple[Tokens, Tokens]:
+    """Both within ``max_tokens`` tokens: the longer one, at last both in turn, loses one by one."""
+    most_a, most_b = max_tokens - max_tokens // 2, max_tokens // 2
+    size_a = len(a) if len(a) <= most_a else max(most_a, max_tokens - len(b))
+    size_b = len(b) if len(b) <= most_b else max(most_b, max_tokens - len(a))
+    return _truncate(a, size_a, rng), _truncate(b, size_b, rng)
 
 
-def _part(text: Tokens, size: int, draws: "_Draws") -> Tokens:
+def _truncate(text: Tokens, size: int, rng: "_RandomStream") -> Tokens:
     """So many tokens of a text; each that goes is its first or its last by a coin."""
     if size >= len(text):
         return text
-    first = draws.heads(len(text) - size)
+    first = rng.binomial(len(text) - size)
     return text[first : first + size]
 
 
-class _Draws:
+class _RandomStream:
     """Random numbers by a key and a counter, one after the other."""
 
     def __init__(self, key: int) -> None:
@@ -320,15 +322,15 @@ class _Draws:
         self._count += 1
         return mix(self.key + self._count * GOLDEN)
 
-    def share(self) -> float:
+    def uniform(self) -> float:
         """In [0, 1)."""
         return (self._bits() >> 11) * 2.0**-53
 
-    def below(self, limit: int) -> int:
+    def randint(self, limit: int) -> int:
         """From 0 to limit - 1, with equal chances but for one part in 2**64 / limit."""
         return self._bits() * limit >> 64
 
-    def heads(self, coins: int) -> int:
+    def binomial(self, coins: int) -> int:
         """How many of so many coins show heads."""
         number = 0
         for left in range(coins, 0, -64):

@@ -20,7 +20,7 @@ from shardyard.errors import DataError, JsonFileError
 from shardyard.io.files import read_json
 
 if TYPE_CHECKING:
-    from shardyard.config.resolved import DataFacts
+    from shardyard.config.resolved import DatasetMetadata
 
 FORMAT_VERSION = 1
 """Of tokens alone. Also stands in what the folder is named by."""
@@ -94,7 +94,7 @@ class TokenShards:
             mapped = self._map(shard, column)
             tokens[first - start : last - start] = mapped[first - offset : last - offset]
         if column is None and self._vocab_size is not None:
-            self._refuse_outside(tokens)
+            self._check_vocabulary(tokens)
         return tokens
 
     def require_columns(self, names: Sequence[str]) -> None:
@@ -129,7 +129,7 @@ class TokenShards:
         """Where in the split its documents start, ascending; 8 bytes of memory a document."""
         return self.document_starts_in(0, self.num_tokens)
 
-    def _refuse_outside(self, tokens: Tokens) -> None:
+    def _check_vocabulary(self, tokens: Tokens) -> None:
         # A step that indexed an embedding out of bounds would stop a GPU without saying why.
         largest = int(tokens.max(initial=0))
         assert self._vocab_size is not None
@@ -199,19 +199,19 @@ def read_manifest(folder: Path, formats: Sequence[int | str] = OF_TEXT) -> dict[
     return content
 
 
-def read_facts(folder: Path) -> "DataFacts":
+def read_metadata(folder: Path) -> "DatasetMetadata":
     """What a prepared data set holds; compares the sizes of all files with the manifest.
 
     Raises:
         DataError: The data set is missing or incomplete, or a file has another size.
     """
     # Not above: a worker that writes shards starts in half the time without all settings.
-    from shardyard.config.resolved import DataFacts
+    from shardyard.config.resolved import DatasetMetadata
 
     manifest = read_manifest(folder)
     check_sizes(folder, manifest, manifest["files"])
     train, held_out = manifest["splits"]["train"], manifest["splits"]["eval"]
-    return DataFacts(
+    return DatasetMetadata(
         dir=str(folder),
         fingerprint=manifest["fingerprint"],
         vocab_size=manifest["vocab_size"],
@@ -251,10 +251,10 @@ def verify(folder: Path) -> None:
             )
 
 
-def damaged(path: Path, why: str) -> DataError:
+def damaged(path: Path, reason: str) -> DataError:
     """The error for a file that is not as it was written."""
     return DataError(
-        f"{path} is damaged: {why}. Delete the folder {path.parent} and prepare again; the same "
+        f"{path} is damaged: {reason}. Delete the folder {path.parent} and prepare again; the same "
         "text gives the same tokens."
     )
 

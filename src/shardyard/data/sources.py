@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from shardyard.config.sources import TEXT_OF_PYTHON
 from shardyard.config.split_names import Kind, NamedSplit, splits_of, words_in
-from shardyard.data.byte_ranges import Section, SourceFile, Span, shown
+from shardyard.data.byte_ranges import SourceFile, Span, TextSection, escape_text
 from shardyard.data.formats import (
     FORMATS,
     READ_KINDS,
@@ -23,9 +23,9 @@ from shardyard.data.formats import (
     remedy_of,
 )
 from shardyard.data.readers.columns import TextOf
-from shardyard.data.stores.base import Found, find_all, open_file
+from shardyard.data.stores.base import ListedFile, find_all, open_file
 from shardyard.errors import RequestError, SourceError
-from shardyard.plugins import PlugIn, brought
+from shardyard.plugins import PlugIn, plug_in_named
 
 _SHOWN_FILES = 4
 _AT_ONCE = 16
@@ -56,12 +56,12 @@ def list_files(
     """
     entries = [source] if isinstance(source, str) else list(source)
     files: dict[str, SourceFile] = {}
-    unread: dict[str, str] = {}
+    unsupported: dict[str, str] = {}
     for entry, listed in find_all(entries, own=own, setting=setting):
         formats = {
             found.path: format_of(PurePosixPath(found.name).name, data_format) for found in listed
         }
-        unread |= {found.path: found.name for found in listed if formats[found.path] is None}
+        unsupported |= {found.path: found.name for found in listed if formats[found.path] is None}
         named = _named_splits(entry, listed, formats)
         for found in listed:
             format = formats[found.path]
@@ -73,9 +73,12 @@ def list_files(
                 before = files.setdefault(found.path, file)
                 if before.named is not None and split is None:  # another entry names it itself
                     files[found.path] = file
-    if unread:
-        _refuse_kinds(
-            f"{setting}={source!r}", data_format, list(unread.values()), len(files) + len(unread)
+    if unsupported:
+        _raise_unsupported(
+            f"{setting}={source!r}",
+            data_format,
+            list(unsupported.values()),
+            len(files) + len(unsupported),
         )
     if not files:
         raise RequestError(
@@ -91,7 +94,7 @@ def list_files(
 
 
 def _named_splits(
-    entry: str, listed: Sequence[Found], formats: Mapping[str, str | None]
+    entry: str, listed: Sequence[ListedFile], formats: Mapping[str, str | None]
 ) -> dict[str, NamedSplit]:
     """Split that the name of each file of an entry names, by its path. What the entry itself
     names, as a file or by a keyword in its pattern, is meant to be read."""
@@ -117,15 +120,19 @@ def _named_splits(
 def readers_of(files: Iterable[SourceFile]) -> list[PlugIn]:
     """What packages add that reads some of the files, each once."""
     names = sorted({file.format for file in files} - FORMATS.keys())
-    return [found for name in names if (found := brought("sources", name)) is not None]
+    return [found for name in names if (found := plug_in_named("sources", name)) is not None]
 
 
-def _refuse_kinds(source: str, data_format: str, names: Sequence[str], num_files: int) -> NoReturn:
-    named = ", ".join(shown(name) for name in names[:_SHOWN_FILES])
+def _raise_unsupported(
+    source: str, data_format: str, names: Sequence[str], num_files: int
+) -> NoReturn:
+    named = ", ".join(escape_text(name) for name in names[:_SHOWN_FILES])
     more = f", and {len(names) - _SHOWN_FILES} more" if len(names) > _SHOWN_FILES else ""
     suffixes: dict[str, str] = {}
     for name in names:
-        suffixes.setdefault(remedy_of(name, data_format), shown(Path(name).suffix) or "no suffix")
+        suffixes.setdefault(
+            remedy_of(name, data_format), escape_text(Path(name).suffix) or "no suffix"
+        )
     remedies = "; ".join(f"{suffix}: {remedy}" for remedy, suffix in suffixes.items())
     raise RequestError(
         f"{source}: {len(names)} of its {num_files} files are of no kind that is "
@@ -134,21 +141,21 @@ def _refuse_kinds(source: str, data_format: str, names: Sequence[str], num_files
     )
 
 
-def refuse_unreadable(files: Sequence[SourceFile], text_of: TextOf) -> None:
+def check_readable(files: Sequence[SourceFile], text_of: TextOf) -> None:
     """Read the beginning of every file: a wrong key or encoding is told before any work is done.
 
     Raises:
         SourceError: Names the first few files whose beginning cannot be read, and why.
     """
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        told = pool.map(lambda file: _why_unreadable(file, text_of), files)
+        told = pool.map(lambda file: _read_error(file, text_of), files)
         wrong = [why for why in told if why is not None]
     if wrong:
         more = f"\nand {len(wrong) - _SHOWN_FILES} files more" if len(wrong) > _SHOWN_FILES else ""
         raise SourceError("\n".join(wrong[:_SHOWN_FILES]) + more)
 
 
-def _why_unreadable(file: SourceFile, text_of: TextOf) -> str | None:
+def _read_error(file: SourceFile, text_of: TextOf) -> str | None:
     stop = file.size_bytes
     if format_named(file.format).is_divisible:
         stop = min(stop, SECTION_BYTES)
@@ -191,7 +198,7 @@ def piece_size_bytes(piece: Piece) -> int:
     return sum(span.stop - span.start for span in piece)
 
 
-def read_sections(piece: Piece, text_of: TextOf) -> Generator[Section, None, None]:
+def read_sections(piece: Piece, text_of: TextOf) -> Generator[TextSection, None, None]:
     """Read the documents of a piece in order; empty ones are left out.
 
     Raises:
@@ -203,6 +210,6 @@ def read_sections(piece: Piece, text_of: TextOf) -> Generator[Section, None, Non
                 yield from format_named(span.file.format).read(file, span, text_of)
         except OSError as error:
             raise SourceError(
-                f"{shown(span.file.path)} cannot be read: {error.strerror or error}. Check that it "
+                f"{escape_text(span.file.path)} cannot be read: {error.strerror or error}. Check that it "
                 "is there and readable, or take it out of data.source."
             ) from error

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from shardyard.config.resolved import DataFacts
+from shardyard.config.resolved import DatasetMetadata
 from shardyard.config.schema.data import Data
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.split_names import held_out_of, split_in
-from shardyard.data.byte_ranges import SourceFile, shown
+from shardyard.config.split_names import split_in, validation_split_of
+from shardyard.data.byte_ranges import SourceFile, escape_text
 from shardyard.data.formats import kind_of
 from shardyard.data.sources import list_files
 from shardyard.errors import RequestError
@@ -23,9 +23,9 @@ class Corpus:
 
     files: tuple[SourceFile, ...]
     """Files that are read, for training and for validation, in a fixed order."""
-    left_out: tuple[SourceFile, ...] = ()
+    excluded: tuple[SourceFile, ...] = ()
     """Files that their names keep out of the training, and that are not validated on."""
-    asked: tuple[SourceFile, ...] = ()
+    explicit: tuple[SourceFile, ...] = ()
     """Files that are trained on though named test or validation: data.source names them."""
 
     @property
@@ -33,17 +33,17 @@ class Corpus:
         """Files that are validated on; none: a hash of each document decides."""
         return tuple(file for file in self.files if file.split == "eval")
 
-    def described(self, facts: DataFacts) -> DataFacts:
+    def with_file_lists(self, metadata: DatasetMetadata) -> DatasetMetadata:
         """What was prepared, with the files that its splits come from."""
         return replace(
-            facts,
-            validation_files=_in_words(self.validation),
-            left_out_files=_in_words(self.left_out),
-            asked_files=_in_words(self.asked),
+            metadata,
+            validation_files=_first_names(self.validation),
+            left_out_files=_first_names(self.excluded),
+            asked_files=_first_names(self.explicit),
         )
 
 
-def corpus_of(recipe: Recipe) -> Corpus:
+def find_corpus(recipe: Recipe) -> Corpus:
     """The files of a recipe's text.
 
     Raises:
@@ -57,18 +57,18 @@ def corpus_of(recipe: Recipe) -> Corpus:
     own = [Path(place).expanduser() for place in (data.dir, recipe.run.dir)]
     files = list_files(data.source, data.format, own=own)
     if data.eval_source is None:
-        return divided(files, data)
+        return split_by_name(files, data)
     chosen = list_files(data.eval_source, data.format, own=own, setting="data.eval_source")
     return with_validation(files, _of_validation(chosen), data)
 
 
-def divided(files: Sequence[SourceFile], data: Data) -> Corpus:
+def split_by_name(files: Sequence[SourceFile], data: Data) -> Corpus:
     """Files divided by their names.
 
     Raises:
-        RequestError: As ``corpus_of``.
+        RequestError: As ``find_corpus``.
     """
-    held_out = held_out_of({file.named for file in files})
+    held_out = validation_split_of({file.named for file in files})
     if data.eval_fraction == 0:
         held_out = None
     training = [file for file in files if file.named in (None, "train")]
@@ -76,7 +76,7 @@ def divided(files: Sequence[SourceFile], data: Data) -> Corpus:
     if validation and data.eval_fraction != Data().eval_fraction:
         raise RequestError(
             f"data.eval_fraction={data.eval_fraction}, but data.source={data.source!r} has files "
-            f"for validation: {_in_words(validation)}. Leave data.eval_fraction out to validate on "
+            f"for validation: {_first_names(validation)}. Leave data.eval_fraction out to validate on "
             "them, or name the files to train on in data.source."
         )
     return _corpus(files, training, validation, data)
@@ -110,7 +110,7 @@ def _corpus(
                 f"data.source={data.source!r} has no file to train on: data.eval_source names all "
                 "of them. Validate on other data than you train on."
             )
-        names, entry = _in_words(left_out), shown(left_out[0].path)
+        names, entry = _first_names(left_out), escape_text(left_out[0].path)
         raise RequestError(
             f"data.source={data.source!r} has no file to train on: all are named as validation or "
             f"test data ({names}). To train on one of them, name the file itself: "
@@ -122,12 +122,14 @@ def _corpus(
             *(replace(file, split=split) for file in training),
             *(replace(file, split="eval") for file in validation),
         ),
-        left_out=tuple({file.path: file for file in left_out}.values()),
-        asked=tuple(file for file in training if file.named is None and _sounds_held_out(file)),
+        excluded=tuple({file.path: file for file in left_out}.values()),
+        explicit=tuple(
+            file for file in training if file.named is None and _is_named_validation(file)
+        ),
     )
 
 
-def _sounds_held_out(file: SourceFile) -> bool:
+def _is_named_validation(file: SourceFile) -> bool:
     """Whether a file of rows is named as validation or test data."""
     is_rows = kind_of(file.name, file.format) == "rows"
     return is_rows and split_in(file.path.rpartition("/")[2]) not in (None, "train")
@@ -140,8 +142,8 @@ def _of_validation(files: Sequence[SourceFile]) -> list[SourceFile]:
     return [file for file in files if file.named in (None, best)]
 
 
-def _in_words(files: Sequence[SourceFile]) -> str | None:
+def _first_names(files: Sequence[SourceFile]) -> str | None:
     if not files:
         return None
-    names = ", ".join(shown(file.name) for file in files[:_SHOWN])
+    names = ", ".join(escape_text(file.name) for file in files[:_SHOWN])
     return names if len(files) <= _SHOWN else f"{names} and {len(files) - _SHOWN} more"

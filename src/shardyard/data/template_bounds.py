@@ -49,12 +49,12 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         super().__init__(**options)
         self.begin()
         del self.globals["lipsum"]  # makes as many words as it is told to
-        self.filters = {name: self._counted(each) for name, each in self.filters.items()}
+        self.filters = {name: self._with_step_count(each) for name, each in self.filters.items()}
 
     def begin(self) -> None:
         """Count from zero."""
         self._steps = 0
-        self._began_s = time.thread_time()
+        self._started_s = time.thread_time()
 
     def step(self) -> None:
         """Count one more.
@@ -65,7 +65,7 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self._steps += 1
         if self._steps > MOST_STEPS:
             raise BoundsError(f"takes more than {MOST_STEPS:,} steps")
-        if self._steps % _STEPS_A_LOOK == 0 and time.thread_time() - self._began_s > MOST_S:
+        if self._steps % _STEPS_A_LOOK == 0 and time.thread_time() - self._started_s > MOST_S:
             raise BoundsError(f"takes more than {MOST_S:g} s of processor time")
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **values: Any) -> Any:  # noqa: N805 - as Jinja names them
@@ -95,11 +95,11 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         _Values().visit(template)
         return template
 
-    def _counted(self, made: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(made)  # with the marks by which Jinja passes a context
+    def _with_step_count(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)  # with the marks by which Jinja passes a context
         def counted(*args: Any, **values: Any) -> Any:
             self.step()
-            return made(*args, **values)
+            return function(*args, **values)
 
         return counted
 
@@ -152,21 +152,21 @@ def weighed(value: Any) -> Any:
     while left:
         each = left.pop()
         if isinstance(each, Mapping):
-            held: Collection[Any] = each.values()
+            children: Collection[Any] = each.values()
         elif isinstance(each, list | tuple):
-            held = each
+            children = each
         elif isinstance(each, jinja2.utils.Namespace):
-            held = object.__getattribute__(each, "_Namespace__attrs").values()
+            children = object.__getattribute__(each, "_Namespace__attrs").values()
         else:
             continue
-        parts += 1 + len(held)
+        parts += 1 + len(children)
         if parts > MOST_PARTS:
             raise BoundsError(f"builds a value of more than {MOST_PARTS:,} parts")
-        left.extend(held)
+        left.extend(children)
     return value
 
 
-def joined(pieces: Iterator[str]) -> str:
+def join_pieces(pieces: Iterator[str]) -> str:
     """The text of pieces.
 
     Raises:

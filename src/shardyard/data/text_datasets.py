@@ -17,7 +17,7 @@ import numpy as np
 from shardyard.config.data_choices import SLOTS, slots_of
 from shardyard.config.dataset_name import MIXTURE_NAME
 from shardyard.config.fingerprint import digest
-from shardyard.config.resolved import DataFacts, PartFacts
+from shardyard.config.resolved import DatasetMetadata, SourceMetadata
 from shardyard.config.schema.data import Share
 from shardyard.config.schema.recipe import Recipe
 from shardyard.data.mixture_manifest import MIXTURE
@@ -32,7 +32,7 @@ from shardyard.data.prepare import (
     write_tokenizer,
 )
 from shardyard.data.shards import TokenShards
-from shardyard.data.splits import corpus_of
+from shardyard.data.splits import find_corpus
 from shardyard.data.work_units import LEARNT, SCRATCH, write_file
 from shardyard.errors import RequestError
 from shardyard.io.files import flush_folder, read_json_object
@@ -48,16 +48,16 @@ def prepare_text(
     progress: Progress,
     rows: int | None = None,
     folder: Path | None = None,
-) -> DataFacts:
+) -> DatasetMetadata:
     """Prepare what a recipe asks for; returns at once if it is there already.
 
     Arguments and errors are those of ``data.prepare.prepare``.
     """
     if not recipe.data.mixture:
         return prepare(recipe, model_dir=model_dir, progress=progress, rows=rows, folder=folder)
-    parts = [(share, _alone(recipe, share)) for share in recipe.data.mixture]
+    parts = [(share, _single_source_recipe(recipe, share)) for share in recipe.data.mixture]
     tokenizer = chosen_tokenizer(recipe, model_dir)
-    files = {share.name: corpus_of(part).files for share, part in parts}
+    files = {share.name: find_corpus(part).files for share, part in parts}
     slots = slots_of([share.weight for share in recipe.data.mixture])
     requests = [
         request_of(
@@ -89,20 +89,20 @@ def prepare_text(
     found = []
     for count, (share, part) in zip(slots, parts, strict=True):
         shared = part.data.model_copy(update={"tokenizer": str(folder), "tokenizer_kind": "bpe"})
-        told = partial(_told, progress, share.name)
-        facts = prepare(
+        told = partial(_report_progress, progress, share.name)
+        metadata = prepare(
             part.model_copy(update={"data": shared}),
             model_dir=None, progress=told, rows=rows, is_part=True,
         )  # fmt: skip
-        _refuse_without_training(share, facts, recipe)
-        found.append(PartFacts(name=share.name, slots=count, data=facts))
+        _check_training_text(share, metadata, recipe)
+        found.append(SourceMetadata(name=share.name, slots=count, data=metadata))
     if not (folder / MIXTURE).exists():
         with sole_writer(folder, progress):
             _commit(folder, found)
-    return _facts(folder, found)
+    return _combine_metadata(folder, found)
 
 
-def _alone(recipe: Recipe, share: Share) -> Recipe:
+def _single_source_recipe(recipe: Recipe, share: Share) -> Recipe:
     """The recipe of one source of a mixture."""
     data = recipe.data
     update = {
@@ -115,12 +115,14 @@ def _alone(recipe: Recipe, share: Share) -> Recipe:
     return recipe.model_copy(update={"data": data.model_copy(update=update)})
 
 
-def _told(progress: Progress, name: str, activity: str, done_bytes: int, total_bytes: int) -> None:
+def _report_progress(
+    progress: Progress, name: str, activity: str, done_bytes: int, total_bytes: int
+) -> None:
     progress(f"{name}: {activity}", done_bytes, total_bytes)
 
 
-def _refuse_without_training(share: Share, facts: DataFacts, recipe: Recipe) -> None:
-    if facts.train_tokens < 2:
+def _check_training_text(share: Share, metadata: DatasetMetadata, recipe: Recipe) -> None:
+    if metadata.train_tokens < 2:
         raise RequestError(
             f"data.mixture: {share.name!r} ({share.source}) has no document left to train on: "
             f"data.eval_fraction={recipe.data.eval_fraction} validates on all of them. Lower it, "
@@ -128,7 +130,7 @@ def _refuse_without_training(share: Share, facts: DataFacts, recipe: Recipe) -> 
         )
 
 
-def _commit(folder: Path, parts: Sequence[PartFacts]) -> None:
+def _commit(folder: Path, parts: Sequence[SourceMetadata]) -> None:
     content = {
         "format": 1,
         "unigram_entropy": _entropy(parts),
@@ -148,7 +150,7 @@ def _commit(folder: Path, parts: Sequence[PartFacts]) -> None:
     shutil.rmtree(folder / SCRATCH, ignore_errors=True)
 
 
-def _entropy(parts: Sequence[PartFacts]) -> float:
+def _entropy(parts: Sequence[SourceMetadata]) -> float:
     """Of what is predicted of all sources as they are dealt, in nats a token."""
     shares = np.zeros(parts[0].data.vocab_size)
     for part in parts:
@@ -165,7 +167,7 @@ def _entropy(parts: Sequence[PartFacts]) -> float:
     return float(-(shares * np.log(shares)).sum())
 
 
-def _facts(folder: Path, parts: Sequence[PartFacts]) -> DataFacts:
+def _combine_metadata(folder: Path, parts: Sequence[SourceMetadata]) -> DatasetMetadata:
     """What a mixture holds: sums over its sources."""
     content = read_json_object(folder / MIXTURE)
     sets = [part.data for part in parts]
@@ -173,10 +175,10 @@ def _facts(folder: Path, parts: Sequence[PartFacts]) -> DataFacts:
     def total(name: str) -> int:
         return sum(getattr(each, name) for each in sets)
 
-    def known(name: str) -> int | None:
+    def optional_total(name: str) -> int | None:
         return None if any(getattr(each, name) is None for each in sets) else total(name)
 
-    def learnt(split: str) -> int | None:
+    def trained_tokens(split: str) -> int | None:
         """Of running text beside dialogues, every token is."""
         found = [getattr(each, f"{split}_learnt") for each in sets]
         if all(number is None for number in found):
@@ -187,7 +189,7 @@ def _facts(folder: Path, parts: Sequence[PartFacts]) -> DataFacts:
             for all_of_it, number in zip(tokens, found, strict=True)
         )
 
-    return DataFacts(
+    return DatasetMetadata(
         dir=str(folder),
         fingerprint=digest([[part.slots, part.data.fingerprint] for part in parts]),
         vocab_size=sets[0].vocab_size,
@@ -197,12 +199,12 @@ def _facts(folder: Path, parts: Sequence[PartFacts]) -> DataFacts:
         eval_documents=total("eval_documents"),
         unigram_entropy=content["unigram_entropy"],
         bos_token=next((each.bos_token for each in sets if each.bos_token is not None), None),
-        train_bytes=known("train_bytes"),
-        eval_bytes=known("eval_bytes"),
+        train_bytes=optional_total("train_bytes"),
+        eval_bytes=optional_total("eval_bytes"),
         readers=tuple({json.dumps(one): one for each in sets for one in each.readers}.values()),
         parts=tuple(parts),
-        too_long=known("too_long"),
-        train_places=known("train_places"),
-        train_learnt=learnt("train"),
-        eval_learnt=learnt("eval"),
+        too_long=optional_total("too_long"),
+        train_places=optional_total("train_places"),
+        train_learnt=trained_tokens("train"),
+        eval_learnt=trained_tokens("eval"),
     )

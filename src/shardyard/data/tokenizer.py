@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from shardyard.config.tokenizer_kinds import TOKENIZER_KINDS
 from shardyard.data.wordpiece import from_vocabulary, train_wordpiece
 from shardyard.errors import DataError, RequestError
-from shardyard.file_faults import why_broken_link, why_no_content
+from shardyard.file_faults import broken_link_error, content_error
 from shardyard.io.files import parse_json
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class TextEncoder:
             RequestError: The tokenizer has no end-of-text token.
         """
         try:
-            self._tokenizer, vocabulary = _parsed(files[_MAIN_FILE])
+            self._tokenizer, vocabulary = _parse_tokenizer(files[_MAIN_FILE])
         except Exception as error:  # the Rust library raises plain Exception
             raise DataError(
                 f"{name}: {_MAIN_FILE} is no tokenizer that the tokenizers library can read "
@@ -96,7 +96,7 @@ class TextEncoder:
 
 
 @lru_cache(maxsize=1)
-def _parsed(content: bytes) -> tuple[Tokenizer, dict[str, int]]:
+def _parse_tokenizer(content: bytes) -> tuple[Tokenizer, dict[str, int]]:
     """A tokenizer and its vocabulary. Parsing 32,000 entries takes a tenth of a second, and each
     stage of preparing a set opens the same one."""
     tokenizer = Tokenizer.from_str(content.decode())
@@ -200,11 +200,11 @@ def _declared_token(
     return None
 
 
-def _json_object(content: bytes, place: str) -> dict[str, Any]:
+def _json_object(content: bytes, location: str) -> dict[str, Any]:
     try:
         parsed = parse_json(content)
     except ValueError as error:
-        raise DataError(f"{place} is not JSON ({error}). Fetch or save it again.") from error
+        raise DataError(f"{location} is not JSON ({error}). Fetch or save it again.") from error
     return parsed if isinstance(parsed, dict) else {}
 
 
@@ -242,7 +242,7 @@ def find_tokenizer(
 def _read_folder(folder: Path, *, is_required: bool) -> TokenizerFiles | None:
     main, vocabulary = folder / _MAIN_FILE, folder / _VOCABULARY
     for path in (main, vocabulary):
-        link = why_broken_link(path)
+        link = broken_link_error(path)
         if link is not None:
             raise RequestError(f"data.tokenizer: {path} {link}")
     if not main.is_file() and vocabulary.is_file():
@@ -269,7 +269,7 @@ def _contents(*paths: Path) -> TokenizerFiles:
     """
     try:
         for path in paths:
-            why = why_no_content(path, is_text=path.suffix not in (".json", ".txt"))
+            why = content_error(path, is_text=path.suffix not in (".json", ".txt"))
             if why is not None:
                 raise RequestError(f"data.tokenizer: {path} {why}")
         contents = {path: path.read_bytes() for path in paths if path.is_file()}
@@ -299,21 +299,21 @@ def _from_vocabulary(path: Path) -> TokenizerFiles:
 
 def _fetch_from_hub(setting: str, store: Path | None) -> TokenizerFiles:
     # Not above, nor the settings: a worker, which never fetches one, starts in half the time.
-    from shardyard.config.model.hub import Wanted, fetch
+    from shardyard.config.model.hub import HubRequest, fetch
 
     name, _, revision = setting.partition("@")
-    wanted = Wanted(
+    wanted = HubRequest(
         kind="data.tokenizer",
         name=name,
         revision=revision or None,
         level="tokenizer",
     )
-    files = _read_folder(fetch(wanted, store, say=_say), is_required=True)
+    files = _read_folder(fetch(wanted, store, log=_log), is_required=True)
     assert files is not None
     return files
 
 
-def _say(words: str) -> None:
+def _log(words: str) -> None:
     print(words, file=sys.stderr, flush=True)
 
 

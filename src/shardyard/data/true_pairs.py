@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from shardyard.config.data_choices import DATA_FORMATS
-from shardyard.config.resolved import DataFacts
+from shardyard.config.resolved import DatasetMetadata
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.task_lookup import task_row
 from shardyard.errors import RequestError
@@ -13,7 +13,7 @@ _USUAL_PAIR = 128
 """Tokens of a pair that is drawn to look at, where data.seq_len is not known yet."""
 
 
-def with_true_pairs(facts: DataFacts, recipe: Recipe) -> DataFacts:
+def with_true_pairs(metadata: DatasetMetadata, recipe: Recipe) -> DatasetMetadata:
     """The same with the share of true pairs, where the task judges pairs.
 
     Raises:
@@ -21,12 +21,12 @@ def with_true_pairs(facts: DataFacts, recipe: Recipe) -> DataFacts:
     """
     data = recipe.data
     if not task_row(recipe.task.name).judges_pairs or DATA_FORMATS[data.format].holds_ids:
-        return facts
+        return metadata
     # Not above: it imports torch, which takes more seconds than a small corpus.
     from shardyard.data.sentence_pairs import share_of_true_pairs
 
     seq_len = _USUAL_PAIR if data.seq_len == "auto" else data.seq_len
-    share = share_of_true_pairs(Path(facts.dir), seq_len=seq_len)
+    share = share_of_true_pairs(Path(metadata.dir), seq_len=seq_len)
     if share is not None and share < data.min_true_pairs:
         raise RequestError(
             f"data.source={data.source!r}: the second text follows the first in {share:.1%} of the "
@@ -36,4 +36,4 @@ def with_true_pairs(facts: DataFacts, recipe: Recipe) -> DataFacts:
             "with data.format=documents; to train all the same, set data.min_true_pairs=0. What "
             "was prepared is kept."
         )
-    return replace(facts, true_pairs=share)
+    return replace(metadata, true_pairs=share)

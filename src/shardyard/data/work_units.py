@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from shardyard.config.data_choices import PLAIN_TEXT
 from shardyard.config.tasks import imported
-from shardyard.data.byte_ranges import Section, Span, shown
+from shardyard.data.byte_ranges import Span, TextSection, escape_text
 from shardyard.data.readers.columns import TextOf
 from shardyard.data.shards import bin_name, idx_name, token_dtype
 from shardyard.data.sources import Piece, piece_size_bytes, read_sections
@@ -71,7 +71,7 @@ class Encoder(Protocol):
         options: Settings of ``data`` that the row of ``data.format`` gives it.
         """
 
-    def encode(self, section: Section) -> list[Encoded]:
+    def encode(self, section: TextSection) -> list[Encoded]:
         """The section, or the documents that it is learnt as.
 
         Raises:
@@ -79,7 +79,7 @@ class Encoder(Protocol):
         """
 
     @staticmethod
-    def words(section: Section) -> str:
+    def words(section: TextSection) -> str:
         """What a tokenizer is trained on."""
 
 
@@ -91,11 +91,11 @@ class PlainText:
     def __init__(self, tokenizer: TextEncoder) -> None:
         self.tokenizer = tokenizer
 
-    def encode(self, section: Section) -> list[Encoded]:
+    def encode(self, section: TextSection) -> list[Encoded]:
         return [Encoded(self.tokenizer.encode(section.text))]
 
     @staticmethod
-    def words(section: Section) -> str:
+    def words(section: TextSection) -> str:
         return section.text
 
 
@@ -105,7 +105,7 @@ SCRATCH = "pieces"
 
 
 @dataclass(frozen=True)
-class HoldOut:
+class ValidationRule:
     """Which sections are held out: by a hash of their text, so that neither order nor workers
     matter and equal texts fall on the same side."""
 
@@ -206,7 +206,7 @@ class TokenizePiece:
     number: int
     piece: Piece
     text_of: TextOf
-    hold_out: HoldOut
+    hold_out: ValidationRule
     bos_token: str | None = None
     """What each document begins with."""
     encoder: str = PLAIN_TEXT
@@ -234,7 +234,7 @@ class TokenizePiece:
             if others
             else f", bytes {first.start:,} to {first.stop:,}"
         )
-        return f"{shown(first.file.path)}{more}"
+        return f"{escape_text(first.file.path)}{more}"
 
     def encoder_with(self, tokenizer: TextEncoder) -> Encoder:
         """What makes numbers of a document.
@@ -301,7 +301,7 @@ class TokenizePiece:
         """A rejected row in words. Reads the span again up to it: its line is counted from the
         file's beginning, which would have ended the reading of the others."""
         sections = read_sections((span,), self.text_of)
-        place = str(next(islice(sections, number, None)).place)
+        place = str(next(islice(sections, number, None)).location)
         sections.close()
         return f"{place}: {reason}"
 
@@ -326,7 +326,10 @@ class TokenizePiece:
 
 
 def _add_section(
-    section: Section, documents: Sequence[Encoded], builders: dict[str, _SplitBuilder], split: str
+    section: TextSection,
+    documents: Sequence[Encoded],
+    builders: dict[str, _SplitBuilder],
+    split: str,
 ) -> None:
     for other, builder in builders.items():
         if other != split:

@@ -17,7 +17,7 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 from shardyard.errors import DataError, ShardyardError
-from shardyard.plugins import whose
+from shardyard.plugins import raised_by
 
 Task = Callable[[], None]
 """Work without a result; it can be sent to another process."""
@@ -35,7 +35,7 @@ def run_tasks(tasks: Sequence[Task], *, workers: int, on_done: Callable[[Task], 
     """
     if workers == 1 or len(tasks) == 1:
         for task in tasks:
-            _do(task)
+            _run_task(task)
             on_done(task)
         return
     with _started(min(workers, len(tasks))) as processes:
@@ -122,7 +122,7 @@ def _work(pipe: Connection) -> None:
             return
         answer: ShardyardError | None = None
         try:
-            _do(task)
+            _run_task(task)
         except ShardyardError as error:
             answer = error
         try:
@@ -131,7 +131,7 @@ def _work(pipe: Connection) -> None:
             return  # the parent is gone
 
 
-def _do(task: Task) -> None:
+def _run_task(task: Task) -> None:
     """Do a task; whatever it raises becomes an error that can be told in one message.
 
     Raises:
@@ -142,10 +142,10 @@ def _do(task: Task) -> None:
     except (ShardyardError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # of the Rust libraries, a panic is no Exception
-        raise unexpected(str(task), error) from error
+        raise unexpected_error(str(task), error) from error
 
 
-def unexpected(what: str, error: BaseException) -> DataError:
+def unexpected_error(what: str, error: BaseException) -> DataError:
     """The error for what nobody thought of; it says where in our code that was.
 
     Args:
@@ -158,7 +158,7 @@ def unexpected(what: str, error: BaseException) -> DataError:
         )
     frames = traceback.extract_tb(error.__traceback__)
     where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-    plug_in = whose(error)
+    plug_in = raised_by(error)
     bug = "this is a bug of shardyard: report it with this line"
     if plug_in is not None:
         bug = f"report it to the authors of {plug_in.package}: it was raised in {plug_in.what}"

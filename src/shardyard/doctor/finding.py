@@ -6,7 +6,7 @@ from typing import Literal
 
 from shardyard.errors import AccessError, CapacityError, ShardyardError
 
-Verdict = Literal["ok", "warning", "problem"]
+Severity = Literal["ok", "warning", "problem"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +15,7 @@ class Finding:
 
     name: str
     """In a word or two: ``devices``, ``shared memory``."""
-    verdict: Verdict
+    verdict: Severity
     """problem: the run would fail; warning: it would be slow, or may fail later."""
     what: str
     """What was found, with numbers."""
@@ -34,20 +34,20 @@ def gather(checks: Mapping[str, Check], *, essential: str) -> list[Finding]:
         checks: In their order, by the name of the finding that an error becomes.
         essential: The check without which a launch could not be right either.
     """
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for name, check in checks.items():
         try:
-            found += check()
+            findings += check()
         except CapacityError as error:  # nothing else will be answered either
-            return [*found, Finding(name=name, verdict="problem", what=str(error))]
+            return [*findings, Finding(name=name, verdict="problem", what=str(error))]
         except AccessError as error:
-            verdict: Verdict = "problem" if name == essential else "warning"
-            found.append(Finding(name=name, verdict=verdict, what=f"cannot be asked: {error}"))
+            severity: Severity = "problem" if name == essential else "warning"
+            findings.append(Finding(name=name, verdict=severity, what=f"cannot be asked: {error}"))
         except ShardyardError as error:
-            found.append(Finding(name=name, verdict="problem", what=str(error)))
-    return found
+            findings.append(Finding(name=name, verdict="problem", what=str(error)))
+    return findings
 
 
-def count(findings: list[Finding], verdict: Verdict) -> int:
+def count(findings: list[Finding], severity: Severity) -> int:
     """How many findings have a verdict."""
-    return sum(finding.verdict == verdict for finding in findings)
+    return sum(finding.verdict == severity for finding in findings)

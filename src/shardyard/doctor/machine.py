@@ -48,38 +48,41 @@ _DISPLAY_CLASS = "0x03"
 def check_machine(
     run_dir: Path,
     *,
-    devices_wanted: int | None = None,
+    requested_devices: int | None = None,
     processes: int | None = None,
     checkpoint_bytes: int | None = None,
-    kept: Checkpoint | None = None,
+    retention: Checkpoint | None = None,
     host_bytes: int | None = None,
     engines: tuple[Engine, ...] = ENGINES,
-    look: Callable[[], Machine] = probe,
+    describe_machine: Callable[[], Machine] = probe,
 ) -> list[Finding]:
     """Everything that can be said of this machine in a few seconds.
 
     Args:
         run_dir: Where the runs' folders will be.
-        devices_wanted: Devices of one node that the recipe asks for.
+        requested_devices: Devices of one node that the recipe asks for.
         processes: Of one node, as the recipe asks for; None: one a device that is found.
         checkpoint_bytes: Size of one, as planned; None: not known.
-        kept: Checkpoints that are kept; None: as many as a recipe keeps that does not say.
+        retention: Checkpoints that are kept; None: as many as a recipe keeps that does not say.
         host_bytes: Host memory that the recipe's plan needs on a node; None: not known.
         engines: Packages that a recipe needs.
-        look: What describes the devices.
+        describe_machine: What describes the devices.
     """
     machine: Machine | None = None
     findings: list[Finding] = []
     try:
-        machine = look()
-        findings.append(judge_devices(machine, wanted=devices_wanted))
+        machine = describe_machine()
+        findings.append(devices_finding(machine, requested=requested_devices))
     except RequestError as error:
         findings.append(Finding(name="devices", verdict="problem", what=str(error)))
     cuda_major, nccl = nccl_of_torch()
-    if machine is not None and (old := judge_code(machine, cuda_major=cuda_major)) is not None:
+    if (
+        machine is not None
+        and (old := compute_capability_finding(machine, cuda_major=cuda_major)) is not None
+    ):
         findings.append(old)
     findings += [
-        *judge_driver(
+        *driver_findings(
             driver=nvidia_driver(), on_bus=nvidia_devices_on_bus(), cuda_major=cuda_major,
             is_seen=machine is not None and machine.device != "cpu",
         ),
@@ -93,34 +96,34 @@ def check_machine(
     if processes is None:
         processes = 1 if machine is None else machine.count
     if (limit := processor_limit()) is not None:
-        findings.append(judge_processor_limit(limit.cores, processes=processes))
+        findings.append(cpu_limit_finding(limit.cores, processes=processes))
     if (memory := memory_limit()) is not None:
-        findings.append(judge_memory_limit(memory, needed_bytes=host_bytes))
+        findings.append(memory_limit_finding(memory, needed_bytes=host_bytes))
     findings += [
-        *([] if (shared := shared_memory_bytes()) is None else [judge_shared_memory(shared)]),
-        judge_open_files(files),
-        *([judge_locked_memory(locked)] if has_rdma else []),
-        check_disk(run_dir, kept or Checkpoint(), checkpoint_bytes=checkpoint_bytes),
+        *([] if (shared := shared_memory_bytes()) is None else [shared_memory_finding(shared)]),
+        open_files_finding(files),
+        *([locked_memory_finding(locked)] if has_rdma else []),
+        check_disk(run_dir, retention or Checkpoint(), checkpoint_bytes=checkpoint_bytes),
         *check_locks(run_dir),
         check_address(socket.gethostname()),
         *check_interface(os.environ),
     ]
     offset_s = clock_offset_s()
-    return findings if offset_s is None else [*findings, judge_clock(offset_s)]
+    return findings if offset_s is None else [*findings, clock_finding(offset_s)]
 
 
-def judge_devices(machine: Machine, *, wanted: int | None) -> Finding:
+def devices_finding(machine: Machine, *, requested: int | None) -> Finding:
     """How many devices of which kind, and whether they are enough and known."""
     each = f"{machine.name}, {format_bytes(machine.memory_bytes)}"
     if machine.device == "cpu":
         what = f"no accelerator; {machine.cores} CPU cores: {each}"
         return Finding(name="devices", verdict="ok", what=what)
     what = f"{machine.count} x {each}"
-    if wanted is not None and wanted > machine.count:
+    if requested is not None and requested > machine.count:
         return Finding(
             name="devices", verdict="problem",
-            what=f"{what}, but cluster.devices={wanted}",
-            mend=f"Use cluster.devices={machine.count}, or a machine with {wanted}.",
+            what=f"{what}, but cluster.devices={requested}",
+            mend=f"Use cluster.devices={machine.count}, or a machine with {requested}.",
         )  # fmt: skip
     if accelerator_named(machine.name) is None:
         return Finding(
@@ -131,7 +134,7 @@ def judge_devices(machine: Machine, *, wanted: int | None) -> Finding:
     return Finding(name="devices", verdict="ok", what=what)
 
 
-def judge_code(
+def compute_capability_finding(
     machine: Machine, *, cuda_major: int | None, torch: str | None = None
 ) -> Finding | None:
     """Whether the installed torch has code for an old device.
@@ -154,7 +157,7 @@ def judge_code(
     )  # fmt: skip
 
 
-def judge_driver(
+def driver_findings(
     *, driver: str | None, on_bus: int, cuda_major: int | None, is_seen: bool
 ) -> list[Finding]:
     """Whether the NVIDIA driver is there, new enough for torch's wheel, and seen by torch."""
@@ -213,7 +216,7 @@ def check_engines(engines: tuple[Engine, ...] = ENGINES) -> list[Finding]:
     return [Finding(name="packages", verdict="warning", what=w, mend=mend) for w in warnings]
 
 
-def judge_shared_memory(num_bytes: int) -> Finding:
+def shared_memory_finding(num_bytes: int) -> Finding:
     """/dev/shm: NCCL joins the devices of a node through it, and a container has 64 MiB of it."""
     what = f"/dev/shm has {format_bytes(num_bytes)}"
     if num_bytes >= GIB:
@@ -225,7 +228,7 @@ def judge_shared_memory(num_bytes: int) -> Finding:
     )  # fmt: skip
 
 
-def judge_processor_limit(limit_cores: float, *, processes: int) -> Finding:
+def cpu_limit_finding(limit_cores: float, *, processes: int) -> Finding:
     """Each process needs a core, or its device waits for the next thing to do."""
     what = f"{limit_cores:g} cores for {processes} process{'es' if processes > 1 else ''}"
     if limit_cores >= processes:
@@ -239,7 +242,7 @@ def judge_processor_limit(limit_cores: float, *, processes: int) -> Finding:
     )  # fmt: skip
 
 
-def judge_memory_limit(limit: MemoryLimit, *, needed_bytes: int | None) -> Finding:
+def memory_limit_finding(limit: MemoryLimit, *, needed_bytes: int | None) -> Finding:
     """The memory of a container or job step, where the kernel kills a process that needs more."""
     what = f"{format_bytes(limit.bytes)}, of control group {limit.group}"
     if needed_bytes is None:
@@ -254,7 +257,7 @@ def judge_memory_limit(limit: MemoryLimit, *, needed_bytes: int | None) -> Findi
     )  # fmt: skip
 
 
-def judge_open_files(limit: int) -> Finding:
+def open_files_finding(limit: int) -> Finding:
     """Data shards, checkpoint files and connections of all ranks are open files."""
     if limit == resource.RLIM_INFINITY or limit >= 4096:
         shown = "no limit" if limit == resource.RLIM_INFINITY else f"{limit:,} a process"
@@ -266,7 +269,7 @@ def judge_open_files(limit: int) -> Finding:
     )  # fmt: skip
 
 
-def judge_locked_memory(limit: int) -> Finding:
+def locked_memory_finding(limit: int) -> Finding:
     """EFA and InfiniBand register memory, which locks it."""
     if limit == resource.RLIM_INFINITY or limit >= 16 * GIB:
         return Finding(name="locked memory", verdict="ok", what="enough for EFA and InfiniBand")
@@ -317,7 +320,7 @@ def check_interface(environ: Mapping[str, str]) -> list[Finding]:
     return [Finding(name=name, verdict="problem", what=what, mend=f"Unset{remedy}")]
 
 
-def judge_clock(offset_s: float) -> Finding:
+def clock_finding(offset_s: float) -> Finding:
     """AWS refuses requests that are signed 5 minutes off; nodes compare times of files."""
     what = f"{abs(offset_s):.3g} s {'behind' if offset_s > 0 else 'ahead of'} the time server"
     mend = "Start chrony or systemd-timesyncd."

@@ -17,17 +17,17 @@ from shardyard.config.inspection import inspect_folder
 from shardyard.config.model.source import (
     config_content,
     model_folder,
-    network_if_known,
-    shape_if_known,
+    network_or_none,
+    shape_or_none,
 )
 from shardyard.config.paths import is_folder
 from shardyard.config.rules.custom_module import generic_type
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.sources import is_name, is_remote
 from shardyard.doctor.finding import Finding
-from shardyard.doctor.storage import GIB, checkpoint_room, nearest_folder
+from shardyard.doctor.storage import GIB, checkpoint_space, nearest_folder
 from shardyard.errors import ShardyardError
-from shardyard.file_faults import why_broken_link, why_no_content
+from shardyard.file_faults import broken_link_error, content_error
 from shardyard.units import format_bytes
 
 _NEVER_EMPTY = (".safetensors", ".json", ".parquet", ".gz", ".bz2", ".zst", ".h5", ".tar", ".tgz")
@@ -53,7 +53,7 @@ def check_paths(
     if recipe.model.hub is not None:
         places["model.dir"] = Path(recipe.model.dir or runs / "models")
     found += [_writing(setting, place) for setting, place in places.items()]
-    return [*found, _room(where, runs, recipe, checkpoint_bytes)]
+    return [*found, _space_finding(where, runs, recipe, checkpoint_bytes)]
 
 
 def _mounts(mounts: Iterable[str]) -> Iterator[Finding]:
@@ -72,7 +72,7 @@ def _model(recipe: Recipe) -> Iterator[Finding]:
     if model.path is None:
         return
     folder = Path(model.path)
-    why = _why_unread(folder)
+    why = _unreadable_reason(folder)
     if why is not None:
         yield _unreadable("model.path", str(folder), why)
         return
@@ -93,14 +93,14 @@ def _inspect(recipe: Recipe, folder: Path | None) -> None:
     """
     if folder is None:
         return
-    network_if_known(recipe, folder)
+    network_or_none(recipe, folder)
     config = folder / "config.json"
     is_generic = config.is_file() and generic_type(config_content(str(config)), str(config))
-    shape = None if is_generic else shape_if_known(recipe, folder, recipe.data.vocab_size)
+    shape = None if is_generic else shape_or_none(recipe, folder, recipe.data.vocab_size)
     inspect_folder(recipe, folder, shape)
 
 
-def data_problems(recipe: Recipe) -> list[Finding]:
+def check_data_sources(recipe: Recipe) -> list[Finding]:
     """Files of data.source on this machine that cannot be read, or hold something else."""
     return [finding for finding in _data(recipe) if finding.verdict == "problem"]
 
@@ -111,7 +111,7 @@ def _data(recipe: Recipe) -> Iterator[Finding]:
             continue
         path = Path(entry)
         if not is_pattern(entry):
-            why = _why_unread(path)
+            why = _unreadable_reason(path)
             if why is not None:
                 yield _unreadable(setting, entry, why)
                 continue
@@ -126,25 +126,25 @@ def _tokenizer(recipe: Recipe) -> Iterator[Finding]:
     if not is_folder(tokenizer):
         return
     file = Path(tokenizer) / "tokenizer.json"
-    why = _why_unread(file)
+    why = _unreadable_reason(file)
     if why is not None:
         yield _unreadable("data.tokenizer", str(file), why)
     else:
         yield Finding(name="data.tokenizer", verdict="ok", what=f"{file} can be read")
 
 
-def _opened(setting: str, place: str, paths: Iterable[Path]) -> Finding:
+def _opened(setting: str, location: str, paths: Iterable[Path]) -> Finding:
     """Open what is there, as far as it is files, and list what is folders."""
     count = 0
     for path in islice(paths, _MOST_FILES):
-        why = _why_unread(path)
+        why = _unreadable_reason(path)
         if why is not None:
-            return _unreadable(setting, place, f"{path}: {why}")
+            return _unreadable(setting, location, f"{path}: {why}")
         count += not path.is_dir()
     if not count:
-        return _unreadable(setting, place, "there is no file in it")
+        return _unreadable(setting, location, "there is no file in it")
     most = " or more" if count >= _MOST_FILES else ""
-    what = f"{place}: {count}{most} file{'s' * (count > 1)} can be read"
+    what = f"{location}: {count}{most} file{'s' * (count > 1)} can be read"
     return Finding(name=setting, verdict="ok", what=what)
 
 
@@ -155,15 +155,15 @@ def _below(folder: Path) -> Iterator[Path]:
         yield from (Path(root) / name for name in (*files, *folders))
 
 
-def _unreadable(setting: str, place: str, why: str) -> Finding:
-    what = f"={place}: {why}" if place not in why else f"={why}"
+def _unreadable(setting: str, location: str, reason: str) -> Finding:
+    what = f"={location}: {reason}" if location not in reason else f"={reason}"
     return Finding(
         name=setting, verdict="problem", what=f"{setting}{what}, as {_user()}",
         mend="Bring it there, give another path, or let its owner open it to this user.",
     )  # fmt: skip
 
 
-def _why_unread(path: Path) -> str | None:
+def _unreadable_reason(path: Path) -> str | None:
     """Why this user cannot read a file or list a folder; None: it can."""
     try:
         if path.is_dir():
@@ -172,9 +172,9 @@ def _why_unread(path: Path) -> str | None:
         else:
             with path.open("rb") as file:
                 file.read(1)
-        return why_no_content(path, is_text=path.suffix not in _NEVER_EMPTY)
+        return content_error(path, is_text=path.suffix not in _NEVER_EMPTY)
     except FileNotFoundError:
-        return why_broken_link(path) or "nothing is there"
+        return broken_link_error(path) or "nothing is there"
     except NotADirectoryError:
         return "it leads through a file"
     except PermissionError:
@@ -209,7 +209,7 @@ def _writing(setting: str, folder: Path) -> Finding:
     return Finding(name=setting, verdict="ok", what=f"{where} can be written by {_user()}")
 
 
-def _unwritable(setting: str, where: str, there: Path, error: OSError) -> Finding:
+def _unwritable(setting: str, where: str, existing: Path, error: OSError) -> Finding:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         why, mend = "it is full", f"Free some room, or choose another place with {setting}."
     elif error.errno == errno.EROFS:
@@ -218,7 +218,7 @@ def _unwritable(setting: str, where: str, there: Path, error: OSError) -> Findin
             "Mount it writable: what a run makes lies there.",
         )
     elif error.errno in (errno.EACCES, errno.EPERM):
-        state = there.stat()
+        state = existing.stat()
         why = (
             f"{_user()} may not write there; it belongs to user {state.st_uid} and group "
             f"{state.st_gid}, mode {state.st_mode & 0o7777:04o}"
@@ -229,10 +229,12 @@ def _unwritable(setting: str, where: str, there: Path, error: OSError) -> Findin
     return Finding(name=setting, verdict="problem", what=f"{setting}={where}: {why}", mend=mend)
 
 
-def _room(setting: str, runs: Path, recipe: Recipe, checkpoint_bytes: int | None) -> Finding:
+def _space_finding(
+    setting: str, runs: Path, recipe: Recipe, checkpoint_bytes: int | None
+) -> Finding:
     there = nearest_folder(runs)
     try:
-        room = checkpoint_room(there, recipe.checkpoint, checkpoint_bytes=checkpoint_bytes)
+        room = checkpoint_space(there, recipe.checkpoint, checkpoint_bytes=checkpoint_bytes)
     except OSError as error:
         what = f"room on {there} is not known: {error.strerror}"
         return Finding(name="room", verdict="warning", what=what, mend="See that it is mounted.")

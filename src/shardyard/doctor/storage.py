@@ -31,13 +31,13 @@ def free_bytes_of(folder: Path) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointRoom:
+class CheckpointSpace:
     """Room for the checkpoints of a run in the folder where they will be."""
 
     free_bytes: int
     checkpoint_bytes: int | None
     """Of one; None: not known."""
-    kept: int
+    retained: int
     """Checkpoints that the run keeps."""
     written: int = 0
     """Of these, the ones that are there already."""
@@ -45,7 +45,7 @@ class CheckpointRoom:
     @property
     def count(self) -> int:
         """Most at a time: the oldest goes once the new one is durable."""
-        return self.kept + 1
+        return self.retained + 1
 
     @property
     def needed_bytes(self) -> int:
@@ -74,9 +74,9 @@ class CheckpointRoom:
         )
 
 
-def checkpoint_room(
-    folder: Path, kept: Checkpoint, *, checkpoint_bytes: int | None, written: int = 0
-) -> CheckpointRoom | None:
+def checkpoint_space(
+    folder: Path, retention: Checkpoint, *, checkpoint_bytes: int | None, written: int = 0
+) -> CheckpointSpace | None:
     """Compare the room of a folder with what a run keeps there.
 
     Returns:
@@ -88,16 +88,16 @@ def checkpoint_room(
     there = nearest_folder(folder)
     if not os.statvfs(there).f_blocks:
         return None
-    return CheckpointRoom(
+    return CheckpointSpace(
         free_bytes=free_bytes_of(there),
         checkpoint_bytes=checkpoint_bytes,
-        kept=kept.keep_last + kept.keep_best,
+        retained=retention.keep_last + retention.keep_best,
         written=written,
     )
 
 
-def check_room(
-    run_dir: Path, kept: Checkpoint, *, checkpoint_bytes: int, written: int
+def check_space(
+    run_dir: Path, retention: Checkpoint, *, checkpoint_bytes: int, written: int
 ) -> str | None:
     """Warn where the checkpoints that a run keeps do not fit; None: they fit.
 
@@ -105,7 +105,9 @@ def check_room(
         StorageError: Not even one fits: all of the training would be lost.
     """
     try:
-        room = checkpoint_room(run_dir, kept, checkpoint_bytes=checkpoint_bytes, written=written)
+        room = checkpoint_space(
+            run_dir, retention, checkpoint_bytes=checkpoint_bytes, written=written
+        )
     except OSError:
         return None  # whoever writes there says so
     if room is None or not room.is_short:
@@ -148,7 +150,9 @@ def check_locks(run_dir: Path) -> list[Finding]:
     ]
 
 
-def check_disk(run_dir: Path, kept: Checkpoint, *, checkpoint_bytes: int | None = None) -> Finding:
+def check_disk(
+    run_dir: Path, retention: Checkpoint, *, checkpoint_bytes: int | None = None
+) -> Finding:
     """Room and measured speed of the place where runs will be."""
     folder = nearest_folder(run_dir)
     try:
@@ -159,25 +163,25 @@ def check_disk(run_dir: Path, kept: Checkpoint, *, checkpoint_bytes: int | None 
             what=f"{folder} cannot be written: {error.strerror}",
             mend="Make it yours, or choose another with run.dir.",
         )  # fmt: skip
-    room = checkpoint_room(folder, kept, checkpoint_bytes=checkpoint_bytes)
+    room = checkpoint_space(folder, retention, checkpoint_bytes=checkpoint_bytes)
     if room is None:
         return Finding(name="run folder", verdict="ok", what=f"{folder} can be written")
-    return judge_disk(folder, room, bytes_per_s=speed)
+    return disk_finding(folder, room, bytes_per_s=speed)
 
 
-def judge_disk(folder: Path, room: CheckpointRoom, *, bytes_per_s: float) -> Finding:
+def disk_finding(folder: Path, space: CheckpointSpace, *, bytes_per_s: float) -> Finding:
     """Whether the checkpoints fit, and can be written in reasonable time."""
-    what = f"{folder}: {format_bytes(room.free_bytes)} free, writes {format_bytes(bytes_per_s)}/s"
-    if room.is_short or room.free_bytes < GIB:
+    what = f"{folder}: {format_bytes(space.free_bytes)} free, writes {format_bytes(bytes_per_s)}/s"
+    if space.is_short or space.free_bytes < GIB:
         return Finding(
             name="run folder", verdict="problem",
-            what=what + (f", but {room.words}" if room.words else ""),
+            what=what + (f", but {space.words}" if space.words else ""),
             mend="Free some, choose another place with run.dir, or lower checkpoint.keep_last.",
         )  # fmt: skip
-    if not room.checkpoint_bytes:
+    if not space.checkpoint_bytes:
         return Finding(name="run folder", verdict="ok", what=what)
-    seconds = room.checkpoint_bytes / bytes_per_s
-    size = format_bytes(room.checkpoint_bytes)
+    seconds = space.checkpoint_bytes / bytes_per_s
+    size = format_bytes(space.checkpoint_bytes)
     what += f"; a checkpoint of {size} takes {format_seconds(seconds)}"
     if seconds > 600:
         return Finding(

@@ -16,13 +16,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from shardyard.drill.case_state import Missed, Scene
+from shardyard.drill.case_state import CaseState, MissedInjection
 from shardyard.drill.faults import Fault
 from shardyard.drill.network import clock_of, network_of
-from shardyard.drill.observations import Before, Bits, Ended, Facts, compare_bits, read_left_in
-from shardyard.drill.recipe import Drilled
+from shardyard.drill.observations import (
+    Baseline,
+    BitDiff,
+    CommandExit,
+    RunObservations,
+    compare_bits,
+    read_observations,
+)
+from shardyard.drill.recipe import DrillRecipe
 from shardyard.drill.sandbox import mount_own, unmount
-from shardyard.drill.scene import Marked
+from shardyard.drill.scene import TaggedProcesses
 from shardyard.errors import RequestError
 from shardyard.io.polling import wait_for
 from shardyard.python_program import python_program
@@ -43,7 +50,7 @@ _EARLY, _MIDDLE = (0.1, 0.2), (0.35, 0.6)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class DrillWorkspace:
     """Where the runs of a drill are, and how long it waits for one."""
 
     folder: Path
@@ -54,7 +61,7 @@ class Place:
     def runs(self) -> Path:
         return self.folder / "runs"
 
-    def refuse_used(self) -> None:
+    def check_unused(self) -> None:
         """Raise where another drill has been.
 
         Raises:
@@ -71,17 +78,17 @@ class Place:
 class Commands:
     """The commands of one run of a drill, and all that they leave running."""
 
-    place: Place
-    drilled: Drilled
+    workspace: DrillWorkspace
+    drilled: DrillRecipe
     run: RunDir
     scratch: Path
     faults: str
     """``SHARDYARD_FAULTS`` of the first command."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Of all commands, beside what they inherit."""
-    marked: Marked = field(default_factory=Marked)
-    ends: list[Ended] = field(default_factory=list)
-    given_up: str = ""
+    marked: TaggedProcesses = field(default_factory=TaggedProcesses)
+    ends: list[CommandExit] = field(default_factory=list)
+    abort_reason: str = ""
     _at_start: list[int] = field(default_factory=list)
 
     @contextmanager
@@ -90,7 +97,7 @@ class Commands:
 
         Whatever happens, nothing of it runs behind the block.
         """
-        log = self.place.folder / "talk" / f"{self.run.run_id}-{len(self.ends)}.txt"
+        log = self.workspace.folder / "talk" / f"{self.run.run_id}-{len(self.ends)}.txt"
         log.parent.mkdir(parents=True, exist_ok=True)
         environment = {
             **os.environ, **self.environment, **self.marked.environment,
@@ -118,7 +125,7 @@ class Commands:
             code = process.wait()
             text = log.read_text(errors="replace").strip()
             self.ends.append(
-                Ended(
+                CommandExit(
                     command=" ".join(["shardyard", words[0]]),
                     t=ended_t[0] if ended_t else time.time(),
                     exit_code=code,
@@ -130,31 +137,31 @@ class Commands:
         """Until all has ended, or nothing has happened for the patience of the drill."""
         self._wait(is_over)
         if not is_over():
-            self.given_up = (
-                f"nothing happened for {self.place.patience_s:g} s: the drill ended the run"
+            self.abort_reason = (
+                f"nothing happened for {self.workspace.patience_s:g} s: the drill ended the run"
             )
 
-    def wait_for_step(self, step: int, is_over: Callable[[], bool], scene: Scene) -> bool:
+    def wait_for_step(self, step: int, is_over: Callable[[], bool], state: CaseState) -> bool:
         """Until a step is done; False: the run is over, or stands still, before it."""
-        self._wait(lambda: scene.last_step() >= step or is_over())
-        return scene.last_step() >= step
+        self._wait(lambda: state.last_step() >= step or is_over())
+        return state.last_step() >= step
 
     def _wait(self, is_so: Callable[[], bool]) -> None:
         """Until it is so, or nothing happens any more; a start may take longer."""
         seen, since_s = self._progress(), time.monotonic()
 
-        def look() -> bool:
+        def is_done() -> bool:
             nonlocal seen, since_s
             if is_so():
                 return True
             if (now := self._progress()) != seen:
                 seen, since_s = now, time.monotonic()
             quiet_s = time.monotonic() - since_s
-            if quiet_s <= self.place.patience_s:
+            if quiet_s <= self.workspace.patience_s:
                 return False
-            return quiet_s > _START * self.place.patience_s or not self._is_starting()
+            return quiet_s > _START * self.workspace.patience_s or not self._is_starting()
 
-        wait_for(look, every_s=_POLL_S)
+        wait_for(is_done, every_s=_POLL_S)
 
     def _is_starting(self) -> bool:
         """Whether processes are being started: by the command, or by a supervisor once more."""
@@ -167,25 +174,25 @@ class Commands:
         return [path.stat().st_size if path.is_file() else -1 for path in files]
 
 
-def run_twin(drilled: Drilled, place: Place) -> Facts:
+def run_reference(drilled: DrillRecipe, workspace: DrillWorkspace) -> RunObservations:
     """The run that nothing disturbs, by which all others are judged; its checkpoints stay."""
-    return run_case(drilled, place, fault=None, name="twin", number=0, seed=0)
+    return run_case(drilled, workspace, fault=None, name="twin", number=0, seed=0)
 
 
-def run_of(place: Place, name: str, number: int) -> RunDir:
+def run_of(workspace: DrillWorkspace, name: str, number: int) -> RunDir:
     """Where a case is."""
-    return RunDir(place.runs / f"{name}-{number}")
+    return RunDir(workspace.runs / f"{name}-{number}")
 
 
 def run_case(
-    drilled: Drilled, place: Place, *, fault: Fault | None, name: str, number: int, seed: int,
-    twin: Facts | None = None,
-) -> Facts:  # fmt: skip
+    drilled: DrillRecipe, workspace: DrillWorkspace, *, fault: Fault | None, name: str, number: int, seed: int,
+    reference: RunObservations | None = None,
+) -> RunObservations:  # fmt: skip
     """Run the recipe once, with one fault or none, and read what it left.
 
     Args:
         number: Of the repetitions of this fault.
-        twin: What the run that nothing disturbed has left.
+        reference: What the run that nothing disturbed has left.
         seed: Of the moment and the target.
     """
     draw = random.Random(f"{seed} {name} {number}")
@@ -195,28 +202,33 @@ def run_case(
     step = max(3, round(share * drilled.steps))
     with tempfile.TemporaryDirectory(prefix="drill-") as scratch:  # short: sockets are made in it
         case = Commands(
-            place=place, drilled=drilled, run=run_of(place, name, number),
+            workspace=workspace, drilled=drilled, run=run_of(workspace, name, number),
             scratch=Path(scratch), faults=_inside(fault, step=step, rank=rank),
         )  # fmt: skip
-        before = Before()
-        scene = Scene(
+        before = Baseline()
+        scene = CaseState(
             run=case.run, marked=case.marked, scratch=case.scratch, draw=draw, rank=rank,
             node=rank // drilled.devices, devices=drilled.devices, is_launched=drilled.nodes > 1,
-            within_s=place.patience_s,
+            within_s=workspace.patience_s,
         )  # fmt: skip
-        with _own_disk(fault, scene), _surroundings(fault, scene, drilled.nodes) as environment:
+        with (
+            _own_disk(fault, scene),
+            _fault_environment(fault, scene, drilled.nodes) as environment,
+        ):
             case.environment = environment
             struck = _break(case, scene, fault, step=step)
             resumes = _resume(case, scene, fault)
-            facts = Facts(
+            facts = RunObservations(
                 fault=name, number=number, seed=seed, rank=scene.rank, node=scene.node,
                 asked_step=step, **struck, notes=scene.notes, ends=tuple(case.ends),
-                resumes=resumes, given_up=case.given_up,
-                left=before.left(case.run, case.marked, case.scratch), **read_left_in(case.run),
+                resumes=resumes, given_up=case.abort_reason,
+                left=before.leftovers(case.run, case.marked, case.scratch), **read_observations(case.run),
             )  # fmt: skip
-            if twin is not None:
-                facts = replace(facts, bits=_bits(facts, twin, run_of(place, "twin", 0), case.run))
-    if twin is not None:
+            if reference is not None:
+                facts = replace(
+                    facts, bits=_bits(facts, reference, run_of(workspace, "twin", 0), case.run)
+                )
+    if reference is not None:
         forget_checkpoints(case.run)
     return facts
 
@@ -226,16 +238,18 @@ def forget_checkpoints(run: RunDir) -> None:
     shutil.rmtree(run.checkpoints, ignore_errors=True)
 
 
-def _bits(facts: Facts, twin: Facts, undisturbed: RunDir, run: RunDir) -> Bits | None:
+def _bits(
+    observations: RunObservations, reference: RunObservations, undisturbed: RunDir, run: RunDir
+) -> BitDiff | None:
     """Beside the twin, where files alone do not say it: those of other ranks are cut otherwise."""
-    is_same = (facts.losses, facts.digests) == (twin.losses, twin.digests)
-    return compare_bits(undisturbed, run) if facts.digests and not is_same else None
+    is_same = (observations.losses, observations.digests) == (reference.losses, reference.digests)
+    return compare_bits(undisturbed, run) if observations.digests and not is_same else None
 
 
 @contextmanager
-def _own_disk(fault: Fault | None, scene: Scene) -> Iterator[None]:
+def _own_disk(fault: Fault | None, state: CaseState) -> Iterator[None]:
     """A file system for what the fault fills; what was on it goes with it."""
-    places = {"run": scene.run.path, "scratch": scene.scratch}
+    places = {"run": state.run.path, "scratch": state.scratch}
     folder = None if fault is None or fault.own_disk is None else places.get(fault.own_disk)
     if folder is None:  # /dev/shm is one already
         yield
@@ -248,13 +262,15 @@ def _own_disk(fault: Fault | None, scene: Scene) -> Iterator[None]:
 
 
 @contextmanager
-def _surroundings(fault: Fault | None, scene: Scene, nodes: int) -> Iterator[Mapping[str, str]]:
+def _fault_environment(
+    fault: Fault | None, state: CaseState, nodes: int
+) -> Iterator[Mapping[str, str]]:
     """What the nodes are put on, for the fault to break it; yields what the run is told of it."""
     if fault is not None and fault.needs_network:
-        with network_of(nodes) as scene.network:
-            yield scene.network.environment
+        with network_of(nodes) as state.network:
+            yield state.network.environment
     elif fault is not None and fault.needs_clock:
-        with clock_of(nodes) as (scene.clock, environment):
+        with clock_of(nodes) as (state.clock, environment):
             yield environment
     else:
         yield {}
@@ -273,40 +289,40 @@ def _inside(fault: Fault | None, *, step: int, rank: int) -> str:
     return f"{fault.inside}@{step}" + ("" if fault.is_everywhere else f":{rank}")
 
 
-def _break(case: Commands, scene: Scene, fault: Fault | None, *, step: int) -> dict[str, Any]:
+def _break(case: Commands, state: CaseState, fault: Fault | None, *, step: int) -> dict[str, Any]:
     """Start the run, let the fault strike, wait for the end. Returns when it struck, or why not."""
-    words = ("launch", "--on", "local", "--yes", "--force") if scene.is_launched else ("train",)
+    words = ("launch", "--on", "local", "--yes", "--force") if state.is_launched else ("train",)
     struck_t, missed = None, ""
-    asked = (*words, *case.drilled.of(case.place.runs, case.run.run_id))
+    asked = (*words, *case.drilled.of(case.workspace.runs, case.run.run_id))
     with case.started(asked, faults=case.faults) as is_over:
         if fault is not None and fault.strike is not None:
             try:
-                if not case.wait_for_step(step - 1, is_over, scene):
-                    raise Missed(f"the run did not reach step {step}")
-                scene.aim(at_node=fault.node is not None)
+                if not case.wait_for_step(step - 1, is_over, state):
+                    raise MissedInjection(f"the run did not reach step {step}")
+                state.aim(at_node=fault.node is not None)
                 struck_t = time.time()
-                fault.strike(scene)
-                struck_t = scene.struck_t or struck_t
-            except Missed as why:
+                fault.strike(state)
+                struck_t = state.injected_t or struck_t
+            except MissedInjection as why:
                 struck_t, missed = None, str(why)
         case.wait_for_end(is_over)
     if fault is not None and fault.inside:
-        line = scene.struck()
+        line = state.injection_line()
         struck_t, missed = (line["t"], "") if line else (None, "no rank said that it struck")
     return {"struck_t": struck_t, "missed": missed}
 
 
-def _resume(case: Commands, scene: Scene, fault: Fault | None) -> int:
+def _resume(case: Commands, state: CaseState, fault: Fault | None) -> int:
     """Do what a person would: mend what is broken, and resume until the run has finished."""
-    if fault is not None and fault.mend is not None:
-        fault.mend(scene)
+    if fault is not None and fault.repair is not None:
+        fault.repair(state)
     resumes = 0
-    while not case.given_up and not _has_finished(case.run) and resumes < _MOST_RESUMES:
+    while not case.abort_reason and not _has_finished(case.run) and resumes < _MOST_RESUMES:
         if not case.run.recipe.is_file():
             break  # it never began: the first command's words say why
         resumes += 1
         words = ["resume", str(case.run.path)]
-        words += ["--yes", "--force"] if scene.is_launched else []
+        words += ["--yes", "--force"] if state.is_launched else []
         with case.started(words) as is_over:
             case.wait_for_end(is_over)
     return resumes

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shardyard.drill.network import Network
-from shardyard.drill.sandbox import MovedClock
-from shardyard.drill.scene import Marked, parent_of, words_of
+from shardyard.drill.network import DrillNetwork
+from shardyard.drill.sandbox import SkewedClock
+from shardyard.drill.scene import TaggedProcesses, parent_of, words_of
 from shardyard.io.files import parse_json
 from shardyard.io.polling import wait_for
 from shardyard.rundir.contracts import FAULT_MARK
@@ -20,16 +20,16 @@ from shardyard.rundir.layout import RunDir
 _POLL_S = 0.005
 
 
-class Missed(Exception):  # noqa: N818  not an error
+class MissedInjection(Exception):  # noqa: N818  not an error
     """What a fault wanted to strike never came, or was gone before it struck."""
 
 
 @dataclass
-class Scene:
+class CaseState:
     """A case under way, its target chosen."""
 
     run: RunDir
-    marked: Marked
+    marked: TaggedProcesses
     scratch: Path
     """TMPDIR of all its processes."""
     draw: random.Random
@@ -43,11 +43,11 @@ class Scene:
     """Whether a supervisor has started the nodes, and no command line waits for them."""
     within_s: float
     """Longest wait for a moment to strike at."""
-    network: Network | None = None
+    network: DrillNetwork | None = None
     """Between the nodes, of a fault that needs one."""
-    clock: MovedClock | None = None
+    clock: SkewedClock | None = None
     """Of the target's node, of a fault that moves it."""
-    struck_t: float | None = None
+    injected_t: float | None = None
     """Unix seconds of the blow; None: it was that at which the fault began."""
     notes: dict[str, Any] = field(default_factory=dict)
     """What an injection wants to be known of it: goes into the result."""
@@ -70,7 +70,7 @@ class Scene:
                 self.node = int(words[words.index("--node-rank") + 1])
                 if self.node == wanted or not at_node:
                     return
-        raise Missed(f"node {wanted} had ended")
+        raise MissedInjection(f"node {wanted} had ended")
 
     def events(self, *kinds: str) -> list[dict[str, Any]]:
         """Events so far, of these kinds."""
@@ -95,28 +95,30 @@ class Scene:
     @property
     def worker(self) -> int:
         """Process of the target rank."""
-        return self._found(self.workers().get(self.rank), f"rank {self.rank}")
+        return self._require_alive(self.workers().get(self.rank), f"rank {self.rank}")
 
     @property
     def fork_server(self) -> int:
         """Of the target's node."""
-        return self._found(parent_of(self.worker), "the fork server")
+        return self._require_alive(parent_of(self.worker), "the fork server")
 
     @property
     def agent(self) -> int:
         """Of the target's node."""
-        return self._found(parent_of(self.fork_server), "the agent")
+        return self._require_alive(parent_of(self.fork_server), "the agent")
 
     @property
     def above_agent(self) -> int:
         """What started that agent: the command line, or the node's program."""
-        return self._found(parent_of(self.agent), "what started the agent")
+        return self._require_alive(parent_of(self.agent), "what started the agent")
 
     @property
     def top(self) -> int:
         """Above all: the command line, or the supervisor of the nodes of a local job."""
         above = self.above_agent
-        return self._found(parent_of(above), "the supervisor") if self.is_launched else above
+        return (
+            self._require_alive(parent_of(above), "the supervisor") if self.is_launched else above
+        )
 
     def kill(self, pid: int, number: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal to a process of this case.
@@ -126,41 +128,41 @@ class Scene:
         """
         now_t = time.time()
         if not self.marked.signal(pid, number):
-            raise Missed(f"process {pid} had ended")
-        self.struck_t = self.struck_t or now_t
+            raise MissedInjection(f"process {pid} had ended")
+        self.injected_t = self.injected_t or now_t
 
-    def wait(self, look: Callable[[], Any], what: str) -> Any:
+    def wait(self, condition: Callable[[], Any], what: str) -> Any:
         """Wait for a moment.
 
         Raises:
             Missed: It did not come before the run was over.
         """
         found = wait_for(
-            lambda: look() or (not self.marked.pids() and "over") or None,
+            lambda: condition() or (not self.marked.pids() and "over") or None,
             every_s=_POLL_S, within_s=self.within_s,
         )  # fmt: skip
         if not found or found == "over":
-            raise Missed(f"{what} did not come")
+            raise MissedInjection(f"{what} did not come")
         return found
 
-    def wait_closely(self, look: Callable[[], bool], what: str) -> None:
+    def wait_closely(self, condition: Callable[[], bool], what: str) -> None:
         """Wait for a moment of less than a millisecond, with all of a processor.
 
         Raises:
             Missed: It did not come in time.
         """
         deadline_s = time.monotonic() + self.within_s
-        while not look():
+        while not condition():
             if time.monotonic() > deadline_s:
-                raise Missed(f"{what} did not come")
+                raise MissedInjection(f"{what} did not come")
 
     def wait_until_gone(self, pid: int, what: str) -> None:
         """Wait for the end of a process of this case; the others may end with it."""
         wait_for(lambda: not self.marked.has(pid), every_s=_POLL_S, within_s=self.within_s)
         if self.marked.has(pid):
-            raise Missed(f"{what} did not end")
+            raise MissedInjection(f"{what} did not end")
 
-    def struck(self) -> dict[str, Any] | None:
+    def injection_line(self) -> dict[str, Any] | None:
         """The line with which a worker said that it makes a fault now."""
         return next(self._marked_lines(), None)
 
@@ -170,9 +172,9 @@ class Scene:
                 if line.startswith(FAULT_MARK) and line.endswith("}"):
                     yield parse_json(line.removeprefix(FAULT_MARK))
 
-    def _found(self, pid: int | None, what: str) -> int:
+    def _require_alive(self, pid: int | None, what: str) -> int:
         if pid is None or not self.marked.has(pid):
-            raise Missed(f"{what} had ended")
+            raise MissedInjection(f"{what} had ended")
         return pid
 
 

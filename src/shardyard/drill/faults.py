@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shardyard.drill import injectors
-from shardyard.drill.case_state import Scene
-from shardyard.drill.network import why_no_network
-from shardyard.drill.recipe import Drilled
-from shardyard.drill.sandbox import why_not_apart
+from shardyard.drill.case_state import CaseState
+from shardyard.drill.network import no_network_reason
+from shardyard.drill.recipe import DrillRecipe
+from shardyard.drill.sandbox import no_namespaces_reason
 
 BY_COMMAND = "answer"
 """Stands among kinds of events for the last words of the command line, of a run that ended."""
@@ -18,7 +18,7 @@ _FEWEST_REPLICAS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Named:
+class ExpectedReport:
     """What a run must say of a fault, to have understood it."""
 
     kinds: tuple[str, ...]
@@ -35,18 +35,18 @@ class Fault:
 
     what: str
     """What happens, in a few words."""
-    how: str
+    method: str
     """How it is made to happen."""
     acts_on: Literal["rank", "node", "run", "machine"]
-    named: Named | None
+    named: ExpectedReport | None
     """None: nothing has to be noticed; the run must go on as if nothing had happened."""
-    strike: Callable[[Scene], None] | None = None
+    strike: Callable[[CaseState], None] | None = None
     """From outside, at the step of the fault. None: the worker does it by itself."""
     inside: str = ""
     """Of a fault that a worker makes: its kind in ``SHARDYARD_FAULTS``."""
     is_everywhere: bool = False
     """Of such a fault: whether on all ranks."""
-    mend: Callable[[Scene], None] | None = None
+    repair: Callable[[CaseState], None] | None = None
     """What a person would do before the run is resumed."""
     own_disk: Literal["run", "scratch", "shared memory"] | None = None
     """What has to be a file system of the case's own."""
@@ -61,30 +61,30 @@ class Fault:
     """Whether it is seen where ranks compare a weight that each of them holds, and only there."""
     node: Literal["first", "last"] | None = None
     """The node that is the target; None: any rank is."""
-    fewest_steps: int = 1
+    min_steps: int = 1
     """Of the run, for the fault to be told before its end."""
-    fewest_nodes: int = 1
-    most_nodes: int = 10**6
+    min_nodes: int = 1
+    max_nodes: int = 10**6
     is_early: bool = False
     """Whether it takes many steps to be noticed, and strikes near the beginning."""
 
-    def why_not(self, drilled: Drilled) -> str:
+    def impossible_reason(self, drilled: DrillRecipe) -> str:
         """Why it is not possible with this recipe, on this machine; empty: it is."""
-        if drilled.nodes < self.fewest_nodes:
+        if drilled.nodes < self.min_nodes:
             return f"the recipe has {drilled.nodes} node; cluster.nodes=2 launches two here"
-        if drilled.nodes > self.most_nodes:
+        if drilled.nodes > self.max_nodes:
             return f"of a run on one node; this one has {drilled.nodes}"
-        if drilled.steps < self.fewest_steps:
-            return f"it is told after some 8 s; --steps {self.fewest_steps} leaves room"
-        if self.needs_spare_node and drilled.fewest_nodes >= drilled.nodes:
+        if drilled.steps < self.min_steps:
+            return f"it is told after some 8 s; --steps {self.min_steps} leaves room"
+        if self.needs_spare_node and drilled.min_nodes >= drilled.nodes:
             return f"the run needs all {drilled.nodes} nodes; elastic.min_nodes lets it go on"
         if self.needs_snapshots and not drilled.takes_snapshots:
             return "the recipe takes none; elastic.snapshot_every=2 takes one every two steps"
-        if self.needs_replicas and (why := _why_no_comparison(drilled)):
+        if self.needs_replicas and (why := _no_comparison_reason(drilled)):
             return why
-        if self.own_disk and (why := why_not_apart()):
+        if self.own_disk and (why := no_namespaces_reason()):
             return f"it needs file systems of its own: {why}"
-        return why_no_network() if self.needs_network else ""
+        return no_network_reason() if self.needs_network else ""
 
     @property
     def needs_namespaces(self) -> str:
@@ -94,7 +94,7 @@ class Fault:
         return "networks" if self.needs_network else ""
 
 
-def _why_no_comparison(drilled: Drilled) -> str:
+def _no_comparison_reason(drilled: DrillRecipe) -> str:
     """Why ranks cannot tell whose weight is wrong; empty: they can."""
     if not drilled.checks_bits:
         return "nothing looks for it; elastic.check_bits_every=5 does, every five steps"
@@ -109,205 +109,207 @@ def _why_no_comparison(drilled: Drilled) -> str:
 # --- the table ----------------------------------------------------------------------------------
 
 
-def _lost(words: str) -> Named:
-    return Named(kinds=("worker_lost",), words=words, who="rank")
+def _lost(words: str) -> ExpectedReport:
+    return ExpectedReport(kinds=("worker_lost",), words=words, who="rank")
 
 
-def _hung(words: str) -> Named:
-    return Named(kinds=("worker_hung",), words=words, who="rank")
+def _hung(words: str) -> ExpectedReport:
+    return ExpectedReport(kinds=("worker_hung",), words=words, who="rank")
 
 
 FAULTS: Mapping[str, Fault] = {
     "sigkill": Fault(
         what="a rank is killed",
-        how="SIGKILL to its process",
+        method="SIGKILL to its process",
         acts_on="rank",
         named=_lost("SIGKILL"),
         strike=injectors.kill_rank,
     ),
     "sigterm": Fault(
         what="the run is asked to stop",
-        how="SIGTERM to the command line, or to the supervisor of several nodes",
+        method="SIGTERM to the command line, or to the supervisor of several nodes",
         acts_on="run",
-        named=Named(kinds=("draining",), words="SIGTERM"),
+        named=ExpectedReport(kinds=("draining",), words="SIGTERM"),
         strike=injectors.end_run,
     ),
     "sigstop": Fault(
         what="a rank is stopped",
-        how="SIGSTOP to its process",
+        method="SIGSTOP to its process",
         acts_on="rank",
         named=_hung("stopped"),
         strike=injectors.stop_rank,
     ),
     "exception": Fault(
         what="a rank raises an exception",
-        how="RuntimeError before a step",
+        method="RuntimeError before a step",
         acts_on="rank",
         named=_lost("RuntimeError: a drill raised this"),
         inside="exception",
     ),
     "memory-error": Fault(
         what="a rank asks for more memory than there is",
-        how="an allocation of 4 EiB before a step",
+        method="an allocation of 4 EiB before a step",
         acts_on="rank",
         named=_lost("MemoryError|out of memory"),
         inside="memory-error",
     ),
     "abort": Fault(
         what="native code of a rank gives up",
-        how="abort() before a step",
+        method="abort() before a step",
         acts_on="rank",
         named=_lost("SIGABRT"),
         inside="abort",
     ),
     "segfault": Fault(
         what="native code of a rank crashes",
-        how="a read of address 0 before a step",
+        method="a read of address 0 before a step",
         acts_on="rank",
         named=_lost("SIGSEGV"),
         inside="segfault",
     ),
     "gil": Fault(
         what="native code of a rank never gives the interpreter back",
-        how="a wait for a mutex of the C library that never ends, with the GIL held",
+        method="a wait for a mutex of the C library that never ends, with the GIL held",
         acts_on="rank",
         named=_hung("sleep"),
         inside="gil",
     ),
     "sleep": Fault(
         what="a rank waits for something that never comes",
-        how="time.sleep of a day before a step",
+        method="time.sleep of a day before a step",
         acts_on="rank",
         named=_hung("sleep"),
         inside="sleep",
     ),
     "slow": Fault(
         what="a rank becomes slow",
-        how="from an early step on it sleeps three times what a step takes, at least 0.25 s",
+        method="from an early step on it sleeps three times what a step takes, at least 0.25 s",
         is_early=True,
         acts_on="rank",
-        named=Named(kinds=("straggler",), words="", who="rank"),
+        named=ExpectedReport(kinds=("straggler",), words="", who="rank"),
         inside="slow",
     ),
     "pulses": Fault(
         what="a rank is stopped now and then, for less than a hang",
-        how=f"from an early step on, in turn stopped for {injectors.STOPPED_S:g} s (SIGSTOP) and "
+        method=f"from an early step on, in turn stopped for {injectors.STOPPED_S:g} s (SIGSTOP) and "
         f"let go for {injectors.LET_GO_S:g} s (SIGCONT), until it is told",
         is_early=True,
         acts_on="rank",
-        named=Named(kinds=("straggler",), words="what stopped|is_held_up True", who="rank"),
+        named=ExpectedReport(
+            kinds=("straggler",), words="what stopped|is_held_up True", who="rank"
+        ),
         strike=injectors.pulse_rank,
-        fewest_steps=500,
+        min_steps=500,
     ),
     "nan": Fault(
         what="a weight is not finite",
-        how="NaN into a weight of each rank after a step",
+        method="NaN into a weight of each rank after a step",
         acts_on="run",
-        named=Named(kinds=("attempt_ended",), words="not finite|NaN"),
+        named=ExpectedReport(kinds=("attempt_ended",), words="not finite|NaN"),
         inside="weight",
         is_everywhere=True,
     ),
     "bit": Fault(
         what="memory of a rank loses a bit",
-        how="one bit of the mantissa of one weight turned over after a step",
+        method="one bit of the mantissa of one weight turned over after a step",
         acts_on="rank",
-        named=Named(kinds=("device_problem",), words="", who="rank"),
+        named=ExpectedReport(kinds=("device_problem",), words="", who="rank"),
         inside="bit",
         needs_replicas=True,
     ),
     "fork-server": Fault(
         what="the fork server of a node is killed",
-        how="SIGKILL to the parent of its ranks",
+        method="SIGKILL to the parent of its ranks",
         acts_on="node",
-        named=Named(kinds=("worker_lost",), words="fork server .* SIGKILL"),
+        named=ExpectedReport(kinds=("worker_lost",), words="fork server .* SIGKILL"),
         strike=injectors.kill_fork_server,
     ),
     "agent": Fault(
         what="the agent is killed",
-        how="SIGKILL to the parent of the fork server",
+        method="SIGKILL to the parent of the fork server",
         acts_on="node",
-        named=Named(kinds=(BY_COMMAND,), words="agent .* SIGKILL"),
+        named=ExpectedReport(kinds=(BY_COMMAND,), words="agent .* SIGKILL"),
         strike=injectors.kill_agent,
-        most_nodes=1,
+        max_nodes=1,
     ),
     "command-line": Fault(
         what="the command line is killed",
-        how="SIGKILL to `shardyard train`",
+        method="SIGKILL to `shardyard train`",
         acts_on="run",
-        named=Named(kinds=("draining",), words="SIGHUP"),
+        named=ExpectedReport(kinds=("draining",), words="SIGHUP"),
         strike=injectors.kill_command_line,
-        most_nodes=1,
+        max_nodes=1,
     ),
     "supervisor": Fault(
         what="the supervisor of the nodes is killed",
-        how="SIGKILL to the process that `launch --on local` left",
+        method="SIGKILL to the process that `launch --on local` left",
         acts_on="run",
-        named=Named(kinds=("draining",), words="SIGTERM"),
+        named=ExpectedReport(kinds=("draining",), words="SIGTERM"),
         strike=injectors.kill_supervisor,
-        fewest_nodes=2,
+        min_nodes=2,
     ),
     "lost-node": Fault(
         what="a node is lost",
-        how="SIGKILL to its program, and by the kernel to its agent and ranks",
+        method="SIGKILL to its program, and by the kernel to its agent and ranks",
         acts_on="node",
-        named=Named(kinds=("node_lost",), words="", who="node"),
+        named=ExpectedReport(kinds=("node_lost",), words="", who="node"),
         strike=injectors.kill_node,
         node="last",
-        fewest_nodes=2,
+        min_nodes=2,
     ),
     "node-0": Fault(
         what="the node that serves the meeting place is lost",
-        how="as lost-node, of node 0",
+        method="as lost-node, of node 0",
         acts_on="node",
-        named=Named(kinds=("node_lost",), words="", who="node"),
+        named=ExpectedReport(kinds=("node_lost",), words="", who="node"),
         strike=injectors.kill_node,
         node="first",
-        fewest_nodes=2,
+        min_nodes=2,
     ),
     "bad-node": Fault(
         what="a node's ranks die at each start",
-        how="SIGKILL to a rank of it, at each start, until the others go on without it",
+        method="SIGKILL to a rank of it, at each start, until the others go on without it",
         acts_on="node",
-        named=Named(kinds=("node_left_out",), words="losses in a row", who="node"),
+        named=ExpectedReport(kinds=("node_left_out",), words="losses in a row", who="node"),
         strike=injectors.break_node,
         node="last",
-        fewest_nodes=2,
+        min_nodes=2,
         needs_spare_node=True,
     ),
     "joining-node": Fault(
         what="a node joins while the others train",
-        how="one is killed, and started again once the others go on without it",
+        method="one is killed, and started again once the others go on without it",
         acts_on="node",
-        named=Named(kinds=("resized",), words="world_size"),
+        named=ExpectedReport(kinds=("resized",), words="world_size"),
         strike=injectors.replace_node,
         node="last",
-        fewest_nodes=2,
+        min_nodes=2,
         needs_spare_node=True,
         is_early=True,
     ),
     "network-cut": Fault(
         what="a node is cut off from the others",
-        how="none of its packets arrives, until its agent has ended or the others go on",
+        method="none of its packets arrives, until its agent has ended or the others go on",
         acts_on="node",
-        named=Named(kinds=("node_lost",), words="", who="node"),
+        named=ExpectedReport(kinds=("node_lost",), words="", who="node"),
         strike=injectors.cut_network,
         node="last",
-        fewest_nodes=2,
+        min_nodes=2,
         needs_network=True,
     ),
     "delay-and-loss": Fault(
         what="the network between the nodes is bad",
-        how=f"each packet comes {1e3 * injectors.DELAY_S:g} ms late, and {injectors.LOSS:.0%} of "
+        method=f"each packet comes {1e3 * injectors.DELAY_S:g} ms late, and {injectors.LOSS:.0%} of "
         "them do not come",
         acts_on="run",
         named=None,
         strike=injectors.make_network_bad,
-        fewest_nodes=2,
+        min_nodes=2,
         needs_network=True,
     ),
     "clock-step": Fault(
         what="the clock of a node is set wrong by an hour",
-        how="that of the Python processes of the last node, forwards or back",
+        method="that of the Python processes of the last node, forwards or back",
         acts_on="node",
         named=None,
         strike=injectors.move_clock,
@@ -316,21 +318,21 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "kill-in-save": Fault(
         what="a rank is killed while a checkpoint is written",
-        how="SIGKILL at a random moment of a save",
+        method="SIGKILL at a random moment of a save",
         acts_on="rank",
         named=_lost("SIGKILL"),
         strike=injectors.kill_in_save,
     ),
     "kill-in-load": Fault(
         what="a rank is killed, and again while a restart loads",
-        how="SIGKILL twice, and another at a random moment of the second restart's load",
+        method="SIGKILL twice, and another at a random moment of the second restart's load",
         acts_on="rank",
         named=_lost("SIGKILL"),
         strike=injectors.kill_in_load,
     ),
     "kill-in-snapshot": Fault(
         what="a rank is killed while its state is copied into a snapshot",
-        how="SIGKILL at a random moment of a copy",
+        method="SIGKILL at a random moment of a copy",
         acts_on="rank",
         named=_lost("SIGKILL"),
         strike=injectors.kill_in_snapshot,
@@ -338,32 +340,32 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "damaged-checkpoint": Fault(
         what="the newest checkpoint is damaged when a restart needs it",
-        how="SIGKILL to a rank, then the last 64 bytes of a tensor file turned over",
+        method="SIGKILL to a rank, then the last 64 bytes of a tensor file turned over",
         acts_on="run",
-        named=Named(kinds=("checkpoint_loaded",), words="damaged.*SHA-256"),
+        named=ExpectedReport(kinds=("checkpoint_loaded",), words="damaged.*SHA-256"),
         strike=injectors.damage_checkpoint,
     ),
     "vanished-folder": Fault(
         what="the run folder vanishes, and comes back before the run is resumed",
-        how="the folder is renamed",
+        method="the folder is renamed",
         acts_on="run",
-        named=Named(kinds=(BY_COMMAND,), words="is not there any more"),
+        named=ExpectedReport(kinds=(BY_COMMAND,), words="is not there any more"),
         strike=injectors.take_folder_away,
-        mend=injectors.bring_folder_back,
-        most_nodes=1,
+        repair=injectors.restore_folder,
+        max_nodes=1,
     ),
     "full-run-folder": Fault(
         what="the disk of the run folder is full, and has room before the run is resumed",
-        how="its file system, of the case's own, is made as small as what it holds",
+        method="its file system, of the case's own, is made as small as what it holds",
         acts_on="run",
-        named=Named(kinds=("attempt_ended", BY_COMMAND), words="[Nn]o space left"),
+        named=ExpectedReport(kinds=("attempt_ended", BY_COMMAND), words="[Nn]o space left"),
         strike=injectors.fill_run_folder,
-        mend=injectors.empty_run_folder,
+        repair=injectors.empty_run_folder,
         own_disk="run",
     ),
     "full-scratch": Fault(
         what="the disk of the scratch folder (TMPDIR) is full",
-        how="as full-run-folder; a run that trains needs no more of it",
+        method="as full-run-folder; a run that trains needs no more of it",
         acts_on="run",
         named=None,
         strike=injectors.fill_scratch,
@@ -371,20 +373,20 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "full-shm": Fault(
         what="/dev/shm is full when a restart needs it, and has room before the run is resumed",
-        how="as full-run-folder, and SIGKILL to a rank",
+        method="as full-run-folder, and SIGKILL to a rank",
         acts_on="node",
-        named=Named(kinds=("attempt_ended", BY_COMMAND), words="/dev/shm is full"),
+        named=ExpectedReport(kinds=("attempt_ended", BY_COMMAND), words="/dev/shm is full"),
         strike=injectors.fill_shared_memory,
-        mend=injectors.empty_shared_memory,
+        repair=injectors.empty_shared_memory,
         own_disk="shared memory",
     ),
     "power": Fault(
         what="the machine loses its power",
-        how="SIGKILL to every process of the run",
+        method="SIGKILL to every process of the run",
         acts_on="machine",
         named=None,
         strike=injectors.kill_everything,
-        mend=injectors.lose_memory,
+        repair=injectors.drop_memory,
     ),
 }
 """Name -> fault, in the order of the result."""

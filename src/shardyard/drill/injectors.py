@@ -18,9 +18,9 @@ from pathlib import Path
 from statistics import median
 
 from shardyard.config.formulas import slot_labels
-from shardyard.drill.case_state import Missed, Scene
-from shardyard.drill.network import Weather
-from shardyard.drill.sandbox import SHARED_MEMORY, fill, is_apart, make_room
+from shardyard.drill.case_state import CaseState, MissedInjection
+from shardyard.drill.network import NetworkConditions
+from shardyard.drill.sandbox import SHARED_MEMORY, fill, is_in_namespaces, restore_size
 from shardyard.drill.scene import environment_of, words_of
 
 _OPENED = 0x20
@@ -29,7 +29,7 @@ _MOST_BYTES = 1 << 16
 """Of words read at once; one takes 16 and its file's name."""
 
 
-class Openings:
+class FileOpenWatcher:
     """Of tensor files that lie in folders; each is watched until `close`.
 
     A folder that is gone is left out: a run removes its old checkpoints.
@@ -39,25 +39,25 @@ class Openings:
         libc = ctypes.CDLL(None, use_errno=True)
         self._words: int = libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
         if self._words < 0:
-            raise _refused()
+            raise _inotify_error()
         for folder in folders:
             watched = libc.inotify_add_watch(self._words, os.fsencode(folder), _OPENED)
             if watched < 0 and ctypes.get_errno() != errno.ENOENT:
                 self.close()
-                raise _refused(folder)
+                raise _inotify_error(folder)
 
     def close(self) -> None:
         """Watch no longer."""
         os.close(self._words)
 
-    def have_come(self, within_s: float) -> bool:
+    def wait_for_open(self, within_s: float) -> bool:
         """Whether a tensor file was opened since the last call, or is within these seconds."""
         if not select.select([self._words], [], [], within_s)[0]:
             return False
         return b".safetensors\0" in os.read(self._words, _MOST_BYTES)
 
 
-def _refused(folder: Path | None = None) -> OSError:
+def _inotify_error(folder: Path | None = None) -> OSError:
     number = ctypes.get_errno()
     return OSError(number, os.strerror(number), None if folder is None else str(folder))
 
@@ -80,13 +80,13 @@ class SlotWatch:
             with suppress(OSError):
                 if str(link.readlink()) in wanted:
                     self._files.append(os.open(link, os.O_RDONLY))
-        self._has_held = [False] * len(self._files)
+        self._was_filled = [False] * len(self._files)
 
     def is_copying(self) -> bool:
         """Whether a slot that held a snapshot holds none now."""
         marks = [any(os.pread(file, _MARK_BYTES, 0)) for file in self._files]
-        is_copying = any(had and not has for had, has in zip(self._has_held, marks, strict=True))
-        self._has_held = [had or has for had, has in zip(self._has_held, marks, strict=True)]
+        is_copying = any(had and not has for had, has in zip(self._was_filled, marks, strict=True))
+        self._was_filled = [had or has for had, has in zip(self._was_filled, marks, strict=True)]
         return is_copying
 
     def close(self) -> None:
@@ -107,147 +107,147 @@ STOPPED_S, LET_GO_S = 0.6, 0.3
 """Of a pulse: far below what a hang takes to be told, and long enough for steps in between."""
 
 
-def kill_rank(scene: Scene) -> None:
-    scene.kill(scene.worker)
+def kill_rank(state: CaseState) -> None:
+    state.kill(state.worker)
 
 
-def stop_rank(scene: Scene) -> None:
-    scene.kill(scene.worker, signal.SIGSTOP)
+def stop_rank(state: CaseState) -> None:
+    state.kill(state.worker, signal.SIGSTOP)
 
 
-def pulse_rank(scene: Scene) -> None:
+def pulse_rank(state: CaseState) -> None:
     """Stop a rank for a moment and let it go on, again and again, until the run says so."""
-    worker = scene.worker
-    scene.struck_t = time.time()
-    step, since_s = scene.last_step(), time.monotonic()
-    while not scene.events("straggler") and scene.marked.signal(worker, signal.SIGSTOP):
+    worker = state.worker
+    state.injected_t = time.time()
+    step, since_s = state.last_step(), time.monotonic()
+    while not state.events("straggler") and state.marked.signal(worker, signal.SIGSTOP):
         time.sleep(STOPPED_S)
-        scene.marked.signal(worker, signal.SIGCONT)
+        state.marked.signal(worker, signal.SIGCONT)
         time.sleep(LET_GO_S)
-        if (now := scene.last_step()) != step:
+        if (now := state.last_step()) != step:
             step, since_s = now, time.monotonic()
-        elif time.monotonic() - since_s > scene.within_s:
-            raise Missed("a step between the pulses did not come")
+        elif time.monotonic() - since_s > state.within_s:
+            raise MissedInjection("a step between the pulses did not come")
 
 
-def end_run(scene: Scene) -> None:
-    scene.kill(scene.top, signal.SIGTERM)
+def end_run(state: CaseState) -> None:
+    state.kill(state.top, signal.SIGTERM)
 
 
-def kill_fork_server(scene: Scene) -> None:
-    scene.kill(scene.fork_server)
+def kill_fork_server(state: CaseState) -> None:
+    state.kill(state.fork_server)
 
 
-def kill_agent(scene: Scene) -> None:
-    scene.kill(scene.agent)
+def kill_agent(state: CaseState) -> None:
+    state.kill(state.agent)
 
 
-def kill_command_line(scene: Scene) -> None:
-    scene.kill(scene.top)
+def kill_command_line(state: CaseState) -> None:
+    state.kill(state.top)
 
 
-def kill_supervisor(scene: Scene) -> None:
-    scene.kill(scene.top)
+def kill_supervisor(state: CaseState) -> None:
+    state.kill(state.top)
 
 
-def kill_node(scene: Scene) -> None:
+def kill_node(state: CaseState) -> None:
     """Its program, and with it by the kernel its agent, fork server and ranks."""
-    scene.kill(scene.above_agent)
+    state.kill(state.above_agent)
 
 
-def kill_everything(scene: Scene) -> None:
-    scene.marked.kill_all()
+def kill_everything(state: CaseState) -> None:
+    state.marked.kill_all()
 
 
-def lose_memory(scene: Scene) -> None:
+def drop_memory(state: CaseState) -> None:
     """Shared memory goes with the power; elsewhere than apart it is not the drill's to clear.
 
     What lies in the scratch folder grows older by the time that a machine takes to come back.
     """
-    if is_apart():
+    if is_in_namespaces():
         for name in SHARED_MEMORY.iterdir():
             name.unlink()
-    for entry in scene.scratch.iterdir():
+    for entry in state.scratch.iterdir():
         died_s = entry.stat().st_mtime - _BOOT_S
         os.utime(entry, (died_s, died_s))
 
 
-def kill_in_save(scene: Scene) -> None:
+def kill_in_save(state: CaseState) -> None:
     """Kill a rank at a random moment of a save."""
-    took_s = [float(event["seconds"]) for event in scene.events("checkpoint_durable")]
-    worker = scene.worker
-    scene.wait(lambda: _half_written(scene), "a save")
-    time.sleep(scene.draw.uniform(0.0, median(took_s) if took_s else 0.0))
-    scene.notes["was_inside"] = _half_written(scene)
-    scene.kill(worker)
+    took_s = [float(event["seconds"]) for event in state.events("checkpoint_durable")]
+    worker = state.worker
+    state.wait(lambda: _half_written(state), "a save")
+    time.sleep(state.draw.uniform(0.0, median(took_s) if took_s else 0.0))
+    state.notes["was_inside"] = _half_written(state)
+    state.kill(worker)
 
 
-def _half_written(scene: Scene) -> bool:
-    return any(scene.run.checkpoints.glob("*.tmp"))
+def _half_written(state: CaseState) -> bool:
+    return any(state.run.checkpoints.glob("*.tmp"))
 
 
-def kill_in_load(scene: Scene) -> None:
+def kill_in_load(state: CaseState) -> None:
     """Kill a rank twice: the first restart shows how long a load takes, in the second one the rank
     is killed at a random moment of it."""
-    scene.kill(scene.worker)
-    generation = _wait_for_load(scene)
+    state.kill(state.worker)
+    generation = _wait_for_load(state)
     began_s = time.monotonic()
-    scene.wait(lambda: _has_loaded(scene, generation), "the end of a load")
+    state.wait(lambda: _has_loaded(state, generation), "the end of a load")
     took_s = time.monotonic() - began_s
-    step = scene.last_step()
-    scene.wait(lambda: scene.last_step() > step, "a step after the restart")
-    scene.kill(scene.worker)
-    generation = _wait_for_load(scene)
-    worker = scene.worker
-    time.sleep(scene.draw.uniform(0.0, took_s))
-    scene.kill(worker)
-    scene.wait_until_gone(worker, "the killed rank")
-    scene.notes |= {"was_inside": not _has_loaded(scene, generation), "load_s": round(took_s, 4)}
+    step = state.last_step()
+    state.wait(lambda: state.last_step() > step, "a step after the restart")
+    state.kill(state.worker)
+    generation = _wait_for_load(state)
+    worker = state.worker
+    time.sleep(state.draw.uniform(0.0, took_s))
+    state.kill(worker)
+    state.wait_until_gone(worker, "the killed rank")
+    state.notes |= {"was_inside": not _has_loaded(state, generation), "load_s": round(took_s, 4)}
 
 
-def _wait_for_load(scene: Scene) -> int:
+def _wait_for_load(state: CaseState) -> int:
     """Until the restart that comes now opens a checkpoint's tensors: its generation."""
-    before = len(scene.events("rendezvous"))
-    scene.wait(lambda: len(scene.events("rendezvous")) > before, "the restart")
-    generation = int(scene.events("rendezvous")[-1]["generation"])
-    saved = [scene.run.checkpoint(step) for step in scene.run.checkpoint_steps()]
-    with closing(Openings(saved)) as openings:
-        scene.wait_closely(
-            lambda: openings.have_come(_LOOK_S) or _has_loaded(scene, generation), "a load"
+    before = len(state.events("rendezvous"))
+    state.wait(lambda: len(state.events("rendezvous")) > before, "the restart")
+    generation = int(state.events("rendezvous")[-1]["generation"])
+    saved = [state.run.checkpoint(step) for step in state.run.checkpoint_steps()]
+    with closing(FileOpenWatcher(saved)) as openings:
+        state.wait_closely(
+            lambda: openings.wait_for_open(_LOOK_S) or _has_loaded(state, generation), "a load"
         )
     return generation
 
 
-def _has_loaded(scene: Scene, generation: int) -> bool:
-    return any(e["generation"] == generation for e in scene.events("checkpoint_loaded"))
+def _has_loaded(state: CaseState, generation: int) -> bool:
+    return any(e["generation"] == generation for e in state.events("checkpoint_loaded"))
 
 
-def kill_in_snapshot(scene: Scene) -> None:
+def kill_in_snapshot(state: CaseState) -> None:
     """Kill a rank at a random moment of a copy, once it is known how long one takes."""
-    worker = scene.worker
-    with closing(SlotWatch(scene.agent, scene.rank % scene.devices)) as slots:
-        scene.wait_closely(slots.is_copying, "a snapshot")
+    worker = state.worker
+    with closing(SlotWatch(state.agent, state.rank % state.devices)) as slots:
+        state.wait_closely(slots.is_copying, "a snapshot")
         began_s = time.monotonic()
-        scene.wait_closely(lambda: not slots.is_copying(), "the end of a snapshot")
+        state.wait_closely(lambda: not slots.is_copying(), "the end of a snapshot")
         took_s = time.monotonic() - began_s
-        scene.wait_closely(slots.is_copying, "another snapshot")
-        end_s = time.monotonic() + scene.draw.uniform(0.0, took_s)
+        state.wait_closely(slots.is_copying, "another snapshot")
+        end_s = time.monotonic() + state.draw.uniform(0.0, took_s)
         while time.monotonic() < end_s:
             pass
-        scene.kill(worker)
-        scene.wait_until_gone(worker, "the killed rank")
-        scene.notes["was_inside"] = slots.is_copying()
+        state.kill(worker)
+        state.wait_until_gone(worker, "the killed rank")
+        state.notes["was_inside"] = slots.is_copying()
 
 
-def damage_checkpoint(scene: Scene) -> None:
+def damage_checkpoint(state: CaseState) -> None:
     """Kill a rank, and turn over bytes of the newest checkpoint before the restart reads it."""
-    scene.wait(lambda: len(scene.run.checkpoint_steps()) > 1, "a second checkpoint")
-    before = len(scene.events("worker_lost"))
-    scene.kill(scene.worker)
-    scene.wait(lambda: len(scene.events("worker_lost")) > before, "the notice of the loss")
-    newest = scene.run.checkpoint(scene.run.checkpoint_steps()[-1])
+    state.wait(lambda: len(state.run.checkpoint_steps()) > 1, "a second checkpoint")
+    before = len(state.events("worker_lost"))
+    state.kill(state.worker)
+    state.wait(lambda: len(state.events("worker_lost")) > before, "the notice of the loss")
+    newest = state.run.checkpoint(state.run.checkpoint_steps()[-1])
     turn_bytes(max(newest.glob("*.safetensors"), key=lambda file: file.stat().st_size))
-    scene.notes["damaged"] = newest.name
+    state.notes["damaged"] = newest.name
 
 
 def turn_bytes(file: Path) -> None:
@@ -259,95 +259,95 @@ def turn_bytes(file: Path) -> None:
         content.write(bytes(byte ^ 0xFF for byte in last))
 
 
-def take_folder_away(scene: Scene) -> None:
-    scene.run.path.rename(_aside(scene))
+def take_folder_away(state: CaseState) -> None:
+    state.run.path.rename(_aside(state))
 
 
-def bring_folder_back(scene: Scene) -> None:
-    if scene.run.path.exists():  # something was made anew in its place
-        scene.notes["made_anew"] = sorted(path.name for path in scene.run.path.iterdir())
-        shutil.rmtree(scene.run.path)
-    _aside(scene).rename(scene.run.path)
+def restore_folder(state: CaseState) -> None:
+    if state.run.path.exists():  # something was made anew in its place
+        state.notes["made_anew"] = sorted(path.name for path in state.run.path.iterdir())
+        shutil.rmtree(state.run.path)
+    _aside(state).rename(state.run.path)
 
 
-def _aside(scene: Scene) -> Path:
-    return scene.run.path.with_name(f"{scene.run.run_id}-aside")
+def _aside(state: CaseState) -> Path:
+    return state.run.path.with_name(f"{state.run.run_id}-aside")
 
 
-def fill_run_folder(scene: Scene) -> None:
-    fill(scene.run.path)
+def fill_run_folder(state: CaseState) -> None:
+    fill(state.run.path)
 
 
-def empty_run_folder(scene: Scene) -> None:
-    make_room(scene.run.path)
+def empty_run_folder(state: CaseState) -> None:
+    restore_size(state.run.path)
 
 
-def fill_scratch(scene: Scene) -> None:
-    fill(scene.scratch)
+def fill_scratch(state: CaseState) -> None:
+    fill(state.scratch)
 
 
-def fill_shared_memory(scene: Scene) -> None:
+def fill_shared_memory(state: CaseState) -> None:
     """Full, and a rank killed: a restart makes semaphores there, a step does not."""
     fill(SHARED_MEMORY)
-    scene.kill(scene.worker)
+    state.kill(state.worker)
 
 
-def empty_shared_memory(_scene: Scene) -> None:
-    make_room(SHARED_MEMORY)
+def empty_shared_memory(_state: CaseState) -> None:
+    restore_size(SHARED_MEMORY)
 
 
-def cut_network(scene: Scene) -> None:
+def cut_network(state: CaseState) -> None:
     """Cut the target's node off, until its agent has ended or the others go on without it."""
-    assert scene.network is not None
-    agent, before = scene.agent, scene.world_size
-    scene.struck_t = time.time()
-    scene.network.become(Weather(cut=(scene.node,)))
+    assert state.network is not None
+    agent, before = state.agent, state.world_size
+    state.injected_t = time.time()
+    state.network.apply(NetworkConditions(cut=(state.node,)))
     try:
-        scene.wait(
-            lambda: not scene.marked.has(agent) or scene.world_size not in (0, before),
+        state.wait(
+            lambda: not state.marked.has(agent) or state.world_size not in (0, before),
             "a meeting of the others",
         )
-    except Missed as why:
-        scene.notes["while_cut"] = str(why)
-    scene.network.become(Weather())
+    except MissedInjection as why:
+        state.notes["while_cut"] = str(why)
+    state.network.apply(NetworkConditions())
 
 
-def break_node(scene: Scene) -> None:
+def break_node(state: CaseState) -> None:
     """Kill a rank of a node at each start, until the others go on without that node."""
-    while not scene.events("node_left_out"):
-        before = len(scene.events("rendezvous"))
-        scene.aim(at_node=True)
-        scene.kill(scene.worker)
-        scene.wait(partial(_has_met_since, scene, before), "the restart")
+    while not state.events("node_left_out"):
+        before = len(state.events("rendezvous"))
+        state.aim(at_node=True)
+        state.kill(state.worker)
+        state.wait(partial(_has_met_since, state, before), "the restart")
 
 
-def _has_met_since(scene: Scene, meetings: int) -> bool:
-    return len(scene.events("rendezvous")) > meetings
+def _has_met_since(rendezvous_count: CaseState, meetings: int) -> bool:
+    return len(rendezvous_count.events("rendezvous")) > meetings
 
 
-def make_network_bad(scene: Scene) -> None:
-    assert scene.network is not None
-    scene.struck_t = time.time()
-    scene.network.become(Weather(delay_s=DELAY_S, loss=LOSS))
+def make_network_bad(state: CaseState) -> None:
+    assert state.network is not None
+    state.injected_t = time.time()
+    state.network.apply(NetworkConditions(delay_s=DELAY_S, loss=LOSS))
 
 
-def move_clock(scene: Scene) -> None:
-    assert scene.clock is not None
-    scene.notes["seconds"] = seconds = scene.draw.choice((-_HOUR_S, _HOUR_S))
-    scene.struck_t = time.time()
-    scene.clock.move(seconds)
+def move_clock(state: CaseState) -> None:
+    assert state.clock is not None
+    state.notes["seconds"] = seconds = state.draw.choice((-_HOUR_S, _HOUR_S))
+    state.injected_t = time.time()
+    state.clock.move(seconds)
 
 
-def replace_node(scene: Scene) -> None:
+def replace_node(state: CaseState) -> None:
     """Kill a node, and once the others go on without it start it anew, as a person would."""
-    program, before = scene.above_agent, scene.world_size
+    program, before = state.above_agent, state.world_size
     words, environment = words_of(program), environment_of(program)
-    scene.kill(program)
-    scene.wait(lambda: scene.world_size not in (0, before), "a meeting without the node")
-    step = scene.last_step()
-    scene.wait(lambda: scene.last_step() > step + 1, "a step without the node")
-    scene.struck_t = time.time()
-    log = scene.run.path / "logs" / "joining-node.log"
+    state.kill(program)
+    state.wait(lambda: state.world_size not in (0, before), "a meeting without the node")
+    step = state.last_step()
+    state.wait(lambda: state.last_step() > step + 1, "a step without the node")
+    state.injected_t = time.time()
+    log = state.run.path / "logs" / "joining-node.log"
     with log.open("ab") as talk:
         subprocess.Popen(
             words, env=environment, stdin=subprocess.DEVNULL, stdout=talk, stderr=talk,

@@ -15,13 +15,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from shardyard.drill.case import Commands, Place
-from shardyard.drill.case_state import Missed, Scene
-from shardyard.drill.recipe import Drilled
+from shardyard.drill.case import Commands, DrillWorkspace
+from shardyard.drill.case_state import CaseState, MissedInjection
+from shardyard.drill.recipe import DrillRecipe
 from shardyard.errors import ShardyardError
 from shardyard.io.files import make_folder, write_json
-from shardyard.log import say
-from shardyard.planner.effective_time import live
+from shardyard.log import info
+from shardyard.planner.effective_time import simulate_failures
 from shardyard.rundir.counted_lines import counted
 from shardyard.rundir.jsonl import read_lines
 from shardyard.rundir.layout import RunDir
@@ -74,7 +74,7 @@ class KillLoop:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Due:
+class ScheduledKill:
     """A kill that is to come."""
 
     after_s: float
@@ -87,11 +87,11 @@ class Due:
         return sorted(ranks)[int(self.share * len(ranks))]
 
 
-def schedule(*, mtbf_s: float, for_s: float, seed: int) -> list[Due]:
+def schedule(*, mtbf_s: float, for_s: float, seed: int) -> list[ScheduledKill]:
     """Kills so far apart on average, exponentially; one seed gives one schedule to whoever asks."""
-    draw, found, after_s = random.Random(f"{seed} loop"), list[Due](), 0.0
+    draw, found, after_s = random.Random(f"{seed} loop"), list[ScheduledKill](), 0.0
     while (after_s := after_s + draw.expovariate(1 / mtbf_s)) < for_s:
-        found.append(Due(after_s=after_s, share=draw.random()))
+        found.append(ScheduledKill(after_s=after_s, share=draw.random()))
     return found
 
 
@@ -99,13 +99,13 @@ def schedule(*, mtbf_s: float, for_s: float, seed: int) -> list[Due]:
 class _Loop:
     """A loop under way."""
 
-    scene: Scene
+    state: CaseState
     is_over: Callable[[], bool]
     kills: list[Kill] = field(default_factory=list)
 
-    def run(self, due: Sequence[Due], for_s: float) -> None:
+    def run(self, due: Sequence[ScheduledKill], for_s: float) -> None:
         """Kill ranks until the time is over."""
-        self.scene.wait(lambda: self.scene.events("first_step"), "the first step")
+        self.state.wait(lambda: self.state.events("first_step"), "the first step")
         began_s = time.monotonic()
         for each in due:
             self._wait_until(began_s + each.after_s)
@@ -115,44 +115,48 @@ class _Loop:
     def _wait_until(self, at_s: float) -> None:
         while time.monotonic() < at_s:
             if self.is_over():
-                raise Missed("the run ended under the kills")
+                raise MissedInjection("the run ended under the kills")
             time.sleep(_POLL_S)
 
-    def _kill(self, due: Due) -> None:
-        met, workers = self.scene.events("rendezvous")[-1], self.scene.workers()
+    def _kill(self, due: ScheduledKill) -> None:
+        met, workers = self.state.events("rendezvous")[-1], self.state.workers()
         rank = due.among(list(workers))
         now_t = time.time()
         try:
-            self.scene.kill(workers[rank])
-        except Missed:
+            self.state.kill(workers[rank])
+        except MissedInjection:
             return  # between two generations there is nobody to kill
         self.kills.append(Kill(t=now_t, generation=met["generation"], rank=rank))
-        say(f"kill {len(self.kills)}: rank {rank}, generation {met['generation']}")
+        info(f"kill {len(self.kills)}: rank {rank}, generation {met['generation']}")
 
 
-def run_loop(drilled: Drilled, place: Place, *, mtbf_s: float, for_s: float, seed: int) -> KillLoop:
+def run_loop(
+    drilled: DrillRecipe, workspace: DrillWorkspace, *, mtbf_s: float, for_s: float, seed: int
+) -> KillLoop:
     """Kill random ranks of one run for some time, and measure; writes ``drill.json``.
 
     Raises:
         ShardyardError: The run did not survive, or there were too few kills to speak of a share.
     """
     endless = replace(drilled, words=(*drilled.words, *_ENDLESS))
-    run = RunDir(place.runs / "loop")
-    make_folder(place.runs)
+    run = RunDir(workspace.runs / "loop")
+    make_folder(workspace.runs)
     with tempfile.TemporaryDirectory(prefix="drill-") as scratch:
-        commands = Commands(place=place, drilled=endless, run=run, scratch=Path(scratch), faults="")
-        scene = Scene(
+        commands = Commands(
+            workspace=workspace, drilled=endless, run=run, scratch=Path(scratch), faults=""
+        )
+        scene = CaseState(
             run=run, marked=commands.marked, scratch=commands.scratch, rank=0,
             node=0, devices=drilled.devices,
             draw=random.Random(f"{seed} loop"), is_launched=drilled.nodes > 1,
-            within_s=place.patience_s * 10,
+            within_s=workspace.patience_s * 10,
         )  # fmt: skip
         verb = ("launch", "--on", "local", "--yes", "--force") if scene.is_launched else ("train",)
         try:
-            with commands.started((*verb, *endless.of(place.runs, run.run_id))) as is_over:
-                loop = _Loop(scene=scene, is_over=is_over)
+            with commands.started((*verb, *endless.of(workspace.runs, run.run_id))) as is_over:
+                loop = _Loop(state=scene, is_over=is_over)
                 loop.run(schedule(mtbf_s=mtbf_s, for_s=for_s, seed=seed), for_s)
-        except Missed as why:
+        except MissedInjection as why:
             words = commands.ends[-1].last_words if commands.ends else ""
             raise ShardyardError(
                 f"the kill loop broke off: {why}. {words} The run is {run.path}."
@@ -161,7 +165,7 @@ def run_loop(drilled: Drilled, place: Place, *, mtbf_s: float, for_s: float, see
         list(read_lines(run.events)), list(read_lines(run.metrics)), loop.kills,
         every=drilled.save_every, seed=seed, mtbf_s=mtbf_s,
     )  # fmt: skip
-    write_json(place.folder / "drill.json", {"recipe": list(endless.words), **found.to_json()})
+    write_json(workspace.folder / "drill.json", {"recipe": list(endless.words), **found.to_json()})
     return found
 
 
@@ -203,7 +207,7 @@ def measure(
     }
     times = [kill.t for kill in kills]
     lives_s = [after - before for before, after in itertools.pairwise(times)]
-    lived = live(lives_s, interval_s=every * step_s, **fed)
+    lived = simulate_failures(lives_s, interval_s=every * step_s, **fed)
     return KillLoop(
         seed=seed, mtbf_s=mtbf_s, kills=tuple(kills), wall_s=sum(lives_s),
         productive_s=sum(steps_s), step_s=step_s, steps_between_saves=every,

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO
 
-from shardyard.drill.sandbox import MovedClock, unshare_network, why_not_apart
+from shardyard.drill.sandbox import SkewedClock, no_namespaces_reason, unshare_network
 from shardyard.errors import ShardyardError
 from shardyard.io.files import parse_json
 from shardyard.python_program import python_program
@@ -49,7 +49,7 @@ def address_of(host: int) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Weather:
+class NetworkConditions:
     """What is wrong with the network."""
 
     cut: tuple[int, ...] = ()
@@ -69,9 +69,9 @@ class Switch:
     """
 
     hosts: list[int]
-    weather: Weather = field(default_factory=Weather)
+    conditions: NetworkConditions = field(default_factory=NetworkConditions)
     _draw: random.Random = field(default_factory=lambda: random.Random(0))
-    _held: list[tuple[float, int, int, bytes]] = field(default_factory=list)
+    _in_flight: list[tuple[float, int, int, bytes]] = field(default_factory=list)
     """Packets under way: when due, a number that keeps their order, for whom, what."""
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
@@ -83,14 +83,14 @@ class Switch:
     def run(self) -> None:
         """Until stdin ends."""
         while True:
-            wait_s = max(0.0, self._held[0][0] - time.monotonic()) if self._held else None
+            wait_s = max(0.0, self._in_flight[0][0] - time.monotonic()) if self._in_flight else None
             ready, _, _ = select.select([*self.hosts, sys.stdin], [], [], wait_s)
             if sys.stdin in ready:
                 line = sys.stdin.readline()
                 if not line:
                     return
                 told = parse_json(line)
-                self.weather = Weather(**{**told, "cut": tuple(told["cut"])})
+                self.conditions = NetworkConditions(**{**told, "cut": tuple(told["cut"])})
                 print(json.dumps(told), flush=True)
             for number, host in enumerate(self.hosts):
                 if host in ready:
@@ -106,17 +106,17 @@ class Switch:
                     self._send(packet, source, target)
 
     def _send(self, packet: bytes, source: int, target: int) -> None:
-        weather = self.weather
+        weather = self.conditions
         is_cut = source in weather.cut or target in weather.cut
         if is_cut or self._draw.random() < weather.loss:
             return
         due_s = time.monotonic() + weather.delay_s
-        heapq.heappush(self._held, (due_s, next(self._numbers), target, packet))
+        heapq.heappush(self._in_flight, (due_s, next(self._numbers), target, packet))
 
     def deliver(self) -> None:
         """Pass on what is due."""
-        while self._held and self._held[0][0] <= time.monotonic():
-            _, _, target, packet = heapq.heappop(self._held)
+        while self._in_flight and self._in_flight[0][0] <= time.monotonic():
+            _, _, target, packet = heapq.heappop(self._in_flight)
             with suppress(OSError):  # a full queue drops packets, as networks do
                 os.write(self.hosts[target], packet)
 
@@ -171,9 +171,9 @@ _TUN = Path("/dev/net/tun")
 # --- a network ----------------------------------------------------------------------------------
 
 
-def why_no_network() -> str:
+def no_network_reason() -> str:
     """Why hosts with a network of their own cannot be made here; empty: they can."""
-    if why := why_not_apart():
+    if why := no_namespaces_reason():
         return f"it needs networks of its own: {why}"
     if not os.access(_TUN, os.R_OK | os.W_OK):
         return f"it needs networks of its own, and {_TUN} is not there or not this user's to open"
@@ -181,10 +181,10 @@ def why_no_network() -> str:
 
 
 @dataclass(frozen=True)
-class Network:
+class DrillNetwork:
     """Hosts, one a node, and what is wrong between them."""
 
-    _told: IO[str]
+    _requests: IO[str]
     _answers: IO[str]
     hosts: Hosts
 
@@ -193,14 +193,14 @@ class Network:
         """For a local job whose nodes are on these hosts."""
         return {HOSTS_VARIABLE: self.hosts.to_text()}
 
-    def become(self, weather: Weather) -> None:
+    def apply(self, conditions: NetworkConditions) -> None:
         """On return the network is like that."""
-        print(json.dumps(asdict(weather)), file=self._told, flush=True)
+        print(json.dumps(asdict(conditions)), file=self._requests, flush=True)
         self._answers.readline()
 
 
 @contextmanager
-def network_of(nodes: int) -> Iterator[Network]:
+def network_of(nodes: int) -> Iterator[DrillNetwork]:
     """Hosts while the block runs.
 
     Raises:
@@ -220,21 +220,21 @@ def network_of(nodes: int) -> Iterator[Network]:
                 "network-cut and delay-and-loss out (--faults)."
             )
         enter = [["nsenter", f"--net={handle}"] for handle in parse_json(handles)]
-        yield Network(switch.stdin, switch.stdout, Hosts(enter=enter, address=address_of(0)))
+        yield DrillNetwork(switch.stdin, switch.stdout, Hosts(enter=enter, address=address_of(0)))
 
 
 # --- a clock ------------------------------------------------------------------------------------
 
 
 @contextmanager
-def clock_of(nodes: int) -> Iterator[tuple[MovedClock, dict[str, str]]]:
+def clock_of(nodes: int) -> Iterator[tuple[SkewedClock, dict[str, str]]]:
     """A clock for the last node, or for all processes where there is one; and what the run is told.
 
     Yields:
         The clock, and the environment of a run whose last node goes by it.
     """
     with tempfile.TemporaryDirectory(prefix="drill-clock-") as folder:
-        clock = MovedClock(Path(folder))
+        clock = SkewedClock(Path(folder))
         if nodes == 1:
             yield clock, clock.environment
             return

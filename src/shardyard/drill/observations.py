@@ -6,15 +6,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from shardyard.drill.sandbox import SHARED_MEMORY, is_apart
-from shardyard.drill.scene import Marked, words_of
+from shardyard.drill.sandbox import SHARED_MEMORY, is_in_namespaces
+from shardyard.drill.scene import TaggedProcesses, words_of
 from shardyard.errors import ShardyardError
 from shardyard.io.files import parse_json, read_json_object
 from shardyard.io.polling import wait_for
 from shardyard.python_program import python_program
 from shardyard.rundir.jsonl import read_counted, read_lines
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lease import is_held
+from shardyard.rundir.lease import is_locked
 
 Outcome = Literal["equal", "different", "not proven"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
@@ -23,7 +23,7 @@ _MODULE = "shardyard.checkpoint.bitwise_compare"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bits:
+class BitDiff:
     """What two runs are to each other; the fields are those of the program's answer."""
 
     outcome: Outcome
@@ -36,23 +36,23 @@ class Bits:
     """Who wrote its first element that differs."""
 
 
-def compare_bits(twin: RunDir, run: RunDir) -> Bits:
+def compare_bits(reference: RunDir, run: RunDir) -> BitDiff:
     """Compare all steps and checkpoints that two runs both have.
 
     Raises:
         ShardyardError: A checkpoint cannot be read.
     """
-    program = python_program(_MODULE, str(twin.path), str(run.path))
+    program = python_program(_MODULE, str(reference.path), str(run.path))
     answer = subprocess.run(
         program, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
     try:
-        told: dict[str, Any] = parse_json(answer.stdout)
+        reply: dict[str, Any] = parse_json(answer.stdout)
     except ValueError as error:
         raise ShardyardError(
-            f"{twin.path} and {run.path} cannot be compared: {answer.stderr.strip()[-300:]}"
+            f"{reference.path} and {run.path} cannot be compared: {answer.stderr.strip()[-300:]}"
         ) from error
-    return Bits(**told)
+    return BitDiff(**reply)
 
 
 # What one run of a drill has left, read from its folder: the raw material of the judgement.
@@ -62,7 +62,7 @@ _SAMPLES_MARK = "@shardyard-samples "
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
+class CommandExit:
     """How one command of a case ended."""
 
     command: str
@@ -73,7 +73,7 @@ class Ended:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Left:
+class Leftovers:
     """What a run left behind, outside of its folder and in it."""
 
     processes: tuple[str, ...] = ()
@@ -91,7 +91,7 @@ class Left:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class RunObservations:
     """One run: of a fault, or the twin that nothing disturbed."""
 
     fault: str
@@ -109,7 +109,7 @@ class Facts:
     missed: str = ""
     """Why it never did."""
     notes: dict[str, Any] = field(default_factory=dict)
-    ends: tuple[Ended, ...] = ()
+    ends: tuple[CommandExit, ...] = ()
     resumes: int = 0
     """Times a person would have had to type `shardyard resume`."""
     given_up: str = ""
@@ -126,8 +126,8 @@ class Facts:
     digests: dict[str, str] = field(default_factory=dict)
     """File of the last checkpoint -> SHA-256."""
     last_checkpoint: int | None = None
-    left: Left = Left()
-    bits: Bits | None = None
+    left: Leftovers = Leftovers()
+    bits: BitDiff | None = None
     """Beside the twin, tensor by tensor; None: the files of the last checkpoint are the twin's, or
     there are none."""
 
@@ -143,8 +143,8 @@ class Facts:
         return content
 
 
-def read_left_in(run: RunDir) -> dict[str, Any]:
-    """The fields of ``Facts`` that stand in a run's folder."""
+def read_observations(run: RunDir) -> dict[str, Any]:
+    """The fields of ``RunObservations`` that stand in a run's folder."""
     lines = read_counted(run.metrics)
     saved = run.checkpoint_steps()
     return {
@@ -185,32 +185,32 @@ _LISTENS = "0A"
 """State of a socket in /proc/net/tcp."""
 
 
-class Before:
+class Baseline:
     """What was there before the run."""
 
     def __init__(self) -> None:
         self._shared = _shared_names()
         self._ports = set(_listening())
 
-    def left(self, run: RunDir, marked: Marked, scratch: Path) -> Left:
+    def leftovers(self, run: RunDir, marked: TaggedProcesses, scratch: Path) -> Leftovers:
         """What is there now and was not, once processes had time to leave."""
         processes = marked.wait_for_end(_LEAVING_S)
         wait_for(
             lambda: not (self._new_names() or _scratch_names(scratch)),
             every_s=_POLL_S, within_s=_POLL_S * 10,
         )  # fmt: skip
-        return Left(
+        return Leftovers(
             processes=tuple(f"{pid}: {' '.join(words_of(pid))[:120]}" for pid in processes),
             shared_memory=tuple(self._new_names()),
             ports=tuple(sorted(_ports_of(processes) - self._ports)),
             scratch=tuple(_scratch_names(scratch)),
-            locks=(run.lease.name,) if is_held(run.lease) else (),
+            locks=(run.lease.name,) if is_locked(run.lease) else (),
             half_written=tuple(path.name for path in run.checkpoints.glob("*.tmp")),
         )
 
     def _new_names(self) -> list[str]:
         """In a /dev/shm that others use too, nobody knows whose a name is: none is counted."""
-        return sorted(_shared_names() - self._shared) if is_apart() else []
+        return sorted(_shared_names() - self._shared) if is_in_namespaces() else []
 
 
 def _shared_names() -> set[str]:

@@ -4,7 +4,7 @@ Pure: what a drill has found in, text out.
 """
 
 from shardyard.drill.faults import FAULTS
-from shardyard.drill.run import Case, Drill, Row
+from shardyard.drill.run import Case, Drill, FaultSummary
 from shardyard.drill.verdict import PHASES
 from shardyard.report.html import esc, render_page, render_section, render_table
 from shardyard.units import format_seconds
@@ -22,7 +22,13 @@ _COLOURS = {
 
 def render_drill(drill: Drill) -> str:
     """The whole page."""
-    parts = [_header(drill), _table(drill), _timeline(drill), _problems(drill), _left_out(drill)]
+    parts = [
+        _header(drill),
+        _table(drill),
+        _timeline(drill),
+        _failures(drill),
+        _not_possible(drill),
+    ]
     footer = (
         f"Written from <code>{esc(drill.result_file)}</code> by <code>shardyard drill</code>. "
         "Times are those of a machine that ran nothing else only if it did."
@@ -31,16 +37,16 @@ def render_drill(drill: Drill) -> str:
 
 
 def _header(drill: Drill) -> str:
-    cases, good = len(drill.cases), sum(case.verdict.is_good for case in drill.cases)
-    due = [case for case in drill.cases if FAULTS[case.facts.fault].named is not None]
-    equal = sum(case.verdict.exact == "equal" for case in drill.cases)
+    cases, good = len(drill.cases), sum(case.result.is_good for case in drill.cases)
+    due = [case for case in drill.cases if FAULTS[case.observations.fault].named is not None]
+    equal = sum(case.result.exact == "equal" for case in drill.cases)
     tiles = [
         ("faults tried", f"{cases}", f"{len(drill.rows)} kinds"),
-        ("noticed", f"{sum(c.verdict.is_noticed for c in due)} of {len(due)}", "by the run itself"),
-        ("cause right", f"{sum(c.verdict.is_cause_right for c in due)} of {len(due)}",
+        ("noticed", f"{sum(c.result.is_noticed for c in due)} of {len(due)}", "by the run itself"),
+        ("cause right", f"{sum(c.result.is_cause_right for c in due)} of {len(due)}",
          "the fault and its target named"),
         ("bit-equal", f"{equal} of {cases}", "losses, samples, weights beside the twin"),
-        ("recovered", f"{sum(c.verdict.has_recovered for c in drill.cases)} of {cases}",
+        ("recovered", f"{sum(c.result.has_recovered for c in drill.cases)} of {cases}",
          "came to the end of the run"),
     ]  # fmt: skip
     shown = "".join(
@@ -73,10 +79,10 @@ def _table(drill: Drill) -> str:
     return render_section("faults", "Faults", body)
 
 
-def _row(row: Row) -> tuple[str, ...]:
+def _row(row: FaultSummary) -> tuple[str, ...]:
     total, fault = len(row.cases), FAULTS[row.fault]
     is_due = fault.named is not None
-    left = sorted({case.verdict.left for case in row.cases} - {""})
+    left = sorted({case.result.left for case in row.cases} - {""})
     return (
         f"<code>{esc(row.fault)}</code>",
         f"{total}",
@@ -87,11 +93,11 @@ def _row(row: Row) -> tuple[str, ...]:
         esc(_seconds(row.median("next_step_s"))),
         _bits(row),
         esc("; ".join(left) or "nothing"),
-        esc(f"{fault.what}: {fault.how}"),
+        esc(f"{fault.what}: {fault.method}"),
     )
 
 
-def _bits(row: Row) -> str:
+def _bits(row: FaultSummary) -> str:
     kind = "bad" if row.exact("different") else "good"
     return f'<span class="{kind}">{esc(row.bits)}</span>'
 
@@ -115,7 +121,7 @@ def _timeline(drill: Drill) -> str:
     return render_section("timeline", "From the fault to the next finished step", body)
 
 
-def _bars(how: str, rows: list[Row]) -> str:
+def _bars(recovery: str, rows: list[FaultSummary]) -> str:
     """A bar a row, all on one scale."""
     if not rows:
         return ""
@@ -128,7 +134,7 @@ def _bars(how: str, rows: list[Row]) -> str:
         )
         for row in rows
     ]
-    return render_table(["fault", "#seconds", f"the run went on {how}"], cells)
+    return render_table(["fault", "#seconds", f"the run went on {recovery}"], cells)
 
 
 def _bar(phases: dict[str, float], longest_s: float) -> str:
@@ -141,13 +147,13 @@ def _bar(phases: dict[str, float], longest_s: float) -> str:
     return f'<div class="bar" style="min-width:360px">{spans}</div>'
 
 
-def _problems(drill: Drill) -> str:
-    bad = [case for case in drill.cases if not case.verdict.is_good]
+def _failures(drill: Drill) -> str:
+    bad = [case for case in drill.cases if not case.result.is_good]
     if not bad:
         return ""
     cells = [
-        (f"<code>{esc(_name(case))}</code>", esc(f"{case.facts.node}"), esc(f"{case.facts.rank}"),
-         esc("; ".join(case.verdict.problems)), esc(case.verdict.said or "nothing was said"))
+        (f"<code>{esc(_name(case))}</code>", esc(f"{case.observations.node}"), esc(f"{case.observations.rank}"),
+         esc("; ".join(case.result.problems)), esc(case.result.said or "nothing was said"))
         for case in bad
     ]  # fmt: skip
     table = render_table(["case", "#node", "#rank", "what is wrong", ""], cells)
@@ -156,7 +162,7 @@ def _problems(drill: Drill) -> str:
     return render_section("problems", "What was not good", body)
 
 
-def _left_out(drill: Drill) -> str:
+def _not_possible(drill: Drill) -> str:
     if not drill.impossible:
         return ""
     cells = [
@@ -168,7 +174,7 @@ def _left_out(drill: Drill) -> str:
 
 
 def _name(case: Case) -> str:
-    return f"{case.facts.fault} {case.facts.number}"
+    return f"{case.observations.fault} {case.observations.number}"
 
 
 def _seconds(seconds: float | None) -> str:

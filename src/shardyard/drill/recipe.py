@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardyard.config.cluster_choice import devices_of_node
-from shardyard.config.formulas import takes_snapshots
+from shardyard.config.formulas import snapshots_enabled
 from shardyard.config.schema.recipe import Recipe
 from shardyard.control.request import Request
 from shardyard.errors import RequestError
@@ -18,7 +18,7 @@ _ELSEWHERE = ("slurm", "kubernetes", "aws_batch", "image")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drilled:
+class DrillRecipe:
     """What every run of a drill has in common."""
 
     words: tuple[str, ...]
@@ -30,7 +30,7 @@ class Drilled:
     """Ranks on each node; as the twin had them, once it has run."""
     is_exact: bool
     """Whether the recipe promises the same bits for any number of ranks."""
-    fewest_nodes: int = 1
+    min_nodes: int = 1
     """With which a run goes on."""
     takes_snapshots: bool = False
     checks_bits: bool = False
@@ -43,14 +43,14 @@ class Drilled:
         return (*self.words, f"run.dir={runs_dir}", f"run.id={run_id}")
 
 
-def read_drilled(words: Sequence[str], *, steps: int) -> Drilled:
+def read_drill_recipe(words: Sequence[str], *, steps: int) -> DrillRecipe:
     """Check a recipe, and bound it.
 
     Raises:
         RequestError: It is wrong, or a drill cannot run it.
     """
     recipe = Request.read(words, runs_here=True).recipe
-    _refuse_elsewhere(recipe)
+    _check_local(recipe)
     if recipe.phases:
         raise RequestError(
             "phases: a drill runs one short piece of training and compares it step by step; a run "
@@ -65,20 +65,20 @@ def read_drilled(words: Sequence[str], *, steps: int) -> Drilled:
         f"checkpoint.every={save_every}",
         "observe.sample_ids=true",
     ]
-    return Drilled(
+    return DrillRecipe(
         words=(*words, *own),
         steps=steps,
         save_every=save_every,
         nodes=recipe.cluster.nodes,
         devices=devices_of_node(recipe.cluster) or 1,
         is_exact=str(recipe.precision.reduce) == "exact",
-        fewest_nodes=recipe.cluster.nodes if fewest == "auto" else fewest,
-        takes_snapshots=takes_snapshots(recipe),
+        min_nodes=recipe.cluster.nodes if fewest == "auto" else fewest,
+        takes_snapshots=snapshots_enabled(recipe),
         checks_bits=recipe.elastic.check_bits_every is not None,
     )
 
 
-def _refuse_elsewhere(recipe: Recipe) -> None:
+def _check_local(recipe: Recipe) -> None:
     cluster, launch = recipe.cluster, recipe.launch.model_fields_set
     found = [f"cluster.{name}" for name in ("instance", "file") if getattr(cluster, name)]
     found += [f"launch.{name}" for name in _ELSEWHERE if name in launch]

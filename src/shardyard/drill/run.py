@@ -7,14 +7,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from shardyard.drill.case import Place, forget_checkpoints, run_case, run_of, run_twin
+from shardyard.drill.case import DrillWorkspace, forget_checkpoints, run_case, run_of, run_reference
 from shardyard.drill.faults import FAULTS
-from shardyard.drill.observations import OUTCOMES, Facts, Outcome
-from shardyard.drill.recipe import Drilled
-from shardyard.drill.verdict import PHASES, Verdict, judge
+from shardyard.drill.observations import OUTCOMES, Outcome, RunObservations
+from shardyard.drill.recipe import DrillRecipe
+from shardyard.drill.verdict import PHASES, CaseResult, evaluate
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.io.files import make_folder
-from shardyard.log import say
+from shardyard.log import info
 from shardyard.units import format_seconds
 
 _MOST_CASES = 2_000
@@ -24,12 +24,12 @@ _MOST_CASES = 2_000
 class Case:
     """One run that was broken, and its judgement."""
 
-    facts: Facts
-    verdict: Verdict
+    observations: RunObservations
+    result: CaseResult
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class FaultSummary:
     """All cases of one fault."""
 
     fault: str
@@ -37,10 +37,10 @@ class Row:
 
     def count(self, name: str) -> int:
         """Cases of which a field of the verdict is true."""
-        return sum(bool(getattr(case.verdict, name)) for case in self.cases)
+        return sum(bool(getattr(case.result, name)) for case in self.cases)
 
     def exact(self, outcome: Outcome) -> int:
-        return sum(case.verdict.exact == outcome for case in self.cases)
+        return sum(case.result.exact == outcome for case in self.cases)
 
     @property
     def bits(self) -> str:
@@ -50,24 +50,24 @@ class Row:
 
     def median(self, name: str) -> float | None:
         """Of the cases that have a value."""
-        values = [getattr(case.verdict, name) for case in self.cases]
+        values = [getattr(case.result, name) for case in self.cases]
         found = [value for value in values if value is not None]
         return median(found) if found else None
 
     def phases(self) -> dict[str, float]:
         """Median seconds of each phase, over the cases that went on."""
-        found = [case.verdict.phases for case in self.cases if case.verdict.phases]
+        found = [case.result.phases for case in self.cases if case.result.phases]
         return {name: median(each[name] for each in found) for name in PHASES} if found else {}
 
     @property
     def needs_resume(self) -> bool:
         """Whether a person had to resume any of them."""
-        return any(case.facts.resumes for case in self.cases)
+        return any(case.observations.resumes for case in self.cases)
 
     @property
-    def problems(self) -> dict[str, int]:
+    def failure_counts(self) -> dict[str, int]:
         """What was wrong -> in how many cases."""
-        all_ = [problem for case in self.cases for problem in case.verdict.problems]
+        all_ = [problem for case in self.cases for problem in case.result.problems]
         return {problem: all_.count(problem) for problem in all_}
 
 
@@ -75,23 +75,25 @@ class Row:
 class Drill:
     """What a drill has found so far."""
 
-    drilled: Drilled
+    drilled: DrillRecipe
     folder: Path
     seed: int
-    twin: Facts
+    reference: RunObservations
     impossible: dict[str, str] = field(default_factory=dict)
     """Fault -> why it cannot be tried."""
     cases: list[Case] = field(default_factory=list)
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[FaultSummary]:
         """By fault, in the order of the table."""
-        by_name = {name: [c for c in self.cases if c.facts.fault == name] for name in FAULTS}
-        return [Row(fault=name, cases=tuple(found)) for name, found in by_name.items() if found]
+        by_name = {name: [c for c in self.cases if c.observations.fault == name] for name in FAULTS}
+        return [
+            FaultSummary(fault=name, cases=tuple(found)) for name, found in by_name.items() if found
+        ]
 
     @property
     def is_good(self) -> bool:
-        return bool(self.cases) and all(case.verdict.is_good for case in self.cases)
+        return bool(self.cases) and all(case.result.is_good for case in self.cases)
 
     @property
     def result_file(self) -> Path:
@@ -111,14 +113,15 @@ class Drill:
             "is_good": self.is_good,
             "impossible": self.impossible,
             "rows": [_row_json(row) for row in self.rows],
-            "twin": self.twin.to_json(),
+            "twin": self.reference.to_json(),
             "cases": [
-                {"verdict": case.verdict.to_json(), **case.facts.to_json()} for case in self.cases
+                {"verdict": case.result.to_json(), **case.observations.to_json()}
+                for case in self.cases
             ],
         }
 
 
-def _row_json(row: Row) -> dict[str, Any]:
+def _row_json(row: FaultSummary) -> dict[str, Any]:
     return {
         "fault": row.fault,
         "cases": len(row.cases),
@@ -131,12 +134,12 @@ def _row_json(row: Row) -> dict[str, Any]:
         **{outcome.replace(" ", "_"): row.exact(outcome) for outcome in OUTCOMES},
         "recovered": row.count("has_recovered"),
         "good": row.count("is_good"),
-        "problems": row.problems,
+        "problems": row.failure_counts,
     }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
+class FaultSelection:
     """What is tried."""
 
     names: tuple[str, ...]
@@ -144,45 +147,45 @@ class Chosen:
     """Fault that was asked for -> why it is not possible."""
     repeat: int
 
-    def outside(self, why: str) -> "Chosen":
+    def outside(self, reason: str) -> "FaultSelection":
         """Of these, what is possible outside of namespaces."""
         return self._without(
             {
-                name: f"it needs {needs} of its own: {why}"
+                name: f"it needs {needs} of its own: {reason}"
                 for name in self.names
                 if (needs := FAULTS[name].needs_namespaces)
             }
         )
 
-    def after_twin(self, drilled: Drilled) -> "Chosen":
+    def after_reference(self, drilled: DrillRecipe) -> "FaultSelection":
         """Of these, what is possible as the twin has shown the layout."""
         return self._without(
-            {name: why for name in self.names if (why := FAULTS[name].why_not(drilled))}
+            {name: why for name in self.names if (why := FAULTS[name].impossible_reason(drilled))}
         )
 
-    def _without(self, refused: dict[str, str]) -> "Chosen":
+    def _without(self, rejected: dict[str, str]) -> "FaultSelection":
         return replace(
             self,
-            names=tuple(name for name in self.names if name not in refused),
-            impossible={**self.impossible, **refused},
+            names=tuple(name for name in self.names if name not in rejected),
+            impossible={**self.impossible, **rejected},
         )
 
 
-def chosen(asked: str | None, drilled: Drilled, *, repeat: int) -> Chosen:
+def select_faults(requested: str | None, drilled: DrillRecipe, *, repeat: int) -> FaultSelection:
     """The faults to try, so many times each.
 
     Args:
-        asked: Names, joined by commas; None: all that are possible.
+        requested: Names, joined by commas; None: all that are possible.
 
     Raises:
         RequestError: There is no such fault, none is possible, or they are too many.
     """
-    names = [*FAULTS] if asked is None else list(filter(None, asked.split(",")))
+    names = [*FAULTS] if requested is None else list(filter(None, requested.split(",")))
     if wrong := [name for name in names if name not in FAULTS]:
         raise RequestError(
             f"--faults: there is no fault {wrong[0]!r}. There are {', '.join(FAULTS)}."
         )
-    impossible = {name: why for name in names if (why := FAULTS[name].why_not(drilled))}
+    impossible = {name: why for name in names if (why := FAULTS[name].impossible_reason(drilled))}
     names = [name for name in dict.fromkeys(names) if name not in impossible]
     if len(names) * repeat > _MOST_CASES:
         raise RequestError(
@@ -192,23 +195,29 @@ def chosen(asked: str | None, drilled: Drilled, *, repeat: int) -> Chosen:
     if not names:
         why = "; ".join(f"{name}: {reason}" for name, reason in impossible.items())
         raise RequestError(f"--faults: none of these can be tried ({why}). Change the recipe.")
-    return Chosen(names=tuple(names), impossible=impossible, repeat=repeat)
+    return FaultSelection(names=tuple(names), impossible=impossible, repeat=repeat)
 
 
 def run_drill(
-    drilled: Drilled, place: Place, asked: Chosen, *, seed: int, tell: Callable[[Drill], None]
+    drilled: DrillRecipe,
+    workspace: DrillWorkspace,
+    selection: FaultSelection,
+    *,
+    seed: int,
+    on_case: Callable[[Drill], None],
 ) -> Drill:
     """Run the twin and all cases.
 
     Args:
-        tell: Called after each case, so that a drill that is interrupted leaves what it has found.
+        on_case: Called after each case, so that a drill that is interrupted leaves what it has
+            found.
 
     Raises:
         ShardyardError: The undisturbed run did not finish, so that nothing can be compared.
     """
-    make_folder(place.runs)
-    say("twin: the run that nothing disturbs")
-    twin = run_twin(drilled, place)
+    make_folder(workspace.runs)
+    info("twin: the run that nothing disturbs")
+    twin = run_reference(drilled, workspace)
     if not twin.has_finished:
         words = twin.ends[-1].last_words if twin.ends else twin.given_up
         raise ShardyardError(
@@ -219,31 +228,35 @@ def run_drill(
     ready = next(event for event in twin.events if event["kind"] == "model_ready")
     replicas = ready["layout"]["dp_replicate"]
     drilled = replace(drilled, devices=world // drilled.nodes, replicas=replicas)
-    asked = asked.after_twin(drilled)
+    selection = selection.after_reference(drilled)
     drill = Drill(
-        drilled=drilled, folder=place.folder, seed=seed, twin=twin, impossible=asked.impossible
+        drilled=drilled,
+        folder=workspace.folder,
+        seed=seed,
+        reference=twin,
+        impossible=selection.impossible,
     )
     try:
-        for number in range(asked.repeat):
-            for name in asked.names:
-                drill.cases.append(_try(drill, place, name, number))
-                tell(drill)
+        for number in range(selection.repeat):
+            for name in selection.names:
+                drill.cases.append(_try(drill, workspace, name, number))
+                on_case(drill)
     finally:
-        forget_checkpoints(run_of(place, "twin", 0))
+        forget_checkpoints(run_of(workspace, "twin", 0))
     return drill
 
 
-def _try(drill: Drill, place: Place, name: str, number: int) -> Case:
+def _try(drill: Drill, workspace: DrillWorkspace, name: str, number: int) -> Case:
     began_s = time.monotonic()
     fault = FAULTS[name]
     facts = run_case(
-        drill.drilled, place, fault=fault, name=name, number=number, seed=drill.seed,
-        twin=drill.twin,
+        drill.drilled, workspace, fault=fault, name=name, number=number, seed=drill.seed,
+        reference=drill.reference,
     )  # fmt: skip
-    verdict = judge(fault, facts, drill.twin, is_exact_asked=drill.drilled.is_exact)
+    verdict = evaluate(fault, facts, drill.reference, is_exact_requested=drill.drilled.is_exact)
     seconds = format_seconds(time.monotonic() - began_s)
-    say(f"{name} {number}: {'; '.join(verdict.problems) or 'good'} ({seconds})")
-    return Case(facts=facts, verdict=verdict)
+    info(f"{name} {number}: {'; '.join(verdict.problems) or 'good'} ({seconds})")
+    return Case(observations=facts, result=verdict)
 
 
 def default_folder(words: Sequence[str]) -> Path:

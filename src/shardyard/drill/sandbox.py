@@ -36,16 +36,16 @@ _REFUSALS = (
 """Files of the kernel, what stands in them where a user may make no namespace, and the words."""
 
 
-def is_apart() -> bool:
+def is_in_namespaces() -> bool:
     """Whether this process is in such namespaces."""
     return os.environ.get(_INSIDE) == "1"
 
 
-def why_not_apart() -> str:
+def no_namespaces_reason() -> str:
     """Why this machine allows no such namespaces to this user, as far as it says; or nothing."""
     if sys.platform != "linux":
         return "there are namespaces on Linux alone"
-    if os.geteuid() == 0 or is_apart():
+    if os.geteuid() == 0 or is_in_namespaces():
         return ""
     return next((why for file, refusal, why in _REFUSALS if _holds(Path(file), refusal)), "")
 
@@ -57,7 +57,7 @@ def _holds(file: Path, text: str) -> bool:
         return False
 
 
-def enter() -> str:
+def enter_namespaces() -> str:
     """Go on in namespaces of one's own; call before any thread is started.
 
     Returns in a process that is inside; the one that called waits for it and ends as it ends.
@@ -65,7 +65,7 @@ def enter() -> str:
     Returns:
         Why it goes on outside; empty: it is inside.
     """
-    if why := why_not_apart():
+    if why := no_namespaces_reason():
         return why
     try:
         _leave_mounts_and_memory()
@@ -145,7 +145,7 @@ _SECONDS = struct.Struct("<d")
 _START = "from shardyard.drill.sandbox import take_up; take_up()\n"
 
 
-class MovedClock:
+class SkewedClock:
     """The clock of the processes that are started with its environment; right until it is moved.
 
     Args:
@@ -239,7 +239,7 @@ def fill(folder: Path) -> None:
             return
 
 
-def make_room(folder: Path) -> None:
+def restore_size(folder: Path) -> None:
     """As much as there was."""
     _mount("-o", f"remount,size={_ROOM}", str(folder))
 

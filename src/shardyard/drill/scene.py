@@ -18,7 +18,7 @@ _END_S = 30.0
 _POLL_S = 0.05
 
 
-class Marked:
+class TaggedProcesses:
     """The processes of one case.
 
     Args:

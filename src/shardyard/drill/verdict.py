@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shardyard.drill.faults import BY_COMMAND, Fault, Named
-from shardyard.drill.observations import Bits, Facts, Outcome
+from shardyard.drill.faults import BY_COMMAND, ExpectedReport, Fault
+from shardyard.drill.observations import BitDiff, Outcome, RunObservations
 from shardyard.rundir.jsonl import LOSSES
 
 NOTICES = (
@@ -28,7 +28,7 @@ PHASES = ("detect", "restart", "rendezvous", "init", "load", "first step")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class CaseResult:
     """The judgement of one case."""
 
     noticed_s: float | None
@@ -64,96 +64,116 @@ class Verdict:
         return {**asdict(self), "is_good": self.is_good, "next_step_s": self.next_step_s}
 
 
-def judge(fault: Fault, facts: Facts, twin: Facts, *, is_exact_asked: bool) -> Verdict:
+def evaluate(
+    fault: Fault,
+    observations: RunObservations,
+    reference: RunObservations,
+    *,
+    is_exact_requested: bool,
+) -> CaseResult:
     """Judge a case.
 
     Args:
-        is_exact_asked: Whether the recipe promises the same bits for any number of ranks.
+        is_exact_requested: Whether the recipe promises the same bits for any number of ranks.
     """
-    notices = list(_notices(fault, facts))
-    exact, why = compare(facts, twin, is_exact_asked=is_exact_asked)
-    is_struck = facts.struck_t is not None
-    is_right = is_struck and _is_right(fault.named, notices, facts)
+    notices = list(_fault_events(fault, observations))
+    exact, why = compare(observations, reference, is_exact_requested=is_exact_requested)
+    is_struck = observations.struck_t is not None
+    is_right = is_struck and _is_right(fault.named, notices, observations)
     is_noticed = is_struck and (bool(notices) or fault.named is None)
-    problems = [] if is_struck else [f"it never struck: {facts.missed}"]
+    problems = [] if is_struck else [f"it never struck: {observations.missed}"]
     if is_struck and not is_noticed:
         problems.append("not noticed")
     elif is_struck and not is_right:
         problems.append(
             "another cause was named" if fault.named else "a loss was told, and none was"
         )
-    if not facts.has_finished:
-        problems.append(facts.given_up or "the run did not come to its end")
-    if exact == "different" or (exact == "not proven" and facts.has_finished and is_exact_asked):
+    if not observations.has_finished:
+        problems.append(observations.given_up or "the run did not come to its end")
+    if exact == "different" or (
+        exact == "not proven" and observations.has_finished and is_exact_requested
+    ):
         problems.append(f"{exact}: {why}")
-    left = "" if facts.given_up else facts.left.words()  # what the drill killed could not tidy up
+    left = (
+        "" if observations.given_up else observations.left.words()
+    )  # what the drill killed could not tidy up
     if left:
         problems.append(f"left over: {left}")
     first = notices[0] if notices else None
-    return Verdict(
-        noticed_s=None if first is None else max(0.0, first["t"] - (facts.struck_t or 0.0)),
+    return CaseResult(
+        noticed_s=None if first is None else max(0.0, first["t"] - (observations.struck_t or 0.0)),
         is_noticed=is_noticed,
         is_cause_right=is_right,
         said="" if first is None else _words(first),
-        steps_lost=facts.steps_again,
-        phases=phases(facts, None if first is None else first["t"]),
+        steps_lost=observations.steps_again,
+        phases=phases(observations, None if first is None else first["t"]),
         exact=exact,
         why=why,
-        differs=_first_difference(facts.bits) if exact == "different" else None,
-        has_recovered=facts.has_finished,
+        differs=_first_difference(observations.bits) if exact == "different" else None,
+        has_recovered=observations.has_finished,
         left=left,
         problems=tuple(problems),
     )
 
 
-def compare(facts: Facts, twin: Facts, *, is_exact_asked: bool) -> tuple[Outcome, str]:
+def compare(
+    observations: RunObservations, reference: RunObservations, *, is_exact_requested: bool
+) -> tuple[Outcome, str]:
     """Losses, samples and final weights against the twin's, bit for bit."""
-    where = "" if facts.bits is None or facts.bits.tensor is None else f"; {facts.bits.why}"
-    world = next(iter(twin.worlds.values()), None)
-    resized = min((step for step, ranks in facts.worlds.items() if ranks != world), default=None)
-    for step in sorted(facts.losses):
-        if resized is not None and step >= resized and not is_exact_asked:
+    where = (
+        ""
+        if observations.bits is None or observations.bits.tensor is None
+        else f"; {observations.bits.why}"
+    )
+    world = next(iter(reference.worlds.values()), None)
+    resized = min(
+        (step for step, ranks in observations.worlds.items() if ranks != world), default=None
+    )
+    for step in sorted(observations.losses):
+        if resized is not None and step >= resized and not is_exact_requested:
             break
-        if step not in twin.losses or facts.losses[step] != twin.losses[step]:
+        if step not in reference.losses or observations.losses[step] != reference.losses[step]:
             return "different", f"losses from step {step} on{where}"
-    if resized is not None and not is_exact_asked:
+    if resized is not None and not is_exact_requested:
         return "not proven", (
-            f"{facts.worlds[resized]} ranks instead of {world} from step {resized} on: rounding "
+            f"{observations.worlds[resized]} ranks instead of {world} from step {resized} on: rounding "
             "differs without precision.reduce=exact"
         )
-    if not facts.has_finished:
-        newest = max(facts.losses, default=0)
-        return "not proven", f"the run ended at step {newest} of {max(twin.losses, default=0)}"
-    if facts.samples != twin.samples:
-        wrong = [p for p, sample in twin.samples.items() if facts.samples.get(p) != sample]
+    if not observations.has_finished:
+        newest = max(observations.losses, default=0)
+        return "not proven", f"the run ended at step {newest} of {max(reference.losses, default=0)}"
+    if observations.samples != reference.samples:
+        wrong = [
+            p for p, sample in reference.samples.items() if observations.samples.get(p) != sample
+        ]
         where = f"from position {wrong[0]} on" if wrong else "more than the twin's"
         return "different", f"samples {where}"
-    if not facts.digests or facts.last_checkpoint != twin.last_checkpoint:
+    if not observations.digests or observations.last_checkpoint != reference.last_checkpoint:
         return "not proven", "there is no last checkpoint to compare"
-    if facts.digests == twin.digests:
+    if observations.digests == reference.digests:
         return "equal", "losses, samples, weights and states of the optimizer"
-    if facts.bits is None:
+    if observations.bits is None:
         return "not proven", "the last checkpoints were not compared"
-    if facts.bits.outcome == "equal":  # by other ranks, which cut the same tensors otherwise
-        return "equal", f"losses, samples, and {facts.bits.why}"
-    return facts.bits.outcome, facts.bits.why
+    if observations.bits.outcome == "equal":  # by other ranks, which cut the same tensors otherwise
+        return "equal", f"losses, samples, and {observations.bits.why}"
+    return observations.bits.outcome, observations.bits.why
 
 
-def _first_difference(bits: Bits | None) -> dict[str, Any]:
+def _first_difference(bits: BitDiff | None) -> dict[str, Any]:
     return {} if bits is None else {"step": bits.step, "rank": bits.rank, "tensor": bits.tensor}
 
 
-def phases(facts: Facts, noticed_t: float | None) -> dict[str, float]:
+def phases(observations: RunObservations, noticed_t: float | None) -> dict[str, float]:
     """Seconds from the fault to the next finished step, by phase; they add up to it."""
-    struck_t = facts.struck_t
+    struck_t = observations.struck_t
     if struck_t is None:
         return {}
-    after = [event for event in facts.events if event["t"] > struck_t]
+    after = [event for event in observations.events if event["t"] > struck_t]
     first_step = next((event for event in after if event["kind"] == "first_step"), None)
     if first_step is None:
         return {}
     place = (first_step["attempt"], first_step["generation"])
-    same = [e for e in facts.events if (e["attempt"], e["generation"]) == place]
+    same = [e for e in observations.events if (e["attempt"], e["generation"]) == place]
     met = next((e for e in same if e["kind"] == "rendezvous"), first_step)
     ready = next((e for e in same if e["kind"] == "model_ready"), first_step)
     loaded = next((e for e in same if e["kind"] == "checkpoint_loaded"), {})
@@ -175,37 +195,43 @@ def phases(facts: Facts, noticed_t: float | None) -> dict[str, float]:
     return found
 
 
-def _notices(fault: Fault, facts: Facts) -> Iterable[dict[str, Any]]:
+def _fault_events(fault: Fault, observations: RunObservations) -> Iterable[dict[str, Any]]:
     """What was said of the fault, in order of time: events, and last words of a failed command."""
-    if facts.struck_t is None:
+    if observations.struck_t is None:
         return []
-    since_t = -math.inf if fault.needs_clock else facts.struck_t  # events have that clock's time
+    since_t = (
+        -math.inf if fault.needs_clock else observations.struck_t
+    )  # events have that clock's time
     kinds = {*NOTICES, *(fault.named.kinds if fault.named else ())} - {"checkpoint_loaded"}
     found = [
         event
-        for event in facts.events
+        for event in observations.events
         if event["t"] >= since_t and (event["kind"] in kinds or event.get("damaged"))
         if not (event["kind"] == "attempt_ended" and event.get("exit_code") == 0)
     ]
-    if facts.ends:
-        end = facts.ends[0]
-        if end.exit_code > 0 and end.t >= facts.struck_t:  # negative: killed, by the drill too
+    if observations.ends:
+        end = observations.ends[0]
+        if (
+            end.exit_code > 0 and end.t >= observations.struck_t
+        ):  # negative: killed, by the drill too
             found.append({"kind": BY_COMMAND, "t": end.t, "said": end.last_words})
     return sorted(found, key=lambda event: float(event["t"]))
 
 
-def _is_right(named: Named | None, notices: list[dict[str, Any]], facts: Facts) -> bool:
+def _is_right(
+    named: ExpectedReport | None, events: list[dict[str, Any]], observations: RunObservations
+) -> bool:
     """Whether the fault was named, with its target and no other."""
     if named is None:
-        return not any(event["kind"] in LOSSES for event in notices)
-    telling = [event for event in notices if event["kind"] in named.kinds]
+        return not any(event["kind"] in LOSSES for event in events)
+    telling = [event for event in events if event["kind"] in named.kinds]
     if not any(re.search(named.words, _words(event), re.DOTALL) for event in telling):
         return False
     if named.who == "rank":
-        return {event.get("rank") for event in notices if event["kind"] in LOSSES or
-                event["kind"] in named.kinds} == {facts.rank}  # fmt: skip
+        return {event.get("rank") for event in events if event["kind"] in LOSSES or
+                event["kind"] in named.kinds} == {observations.rank}  # fmt: skip
     if named.who == "node":
-        return {event.get("node_rank") for event in telling} == {facts.node}
+        return {event.get("node_rank") for event in telling} == {observations.node}
     return True
 
 

@@ -19,28 +19,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from shardyard import network_interface
-from shardyard.config.allocator import let_memory_grow
-from shardyard.config.endpoints import metrics_place
+from shardyard.config.allocator import enable_expandable_segments
+from shardyard.config.endpoints import metrics_endpoint
 from shardyard.config.formulas import snapshot_labels, steps_between_checkpoints
 from shardyard.config.resolved import Resolved
 from shardyard.config.secret_variables import without_secrets
 from shardyard.data.in_use import InUse
 from shardyard.elastic import forkserver
 from shardyard.elastic.drain import DrainRequest, end_with
-from shardyard.elastic.forkserver import no_search
+from shardyard.elastic.forkserver import gc_paused
 from shardyard.elastic.heartbeat import NOTES, AgentMemory
 from shardyard.errors import LostNodeError, ShardyardError, StorageError
 from shardyard.foreign_variables import remove_for_agent
 from shardyard.io.files import make_folder
 from shardyard.io.sanitize import log_line
-from shardyard.observe.exporter import RunReader, exporting
-from shardyard.rundir.attempt_files import read_resolved, read_store_place
+from shardyard.observe.exporter import RunReader, serve_metrics
+from shardyard.rundir.attempt_files import read_resolved, read_store_location
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease
-from shardyard.telemetry.supervisor import Ranks, TelemetryBeside
+from shardyard.telemetry.supervisor import Ranks, TelemetrySupervisor
 
 if TYPE_CHECKING:
-    from shardyard.elastic.agent import Answer, Worker
+    from shardyard.elastic.agent import AttemptResult, Worker
 
 
 def main(
@@ -64,15 +64,15 @@ def main(
     try:
         answer = _conduct(args, worker, preload)
     except ShardyardError as error:
-        from shardyard.elastic.agent import Answer
+        from shardyard.elastic.agent import AttemptResult
 
-        answer = Answer("failed", error.exit_code, str(error))
+        answer = AttemptResult("failed", error.exit_code, str(error))
     except BaseException as error:  # noqa: BLE001  the outermost line of a process
-        from shardyard.elastic.agent import Answer
+        from shardyard.elastic.agent import AttemptResult
 
         traceback.print_exc()
         text = f"the agent failed unexpectedly ({type(error).__name__}: {error}). See {_log(args)}."
-        answer = Answer("failed", 1, text)
+        answer = AttemptResult("failed", 1, text)
     with suppress(OSError):  # the reader may be gone
         os.write(stdout, json.dumps(asdict(answer)).encode() + b"\n")
     return answer.exit_code
@@ -80,14 +80,14 @@ def main(
 
 def _conduct(
     args: argparse.Namespace, worker: "Worker | None", preload: Sequence[str] | None
-) -> "Answer":
+) -> "AttemptResult":
     run = RunDir(args.run_dir.resolve())
     resolved = read_resolved(run.resolved(args.attempt))
     lease = _lease_of(run, args)
     data = InUse(Path(resolved.data.dir), run=run.path)
     log = _log(args)
-    shown = _send_talk_to(log)
-    drain = DrainRequest(resolved.recipe.elastic.drain_timeout_s, is_asked_once=args.asked_once)
+    shown = _redirect_output_to(log)
+    drain = DrainRequest(resolved.recipe.elastic.drain_timeout_s, ignore_repeats=args.asked_once)
     drain.listen()
     if args.part_of is not None:
         end_with(args.part_of)
@@ -98,20 +98,20 @@ def _conduct(
     # before the fork server, which passes on where they are
     slots = {label: AgentMemory.create(label) for label in snapshot_labels(resolved.recipe)}
     notes = AgentMemory.create(NOTES)
-    let_memory_grow(resolved.recipe, os.environ)
+    enable_expandable_segments(resolved.recipe, os.environ)
     forkserver.start(
         forkserver.preload_of(resolved.recipe) if preload is None else preload,
         secrets=resolved.recipe.secrets,
     )
     try:
         # Imported now: the fork server imports the same modules at the same time.
-        with no_search():
-            from shardyard.elastic.agent import Attempt
-            from shardyard.elastic.peer_snapshots import Neighbour
+        with gc_paused():
+            from shardyard.elastic.agent import NodeAttempt
+            from shardyard.elastic.peer_snapshots import PeerReplication
             from shardyard.elastic.worker import run_worker
 
         telemetry = _telemetry(run, args, resolved, notes)
-        attempt = Attempt(
+        attempt = NodeAttempt(
             run=run,
             number=args.attempt,
             resolved=resolved,
@@ -121,15 +121,15 @@ def _conduct(
             endpoint=args.rendezvous,
             node_rank=args.node_rank,
             own_host=args.own_host,
-            notes=notes,
-            neighbour=Neighbour.of(slots, resolved.recipe),
+            heartbeats=notes,
+            peer_replication=PeerReplication.of(slots, resolved.recipe),
             store_moves=args.store_moves,
             findings=telemetry.findings,
-            tell=partial(_tell, shown),
+            print_status=partial(_print_and_forward, shown),
         )
         reader = _reader(run, args, resolved, notes)
-        place = metrics_place(resolved.recipe.observe.prometheus)
-        with exporting(reader, run, place, node_rank=args.node_rank) as scrapes:
+        place = metrics_endpoint(resolved.recipe.observe.prometheus)
+        with serve_metrics(reader, run, place, node_rank=args.node_rank) as scrapes:
             with telemetry.running():
                 answer = attempt.conduct()
             if may_wait(answer):
@@ -147,37 +147,37 @@ def _lease_of(run: RunDir, args: argparse.Namespace) -> Lease | None:
     """Handed over by whoever started this, or taken by the node that serves the store."""
     if args.lease:
         return Lease.handed_over(args.lease)
-    is_moved = read_store_place(run, args.attempt) is not None  # whoever serves it has the lease
+    is_moved = read_store_location(run, args.attempt) is not None  # whoever serves it has the lease
     return Lease(run.lease) if args.node_rank == 0 and not is_moved else None
 
 
 def _telemetry(
-    run: RunDir, args: argparse.Namespace, resolved: Resolved, notes: AgentMemory | None
-) -> TelemetryBeside:
-    return TelemetryBeside(
+    run: RunDir, args: argparse.Namespace, resolved: Resolved, heartbeats: AgentMemory | None
+) -> TelemetrySupervisor:
+    return TelemetrySupervisor(
         run.telemetry_of(args.node_rank),
         attempt=args.attempt,
         every_s=resolved.recipe.observe.telemetry_every_s,
         devices=_accelerators(resolved),
-        ranks=partial(_ranks, notes, resolved),
+        ranks=partial(_ranks, heartbeats, resolved),
         environ=without_secrets(os.environ, named=resolved.recipe.secrets),
     )
 
 
 def _reader(
-    run: RunDir, args: argparse.Namespace, resolved: Resolved, notes: AgentMemory | None
+    run: RunDir, args: argparse.Namespace, resolved: Resolved, heartbeats: AgentMemory | None
 ) -> RunReader:
     every = steps_between_checkpoints(resolved.recipe)
     return RunReader(
         run,
-        partial(_rank_seconds, notes, resolved),
+        partial(_rank_seconds, heartbeats, resolved),
         attempt=args.attempt,
         every=None if every == "auto" else every,
         telemetry=run.telemetry_of(args.node_rank),
     )
 
 
-def may_wait(answer: "Answer") -> bool:
+def may_wait(answer: "AttemptResult") -> bool:
     """Whether the end of an attempt may be a little later, so that its outcome is seen.
 
     A drain's time is for saving, and where a node was lost all are to be started again at once.
@@ -186,21 +186,21 @@ def may_wait(answer: "Answer") -> bool:
     return not is_draining and answer.exit_code != LostNodeError.exit_code
 
 
-def _rank_seconds(notes: AgentMemory | None, resolved: Resolved) -> list[tuple[int, float]]:
-    found = _ranks(notes, resolved)
+def _rank_seconds(heartbeats: AgentMemory | None, resolved: Resolved) -> list[tuple[int, float]]:
+    found = _ranks(heartbeats, resolved)
     pairs = zip(found.get("step", ()), found.get("compute_s", ()), strict=True)
     return [(int(step or 0), compute_s or 0.0) for step, compute_s in pairs]
 
 
-def _ranks(notes: AgentMemory | None, resolved: Resolved) -> Ranks:
+def _ranks(heartbeats: AgentMemory | None, resolved: Resolved) -> Ranks:
     """The last step of each rank of this node; empty before any has noted one."""
     from shardyard.elastic.heartbeat import (
-        read_notes,  # imports torch, as the fork server does first
+        read_heartbeats,  # imports torch, as the fork server does first
     )
 
     count = resolved.recipe.cluster.devices
     assert isinstance(count, int)
-    found = read_notes(notes, count)
+    found = read_heartbeats(heartbeats, count)
     return {
         "step": [note.step for note in found],
         "step_s": [_seconds(note.step_ns) for note in found],
@@ -250,14 +250,14 @@ def _log(args: argparse.Namespace) -> Path:
     return attempt / f"agent-{args.node_rank}.log"
 
 
-def _tell(shown: int, text: str) -> None:
+def _print_and_forward(stderr_fd: int, text: str) -> None:
     """Say something in the log, and where the caller of this process says what it does."""
     print(text, flush=True)
     with suppress(OSError):  # nobody reads it any more
-        os.write(shown, f"{log_line(text)}\n".encode())
+        os.write(stderr_fd, f"{log_line(text)}\n".encode())
 
 
-def _send_talk_to(log: Path) -> int:
+def _redirect_output_to(log: Path) -> int:
     """Point stdout and stderr of this process and its children at the log.
 
     Returns:

@@ -24,7 +24,7 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
-from shardyard.config.endpoints import parse_meeting_place
+from shardyard.config.endpoints import parse_rendezvous_endpoint
 from shardyard.config.resolved import Resolved
 from shardyard.config.rules.elastic import restart_timeout_s
 from shardyard.config.schema.recipe import Recipe
@@ -35,24 +35,24 @@ from shardyard.elastic.folder_watch import FolderWatch
 from shardyard.elastic.group import DRAINED, GroupAgent, StoppedBeforeStart
 from shardyard.elastic.hang_watch import Budgets
 from shardyard.elastic.heartbeat import AgentMemory
-from shardyard.elastic.meeting_wait import MeetingWait
-from shardyard.elastic.node_exclusion import LeftOut, wait_for_end, was_left_out
-from shardyard.elastic.peer_snapshots import Neighbour
+from shardyard.elastic.meeting_wait import RendezvousWait
+from shardyard.elastic.node_exclusion import NodeExcluded, wait_for_end, was_excluded
+from shardyard.elastic.peer_snapshots import PeerReplication
 from shardyard.elastic.rendezvous.c10d import (
-    Meeting,
     Rendezvous,
+    RendezvousConfig,
     build_rendezvous,
     parse_endpoint,
     sever,
     wait_for_all,
 )
 from shardyard.elastic.rendezvous.etcd import etcd_rendezvous
-from shardyard.elastic.rendezvous.store_failover import Succession
+from shardyard.elastic.rendezvous.store_failover import StoreFailover
 from shardyard.elastic.seal import Seal
 from shardyard.elastic.worker import failure_path
 from shardyard.elastic.worker_failures import Loss, first_cause
 from shardyard.errors import LostNodeError, ShardyardError, StorageError
-from shardyard.rundir.attempt_files import StorePlace, read_store_place
+from shardyard.rundir.attempt_files import StoreLocation, read_store_location
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.run_secret import run_secret
 from shardyard.rundir.state import end_of_attempt
@@ -66,7 +66,7 @@ _GIVE_UP_AFTER_S = 15.0
 
 
 @dataclass(frozen=True)
-class Answer:
+class AttemptResult:
     """How an attempt ended on this node."""
 
     outcome: str
@@ -78,7 +78,7 @@ class Answer:
 
 
 @dataclass
-class Attempt:
+class NodeAttempt:
     """One node's part in one attempt."""
 
     run: RunDir
@@ -92,86 +92,90 @@ class Attempt:
     node_rank: int = 0
     own_host: str | None = None
     """Its name, as the other nodes reach it; None: its launcher knows none."""
-    notes: AgentMemory | None = None
+    heartbeats: AgentMemory | None = None
     """Where the workers note what they do; None: the system has no such memory."""
-    neighbour: Neighbour | None = None
+    peer_replication: PeerReplication | None = None
     """Has this node's snapshots kept by the next one; None: it has none, or keeps them alone."""
     store_moves: bool = False
     """Whether the others go on where the node that serves the store is lost."""
     findings: Findings = tuple
     """What telemetry has found wrong with this node's devices."""
-    tell: Callable[[str], None] = print
+    print_status: Callable[[str], None] = print
     """Shows whoever watches this node what it waits for."""
     seal: Seal = field(init=False)
     """Marks what the nodes of this attempt tell each other."""
-    _wait: MeetingWait = field(init=False)
-    _succession: Succession = field(init=False)
+    _wait: RendezvousWait = field(init=False)
+    _store_failover: StoreFailover = field(init=False)
     _agent: GroupAgent | None = field(default=None, init=False)
-    _answer: Answer | None = field(default=None, init=False)
+    _answer: AttemptResult | None = field(default=None, init=False)
     _checkpoint_before: str | None = field(default=None, init=False)
 
-    def conduct(self) -> Answer:
+    def conduct(self) -> AttemptResult:
         """Run to the end; call from the main thread."""
-        self._checkpoint_before = newest_checkpoint(self.run)
-        self._wait = MeetingWait(self.node_rank)
+        self._checkpoint_before = latest_checkpoint_name(self.run)
+        self._wait = RendezvousWait(self.node_rank)
         thread = threading.Thread(target=self._run_agent, name="elastic-agent", daemon=True)
         thread.start()
         folder = FolderWatch(self.run.resolved(self.number))
         polls_in_vain = 0
         while thread.is_alive() and polls_in_vain * _POLL_S < _GIVE_UP_AFTER_S:
             if folder.is_gone:
-                return self._folder_gone()  # the workers end with the fork server
+                return self._folder_lost_result()  # the workers end with the fork server
             if self._agent is not None:
-                self._agent.look_at_ranks()
-                if self._agent.is_cut_off and not self._leave_store():
-                    self._answer = self._cut_off(self._agent)
+                self._agent.poll_ranks()
+                if self._agent.is_cut_off and not self._leave_dead_store():
+                    self._answer = self._cut_off_result(self._agent)
                     break
             thread.join(_POLL_S)
             if (line := self._wait.line()) is not None:
-                self.tell(line)
-            is_meeting = self._agent is None or self._agent.is_meeting
+                self.print_status(line)
+            is_meeting = self._agent is None or self._agent.is_in_rendezvous
             polls_in_vain += self.drain.is_overdue or (self.drain.is_requested and is_meeting)
         folder.stop()
-        answer = self._answer or self._given_up()
+        answer = self._answer or self._stopped_result()
         if answer.outcome == "failed" and folder.is_missing():
-            return self._folder_gone()
+            return self._folder_lost_result()
         self._finish(answer)
-        return replace(answer, drain_left_s=self.drain.left_s)
+        return replace(answer, drain_left_s=self.drain.remaining_s)
 
     def _run_agent(self) -> None:
         try:
             self.seal = Seal(run_secret(self.run, self.number))
             self._answer = self._run_group()
         except StoppedBeforeStart:
-            self._answer = Answer("drained", self.drain.exit_code, self._resume_hint("stopped"))
+            self._answer = AttemptResult(
+                "drained", self.drain.exit_code, self._resume_hint("stopped")
+            )
         except ShardyardError as error:
-            self._answer = Answer("failed", error.exit_code, str(error))
+            self._answer = AttemptResult("failed", error.exit_code, str(error))
         except (RendezvousError, DistError) as error:
             text = (
                 f"node {self.node_rank} lost the others, or fewer than elastic.min_nodes came "
                 f"({str(error).splitlines()[0]}). Without the store of node "
-                f"{self._succession.place.node_rank} no node can go on. "
+                f"{self._store_failover.location.node_rank} no node can go on. "
                 "Look at the agents' logs of the other nodes."
             )
-            self._answer = Answer("failed", LostNodeError.exit_code, self._resume_hint(text))
+            self._answer = AttemptResult("failed", LostNodeError.exit_code, self._resume_hint(text))
             if self._agent is not None and not isinstance(error, RendezvousTimeoutError):
-                self._lose_store(self._agent, error)
+                self._handle_lost_store(self._agent, error)
         except BaseException as error:  # noqa: BLE001  the outermost line of a thread
             traceback.print_exc()
             kind = type(error).__name__
             text = f"the agent failed unexpectedly ({kind}: {error}). See {self.log}."
-            self._answer = Answer("failed", 1, text)
+            self._answer = AttemptResult("failed", 1, text)
 
-    def _run_group(self) -> Answer:
+    def _run_group(self) -> AttemptResult:
         recipe = self.resolved.recipe
         assert recipe.cluster.devices != "auto"
-        first = StorePlace(moves=0, node_rank=0, endpoint=self.endpoint or "")
-        place = read_store_place(self.run, self.number) or first
-        self._succession = Succession(self.run, self.number, self.node_rank, place, self.own_host)
-        if was_left_out(self.run, self.number, Node.here(self.node_rank)):
-            return self._stay_away(lambda: not self._succession.is_run_left())
-        meeting = self._meeting()
-        if (answer := self._too_late(meeting)) is not None:
+        first = StoreLocation(moves=0, node_rank=0, endpoint=self.endpoint or "")
+        place = read_store_location(self.run, self.number) or first
+        self._store_failover = StoreFailover(
+            self.run, self.number, self.node_rank, place, self.own_host
+        )
+        if was_excluded(self.run, self.number, Node.local(self.node_rank)):
+            return self._wait_excluded(lambda: not self._store_failover.is_lease_available())
+        meeting = self._rendezvous_config()
+        if (answer := self._result_if_late(meeting)) is not None:
             return answer
         handler, store, wait = self._enter(meeting)
         if meeting.min_nodes < recipe.cluster.nodes:
@@ -198,14 +202,14 @@ class Attempt:
             describe_attempt=self._describe,
             max_restarts=recipe.elastic.max_restarts,
             node_rank=self.node_rank,
-            notes=self.notes,
+            heartbeats=self.heartbeats,
             budgets=Budgets.of(recipe.elastic, compiles=recipe.model.compile is True),
             stages=_stages(recipe),
-            parks=recipe.elastic.parked is True,
+            use_standby=recipe.elastic.parked is True,
             join_interval_s=recipe.elastic.join_interval_s,
-            has_met=self._succession.take_over if handler.first_serves else None,
-            neighbour=self.neighbour,
-            is_run_left=self._succession.is_run_left,
+            has_met=self._store_failover.take_over if handler.first_serves else None,
+            peer_replication=self.peer_replication,
+            is_lease_available=self._store_failover.is_lease_available,
             min_nodes=meeting.min_nodes,
             leave_out_for=recipe.elastic.leave_out_for,
             findings=self.findings,
@@ -213,40 +217,40 @@ class Attempt:
         try:
             while isinstance(end := self._run_until_lost(self._agent), Exception):
                 if handler.first_serves:
-                    self._meet_again(self._agent, handler, end)
+                    self._retry_rendezvous(self._agent, handler, end)
                 else:
-                    handler = self._move(self._agent, handler, end)
+                    handler = self._move_to_new_store(self._agent, handler, end)
             return end
-        except LeftOut:
-            return self._leave(self._agent, handler)
+        except NodeExcluded:
+            return self._leave_run(self._agent, handler)
         finally:
             handler.shutdown()
-            if self.neighbour is not None:
-                self.neighbour.close()
+            if self.peer_replication is not None:
+                self.peer_replication.close()
 
-    def _too_late(self, meeting: Meeting) -> Answer | None:
+    def _result_if_late(self, config: RendezvousConfig) -> AttemptResult | None:
         """How the others ended before this node came, which would wait minutes for their store."""
-        end = None if meeting.serves else end_of_attempt(self.run, self.number)
-        return None if end is None else _as_others_ended(end, "came later")
+        end = None if config.serves else end_of_attempt(self.run, self.number)
+        return None if end is None else _result_of_others(end, "came later")
 
-    def _run_until_lost(self, agent: GroupAgent) -> Answer | Exception:
+    def _run_until_lost(self, agent: GroupAgent) -> AttemptResult | Exception:
         """How the attempt ended, or why the store does not answer any more."""
         try:
-            return self._judge(agent, agent.run())
+            return self._attempt_result(agent, agent.run())
         except (RendezvousConnectionError, DistError) as error:
             return error
 
-    def _leave(self, agent: GroupAgent, handler: Rendezvous) -> Answer:
+    def _leave_run(self, agent: GroupAgent, handler: Rendezvous) -> AttemptResult:
         """The others go on without this node."""
         agent.leave()
-        if self.neighbour is not None:
-            self.neighbour.close()
-        serves = self._succession.serves  # then nobody else holds the lease
-        return self._stay_away(
-            handler.has_others if serves else lambda: not self._succession.is_run_left()
+        if self.peer_replication is not None:
+            self.peer_replication.close()
+        serves = self._store_failover.serves  # then nobody else holds the lease
+        return self._wait_excluded(
+            handler.has_others if serves else lambda: not self._store_failover.is_lease_available()
         )
 
-    def _stay_away(self, are_others_there: Callable[[], bool]) -> Answer:
+    def _wait_excluded(self, has_others: Callable[[], bool]) -> AttemptResult:
         """Wait without workers until the others have ended the attempt, and end as they did.
 
         The store that this node serves stays. A wish to stop ends this node alone, at once where
@@ -254,36 +258,36 @@ class Attempt:
         """
 
         def is_to_stop() -> bool:
-            is_needed = self._succession.serves and are_others_there()
+            is_needed = self._store_failover.serves and has_others()
             return self.drain.is_requested and (self.drain.is_overdue or not is_needed)
 
-        end = wait_for_end(
-            self.run, self.number, are_others_there=are_others_there, is_to_stop=is_to_stop
-        )
+        end = wait_for_end(self.run, self.number, has_others=has_others, is_to_stop=is_to_stop)
         if end is not None:
-            return _as_others_ended(end, "was left out")
+            return _result_of_others(end, "was left out")
         if self.drain.is_requested:
             text = "stopped after this node was left out: the others go on without it"
-            return Answer("drained", self.drain.exit_code, text)
+            return AttemptResult("drained", self.drain.exit_code, text)
         text = "the others are gone without a word, and this node was left out before"
-        return Answer("failed", LostNodeError.exit_code, self._resume_hint(text))
+        return AttemptResult("failed", LostNodeError.exit_code, self._resume_hint(text))
 
-    def _enter(self, meeting: Meeting) -> tuple[Rendezvous, TCPStore | None, Callable[..., None]]:
+    def _enter(
+        self, config: RendezvousConfig
+    ) -> tuple[Rendezvous, TCPStore | None, Callable[..., None]]:
         """Come to where the agents meet.
 
         Returns:
             The rendezvous, the store if all meetings have the same, and what waits for all nodes.
         """
-        place = parse_meeting_place(self.resolved.recipe.elastic.rendezvous)
+        place = parse_rendezvous_endpoint(self.resolved.recipe.elastic.rendezvous)
         if place is None:
-            handler, store = build_rendezvous(meeting)
-            return handler, store, partial(wait_for_all, meeting, store)
+            handler, store = build_rendezvous(config)
+            return handler, store, partial(wait_for_all, config, store)
         # Another run may have been given the same id, and meet in the same etcd.
         digest = self.seal.derived("etcd").hex()[:8]
-        in_etcd = etcd_rendezvous(replace(meeting, id=f"{meeting.id}-{digest}"), place)
+        in_etcd = etcd_rendezvous(replace(config, id=f"{config.id}-{digest}"), place)
         return in_etcd, None, in_etcd.wait_for_all
 
-    def _meet_again(self, agent: GroupAgent, handler: Rendezvous, error: Exception) -> None:
+    def _retry_rendezvous(self, agent: GroupAgent, handler: Rendezvous, error: Exception) -> None:
         """Have the next meeting do without the node that served the store of the last one.
 
         Raises:
@@ -291,69 +295,75 @@ class Attempt:
         """
         is_wanted = self.store_moves and not self.drain.is_requested
         is_server = agent.get_worker_group().group_rank == 0
-        if not is_wanted or is_server or self._succession.has_ended():
+        if not is_wanted or is_server or self._store_failover.has_ended():
             raise error
-        self._lose_store(agent, error)
-        if not agent.is_restart_worth():
+        self._handle_lost_store(agent, error)
+        if not agent.should_restart():
             raise error
         handler.forget([0], round=handler.round)
 
-    def _leave_store(self) -> bool:
+    def _leave_dead_store(self) -> bool:
         """Have an agent that waits in a store which does not answer look for the next one.
 
         Returns:
             Whether it does; else its node is cut off from one that lives.
         """
-        where = self._succession
-        is_elsewhere = parse_meeting_place(self.resolved.recipe.elastic.rendezvous) is not None
-        if not self.store_moves or is_elsewhere or where.serves or not where.is_run_left():
+        where = self._store_failover
+        is_elsewhere = (
+            parse_rendezvous_endpoint(self.resolved.recipe.elastic.rendezvous) is not None
+        )
+        if not self.store_moves or is_elsewhere or where.serves or not where.is_lease_available():
             return False
-        sever(parse_endpoint(where.place.endpoint)[1])
+        sever(parse_endpoint(where.location.endpoint)[1])
         return True
 
-    def _move(self, agent: GroupAgent, handler: Rendezvous, error: Exception) -> Rendezvous:
+    def _move_to_new_store(
+        self, agent: GroupAgent, handler: Rendezvous, error: Exception
+    ) -> Rendezvous:
         """Meet at another node's store.
 
         Raises:
             Exception: The given one, as there is none to meet at.
         """
-        is_elsewhere = parse_meeting_place(self.resolved.recipe.elastic.rendezvous) is not None
-        if not self.store_moves or is_elsewhere or self._succession.serves:
+        is_elsewhere = (
+            parse_rendezvous_endpoint(self.resolved.recipe.elastic.rendezvous) is not None
+        )
+        if not self.store_moves or is_elsewhere or self._store_failover.serves:
             raise error
         if self.drain.is_requested:
             raise error
         handler.shutdown()
-        self._lose_store(agent, error)
-        left = [node.rank for node in agent.nodes_left()]
-        is_enough = self.node_rank in left and len(left) >= self._meeting().min_nodes
-        if not (is_enough and agent.is_restart_worth()):
+        self._handle_lost_store(agent, error)
+        left = [node.rank for node in agent.remaining_nodes()]
+        is_enough = self.node_rank in left and len(left) >= self._rendezvous_config().min_nodes
+        if not (is_enough and agent.should_restart()):
             raise error
         turn = left.index(self.node_rank)
-        store = self._succession.find(turn=turn, is_over=lambda: self.drain.is_requested)
+        store = self._store_failover.find(turn=turn, is_over=lambda: self.drain.is_requested)
         if store is None:
             raise error
         store.set("shardyard/begun", "")  # who comes now need not wait for all
-        agent.tell_lost_nodes()  # now it is known that the lost node was not this one
-        handler, store = build_rendezvous(self._meeting(), store)
-        agent.meet_at(handler, store, self._succession.place)
+        agent.report_lost_nodes()  # now it is known that the lost node was not this one
+        handler, store = build_rendezvous(self._rendezvous_config(), store)
+        agent.use_rendezvous(handler, store, self._store_failover.location)
         return handler
 
-    def _lose_store(self, agent: GroupAgent, error: Exception) -> None:
+    def _handle_lost_store(self, agent: GroupAgent, error: Exception) -> None:
         cause = f"its store does not answer ({str(error).splitlines()[0]})"
-        node_rank = agent.serving_node(otherwise=self._succession.place.node_rank)
-        agent.lose_store(cause, node_rank=node_rank)
+        node_rank = agent.serving_node(otherwise=self._store_failover.location.node_rank)
+        agent.handle_lost_store(cause, node_rank=node_rank)
 
-    def _meeting(self) -> Meeting:
+    def _rendezvous_config(self) -> RendezvousConfig:
         elastic, nodes = self.resolved.recipe.elastic, self.resolved.recipe.cluster.nodes
-        return Meeting(
+        return RendezvousConfig(
             id=f"{self.run.run_id}-{self.number}",
             seal=self.seal,
             wait=self._wait,
             min_nodes=nodes if elastic.min_nodes == "auto" else elastic.min_nodes,
             max_nodes=nodes if elastic.max_nodes == "auto" else elastic.max_nodes,
-            endpoint=self._succession.place.endpoint or None,
+            endpoint=self._store_failover.location.endpoint or None,
             node_rank=self.node_rank,
-            serving_rank=self._succession.place.node_rank,
+            serving_rank=self._store_failover.location.node_rank,
             join_interval_s=elastic.join_interval_s,
             keep_alive_s=elastic.keep_alive_s,
             restart_timeout_s=restart_timeout_s(elastic),
@@ -362,30 +372,30 @@ class Attempt:
     def _describe(self) -> dict[str, Any]:
         return {"command": shlex.join(sys.argv)}
 
-    def _judge(self, agent: GroupAgent, result: RunResult | None) -> Answer:
+    def _attempt_result(self, agent: GroupAgent, result: RunResult | None) -> AttemptResult:
         if result is None or result.is_failed():
-            return self._failed(agent, agent.losses)
+            return self._failed_result(agent, agent.losses)
         if DRAINED in result.return_values.values():
-            return Answer("drained", self.drain.exit_code, self._resume_hint("drained"))
-        return Answer("finished", 0, "finished")
+            return AttemptResult("drained", self.drain.exit_code, self._resume_hint("drained"))
+        return AttemptResult("finished", 0, "finished")
 
-    def _failed(self, agent: GroupAgent, losses: Sequence[Loss]) -> Answer:
+    def _failed_result(self, agent: GroupAgent, losses: Sequence[Loss]) -> AttemptResult:
         if self.drain.is_requested and (self.drain.is_overdue or not losses):
-            return self._not_saved()
+            return self._not_saved_result()
         loss = first_cause(losses)
         if loss.is_final:
-            return Answer("failed", loss.exit_code or 1, loss.cause)
+            return AttemptResult("failed", loss.exit_code or 1, loss.cause)
         who = "; ".join(map(str, agent.lost_nodes)) or str(loss)
-        why, where = self._why_no_restart(agent, loss), self._where(agent, loss)
+        why, where = self._no_restart_reason(agent, loss), self._log_hint(agent, loss)
         code = LostNodeError.exit_code if agent.lost_nodes else 1
         code = self.drain.exit_code if self.drain.is_requested else code
-        return Answer("failed", code, self._resume_hint(f"{who} {why}. {where}"))
+        return AttemptResult("failed", code, self._resume_hint(f"{who} {why}. {where}"))
 
-    def _why_no_restart(self, agent: GroupAgent, loss: Loss) -> str:
-        restarts = agent.verdicts.restarts
+    def _no_restart_reason(self, agent: GroupAgent, loss: Loss) -> str:
+        restarts = agent.restart_policy.restarts
         if self.drain.is_requested:
             return "while draining"
-        of_node = agent.verdicts.words_of_node(agent.nodes_left())
+        of_node = agent.restart_policy.describe_node_losses(agent.remaining_nodes())
         if restarts.is_crash_loop:
             return (
                 f"twice after step {loss.step}, and the run did not come beyond it in between: "
@@ -393,61 +403,61 @@ class Attempt:
             )
         if not restarts.used():
             return "and elastic.max_restarts allows no restart"
-        is_same = newest_checkpoint(self.run) == self._checkpoint_before
+        is_same = latest_checkpoint_name(self.run) == self._checkpoint_before
         in_vain = "; no checkpoint became durable in this attempt" if is_same else ""
         return (
             f"and the {restarts.limit} restarts within an hour that elastic.max_restarts allows "
             f"are used up{in_vain}{of_node}"
         )
 
-    def _where(self, agent: GroupAgent, loss: Loss) -> str:
+    def _log_hint(self, agent: GroupAgent, loss: Loss) -> str:
         if not agent.lost_nodes:
             return f"Read {self.run.log(self.number, loss.rank)}."
         log = f"agent-{agent.lost_nodes[0].node_rank}.log"
         return f"Read {self.run.attempt(self.number) / log}."
 
-    def _folder_gone(self) -> Answer:
+    def _folder_lost_result(self) -> AttemptResult:
         text = (
             f"{self.run.path} is not there any more: it was removed, renamed or unmounted while "
             "the run trained. Nothing could be saved, so all processes of the run were ended. "
             f"Bring it back; then `shardyard resume {self.run.handle}` goes on from the newest "
             "checkpoint in it."
         )
-        return Answer("failed", StorageError.exit_code, text)
+        return AttemptResult("failed", StorageError.exit_code, text)
 
-    def _cut_off(self, agent: GroupAgent) -> Answer:
+    def _cut_off_result(self, agent: GroupAgent) -> AttemptResult:
         cause = "its store does not answer, while the ranks here wait for others"
-        serving = self._succession.place.node_rank
-        agent.lose_store(cause, node_rank=serving)
+        serving = self._store_failover.location.node_rank
+        agent.handle_lost_store(cause, node_rank=serving)
         text = (
             f"node {self.node_rank} lost the others: node {serving} does not answer, and no rank "
             "here has moved since. Look at the network between them, and at the agent's log of "
             f"node {serving}."
         )
-        return Answer("failed", LostNodeError.exit_code, self._resume_hint(text))
+        return AttemptResult("failed", LostNodeError.exit_code, self._resume_hint(text))
 
-    def _given_up(self) -> Answer:
+    def _stopped_result(self) -> AttemptResult:
         if self.drain.is_overdue:
-            return self._not_saved()
+            return self._not_saved_result()
         text = "stopped while waiting for the other nodes"
-        return Answer("drained", self.drain.exit_code, self._resume_hint(text))
+        return AttemptResult("drained", self.drain.exit_code, self._resume_hint(text))
 
-    def _not_saved(self) -> Answer:
+    def _not_saved_result(self) -> AttemptResult:
         text = (
             f"the processes were killed before they had saved their last step, because "
-            f"{self.drain.why_overdue}."
+            f"{self.drain.overdue_reason}."
         )
-        return Answer("failed", self.drain.exit_code, self._resume_hint(text))
+        return AttemptResult("failed", self.drain.exit_code, self._resume_hint(text))
 
     def _resume_hint(self, text: str) -> str:
-        newest = newest_checkpoint(self.run)
+        newest = latest_checkpoint_name(self.run)
         durable = f"{newest} is durable" if newest else "no checkpoint is durable yet"
         where = "goes on from there" if newest else "begins again at step 0"
         end = f". {durable[0].upper()}{durable[1:]}" if text.endswith(".") else f"; {durable}"
         text = text.removesuffix(".")
         return f"{text}{end}. `shardyard resume {self.run.handle}` {where}."
 
-    def _finish(self, answer: Answer) -> None:
+    def _finish(self, answer: AttemptResult) -> None:
         agent = self._agent
         if agent is None:
             return
@@ -463,9 +473,9 @@ class Attempt:
         _remove_blank_failures(self.run, self.number)
 
 
-def _as_others_ended(end: dict[str, Any], how: str) -> Answer:
-    text = f"the others ended without this node, which {how}: {end.get('reason')}"
-    return Answer(str(end.get("outcome")), int(end.get("exit_code") or 0), text)
+def _result_of_others(end: dict[str, Any], cause: str) -> AttemptResult:
+    text = f"the others ended without this node, which {cause}: {end.get('reason')}"
+    return AttemptResult(str(end.get("outcome")), int(end.get("exit_code") or 0), text)
 
 
 def _stages(recipe: Recipe) -> int | None:
@@ -475,7 +485,7 @@ def _stages(recipe: Recipe) -> int | None:
     return recipe.parallel.pp if isinstance(recipe.parallel.pp, int) else 1
 
 
-def newest_checkpoint(run: RunDir) -> str | None:
+def latest_checkpoint_name(run: RunDir) -> str | None:
     """Name of the newest durable checkpoint."""
     folder = run.latest_checkpoint()
     return None if folder is None else folder.name

@@ -46,7 +46,7 @@ class Node:
     started anew counts as another one. Empty: the system does not say."""
 
     @classmethod
-    def here(cls, rank: int) -> "Node":
+    def local(cls, rank: int) -> "Node":
         """This one."""
         is_told = _BOOT_ID.is_file()
         return cls(socket.gethostname(), rank, _BOOT_ID.read_text().strip() if is_told else "")
@@ -59,7 +59,7 @@ class Node:
         return f"node {self.rank} ({self.name})"
 
 
-class Notices:
+class AgentMessages:
     """One node's view of the notices of all nodes."""
 
     def __init__(self, store: Any, *, group_rank: int, num_nodes: int) -> None:
@@ -72,7 +72,7 @@ class Notices:
         """Of the same nodes, as each sees itself; nodes that know none are left out."""
         self._joined: list[str] = []
         self._world_size_before = 0
-        self.held_against: list[dict[str, Any]] = []
+        self.failure_histories: list[dict[str, Any]] = []
         """What each node told, once a generation is agreed on."""
 
     def agree_on_generation(
@@ -81,18 +81,18 @@ class Notices:
         me: Node,
         *,
         world_size: int,
-        held: Mapping[str, Any],
+        failure_history: Mapping[str, Any],
         address: str | None = None,
     ) -> int:
         """The largest proposal, on every node: one that has just come knows of no earlier ones.
 
         Args:
             world_size: Of the generation before; 0: this node was in none.
-            held: What this node holds against others and itself.
+            failure_history: What this node holds against others and itself.
             address: Of this node, where it reaches the rendezvous from; None: it does not know.
         """
         mine = {
-            "generation": proposal, "world_size": world_size, "node": asdict(me), "held": {**held},
+            "generation": proposal, "world_size": world_size, "node": asdict(me), "held": {**failure_history},
             "address": address,
         }  # fmt: skip
         self._store.set(f"shardyard/proposal/{self._group_rank}", json.dumps(mine))
@@ -102,14 +102,14 @@ class Notices:
         agreed = parse_json(self._store.get("shardyard/generation"))
         generation = max(int(each["generation"]) for each in agreed)
         self.nodes = [Node(**each["node"]) for each in agreed]
-        self.held_against = [each["held"] for each in agreed]
+        self.failure_histories = [each["held"] for each in agreed]
         self.addresses = [each["address"] for each in agreed if each["address"] is not None]
         there = [each for each in agreed if each["generation"] == generation]
         self._joined = [each["node"]["name"] for each in agreed if each not in there]
         self._world_size_before = max(int(each["world_size"]) for each in there)
         return generation
 
-    def resize_to(self, world_size: int) -> dict[str, Any] | None:
+    def resize_event(self, world_size: int) -> dict[str, Any] | None:
         """What has changed since the generation before; None: nothing, or there was none."""
         before = self._world_size_before
         if not self._joined and before in (0, world_size):
@@ -125,7 +125,7 @@ class Notices:
         """Count one more question of a kind; returns its number, from 1 on."""
         return int(self._store.add(f"shardyard/{kind}", 1))
 
-    def asked(self, kind: str) -> int:
+    def num_questions(self, kind: str) -> int:
         """How many questions of a kind all nodes have asked."""
         return int(self._store.add(f"shardyard/{kind}", 0))
 
@@ -136,10 +136,10 @@ class Notices:
     def decided(self, kind: str) -> list[dict[str, Any]]:
         """What holds for all; empty as long as no node has said it."""
         key = f"shardyard/{kind}"
-        found: list[dict[str, Any]] = (
+        decisions: list[dict[str, Any]] = (
             parse_json(self._store.get(key)) if self._store.check([key]) else []
         )
-        return found
+        return decisions
 
     def any_from_others(self, kind: str) -> bool:
         """Whether another node has published this kind of notice."""
@@ -179,7 +179,7 @@ class _Seen:
     at_s: float
 
 
-class OwnClock(RendezvousBackend):
+class LocalClockBackend(RendezvousBackend):
     """A rendezvous backend whose times are told by this node's clock.
 
     Args:
@@ -200,7 +200,7 @@ class OwnClock(RendezvousBackend):
         self._now_s = now_s
         self._seen: dict[Any, _Seen] = {}
         """By node; None: the end of the last call."""
-        self._told: dict[Any, datetime] = {}
+        self._local_times: dict[Any, datetime] = {}
         """What torch was told instead, when it read the state last."""
         self.expected: int | None = None
         """Nodes that are known to come; once they are there nobody waits for others."""
@@ -231,23 +231,23 @@ class OwnClock(RendezvousBackend):
             else _Seen(mark, now_s)
             for who, mark in marks.items()
         }
-        self._told = {
+        self._local_times = {
             who: mark if mark == LONG_AGO else now - timedelta(seconds=now_s - self._seen[who].at_s)
             for who, mark in marks.items()
         }
-        if state.deadline is not None and not self._are_all_there(state):
-            self._told[None] += self._last_call
-        _set_times(state, self._told)
+        if state.deadline is not None and not self._has_all_nodes(state):
+            self._local_times[None] += self._last_call
+        _set_times(state, self._local_times)
         return pickle.dumps(state)
 
-    def _are_all_there(self, state: Any) -> bool:
+    def _has_all_nodes(self, state: Any) -> bool:
         return self.expected is not None and len(state.participants) >= self.expected
 
     def _marked(self, data: bytes) -> bytes:
         state = pickle.loads(data)
         times = _times(state)
         for who, told in times.items():
-            if told == self._told.get(who):  # not of this node's making
+            if told == self._local_times.get(who):  # not of this node's making
                 times[who] = self._seen[who].mark
         _set_times(state, times)
         return pickle.dumps(state)

@@ -24,10 +24,16 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # built in
 from shardyard.elastic.drain import signal_at_parent_death
 from shardyard.elastic.rendezvous.c10d import connect_store, serve_store
 from shardyard.errors import ShardyardError
-from shardyard.hardware.network_counters import sent_bytes, since
+from shardyard.hardware.network_counters import sent_bytes, sent_since
 from shardyard.io.files import parse_json
 from shardyard.io.polling import wait_for
-from shardyard.network_interface import OWN_STORE, address_towards, check, for_workers, is_loopback
+from shardyard.network_interface import (
+    OWN_STORE,
+    address_towards,
+    check,
+    is_loopback,
+    worker_variables,
+)
 from shardyard.parallel.collectives import all_gather_into, reduce_scatter_into
 from shardyard.parallel.device import (
     available_device,
@@ -40,7 +46,7 @@ from shardyard.rundir.network import ELEMENT_BYTES, Collective, NetworkBench, an
 _PERIOD = 13
 
 
-class Case:
+class CollectiveCase:
     """Buffers of one row of the table."""
 
     def __init__(
@@ -62,8 +68,8 @@ class Case:
         """Elements that one rank gives or gets, where they are split."""
         self._whole = whole if collective == "all_reduce" else self._part * self._ranks
         self._device = device
-        self._source = torch.empty(self._given, device=device)
-        self._target = torch.empty(self._gotten, device=device)
+        self._source = torch.empty(self._num_inputs, device=device)
+        self._target = torch.empty(self._num_outputs, device=device)
 
     @property
     def size_bytes(self) -> int:
@@ -82,11 +88,11 @@ class Case:
 
     def fill(self) -> None:
         """Put the known values where either call reads them."""
-        self._source.copy_(self._values(self._rank, self._given))
+        self._source.copy_(self._values(self._rank, self._num_inputs))
         self._target.zero_()
         if self._collective == "all_gather":
             self._own_part(self._target).copy_(self._source)
-        elif self._gotten == self._given:
+        elif self._num_outputs == self._num_inputs:
             self._target.copy_(self._source)
 
     def run(self, *, in_place: bool) -> Tensor:
@@ -113,18 +119,18 @@ class Case:
                 assert_never(self._collective)
         return target
 
-    def wrong(self, *, in_place: bool) -> int:
+    def count_mismatches(self, *, in_place: bool) -> int:
         """Call it once with known values; how many results of this rank are wrong."""
         self.fill()
         found = self.run(in_place=in_place)
         return int((found != self._expected()).sum())
 
     @property
-    def _given(self) -> int:
+    def _num_inputs(self) -> int:
         return self._part if self._collective == "all_gather" else self._whole
 
     @property
-    def _gotten(self) -> int:
+    def _num_outputs(self) -> int:
         return self._part if self._collective == "reduce_scatter" else self._whole
 
     def _own_part(self, whole: Tensor) -> Tensor:
@@ -167,7 +173,7 @@ COUNTERS_AGE_S = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ranks:
+class RankContext:
     """This process among the others."""
 
     rank: int
@@ -219,7 +225,7 @@ def _fail(words: str, exit_code: int) -> int:
 
 
 @contextmanager
-def _joined(bench: NetworkBench, kind: str, timeout_s: float) -> Iterator[Ranks]:
+def _joined(bench: NetworkBench, kind: str, timeout_s: float) -> Iterator[RankContext]:
     """The process group of all ranks, while the block runs."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     local_rank = int(os.environ["LOCAL_RANK"])
@@ -230,7 +236,11 @@ def _joined(bench: NetworkBench, kind: str, timeout_s: float) -> Iterator[Ranks]
     store = serve_store(host, port) if rank == 0 else connect_store(host, port, within=timeout)
     store.set_timeout(timeout)
     mine = address_towards(store.host, store.port)
-    os.environ.update(for_workers(mine, _elsewhere(store, mine, world_size, timeout_s), os.environ))
+    os.environ.update(
+        worker_variables(
+            mine, _non_loopback_addresses(store, mine, world_size, timeout_s), os.environ
+        )
+    )
     kind = available_device() if kind == "auto" else kind
     device = select_device(kind, local_rank)
     dist.init_process_group(
@@ -241,7 +251,7 @@ def _joined(bench: NetworkBench, kind: str, timeout_s: float) -> Iterator[Ranks]
         timeout=timeout,
         device_id=None if device.type == "cpu" else device,
     )
-    yield Ranks(
+    yield RankContext(
         rank=rank,
         local_rank=local_rank,
         node=rank // bench.processes,
@@ -264,17 +274,19 @@ def leave(store: TCPStore, world_size: int, *, serves: bool, within_s: float) ->
         wait_for(have_all_left, within_s=within_s, every_s=0.01)
 
 
-def _elsewhere(store: TCPStore, mine: str, world_size: int, timeout_s: float) -> list[str]:
+def _non_loopback_addresses(
+    store: TCPStore, own_address: str, world_size: int, timeout_s: float
+) -> list[str]:
     """An address of a node that is no loopback one, if a node has any; all ranks call it."""
-    if not is_loopback(mine):
-        store.set("elsewhere", mine)
+    if not is_loopback(own_address):
+        store.set("elsewhere", own_address)
     store.add("addressed", 1)
     are_all_there = lambda: store.add("addressed", 0) >= world_size  # noqa: E731
     wait_for(are_all_there, within_s=timeout_s, every_s=0.01)
     return [store.get("elsewhere").decode()] if store.check(["elsewhere"]) else []
 
 
-def _introduce(ranks: Ranks, name: str) -> None:
+def _introduce(ranks: RankContext, name: str) -> None:
     """Rank 0 says who is there: host, process and device of each rank."""
     mine = {"node": name, "pid": os.getpid(), "device": ranks.local_rank}
     mine["kind"] = _device_name(ranks.device)
@@ -294,7 +306,7 @@ def _device_name(device: torch.device) -> str:
 # --- tables -------------------------------------------------------------------------------------
 
 
-def measure_tables(bench: NetworkBench, ranks: Ranks) -> None:
+def measure_tables(bench: NetworkBench, ranks: RankContext) -> None:
     """A table of each collective, and what interfaces sent meanwhile."""
     for number, collective in enumerate(bench.collectives):
         if ranks.rank == 0:
@@ -302,7 +314,7 @@ def measure_tables(bench: NetworkBench, ranks: Ranks) -> None:
         before = _counted(ranks)
         calls = {}
         for size in bench.sizes():
-            case = Case(collective, size, device=ranks.device)
+            case = CollectiveCase(collective, size, device=ranks.device)
             if case.count == 0:
                 continue  # fewer elements than ranks
             row = measure_row(case, bench, ranks.device)
@@ -313,19 +325,19 @@ def measure_tables(bench: NetworkBench, ranks: Ranks) -> None:
             if ranks.rank == 0:
                 named = {"collective": collective, "size_bytes": case.size_bytes}
                 print(answer_line("row", **named, count=case.count, **row), flush=True)
-        _tell_traffic(ranks, before, number, collective, calls)
+        _report_traffic(ranks, before, number, collective, calls)
 
 
 def measure_row(
-    case: Case, bench: NetworkBench, device: torch.device
+    case: CollectiveCase, bench: NetworkBench, device: torch.device
 ) -> dict[str, float | int | None]:
     """Seconds of a call, mean over ranks, and wrong values of all ranks; the same on every rank."""
     case.fill()
     out_s = time_of(case, bench, device, in_place=False)
     case.fill()
     in_s = time_of(case, bench, device, in_place=True)
-    wrong_out = case.wrong(in_place=False)
-    wrong_in = case.wrong(in_place=True) if case.checks_in_place else 0
+    wrong_out = case.count_mismatches(in_place=False)
+    wrong_in = case.count_mismatches(in_place=True) if case.checks_in_place else 0
     total = torch.tensor([out_s, in_s, wrong_out, wrong_in], dtype=torch.float64, device=device)
     dist.all_reduce(total)
     out_s, in_s, wrong_out_all, wrong_in_all = total.tolist()
@@ -338,7 +350,9 @@ def measure_row(
     }
 
 
-def time_of(case: Case, bench: NetworkBench, device: torch.device, *, in_place: bool) -> float:
+def time_of(
+    case: CollectiveCase, bench: NetworkBench, device: torch.device, *, in_place: bool
+) -> float:
     """Seconds of one call on this rank: of many one after the other, as nccl-tests do."""
     for _ in range(bench.warmup):
         case.run(in_place=in_place)
@@ -351,7 +365,7 @@ def time_of(case: Case, bench: NetworkBench, device: torch.device, *, in_place: 
     return (time.perf_counter() - began_s) / bench.iterations
 
 
-def _counted(ranks: Ranks) -> dict[str, int]:
+def _counted(ranks: RankContext) -> dict[str, int]:
     """What interfaces have sent, of a moment at which nothing is under way."""
     synchronize(ranks.device)
     dist.barrier()
@@ -362,12 +376,12 @@ def _counted(ranks: Ranks) -> dict[str, int]:
     return sent_bytes()
 
 
-def _tell_traffic(
-    ranks: Ranks, before: dict[str, int], number: int, collective: str, calls: dict[int, int]
+def _report_traffic(
+    ranks: RankContext, before: dict[str, int], number: int, collective: str, calls: dict[int, int]
 ) -> None:
     now = _counted(ranks)
     if ranks.leads_node:
-        ranks.store.set(f"sent/{number}/{ranks.node}", json.dumps(since(before, now)))
+        ranks.store.set(f"sent/{number}/{ranks.node}", json.dumps(sent_since(before, now)))
     if ranks.rank == 0:
         sent = [parse_json(ranks.store.get(f"sent/{number}/{node}")) for node in range(ranks.nodes)]
         print(answer_line("traffic", collective=collective, sent=sent, calls=calls), flush=True)
@@ -376,7 +390,7 @@ def _tell_traffic(
 # --- pairs --------------------------------------------------------------------------------------
 
 
-def measure_pairs(bench: NetworkBench, ranks: Ranks) -> None:
+def measure_pairs(bench: NetworkBench, ranks: RankContext) -> None:
     """All-reduces of each pair of nodes, the pairs of a round at the same time."""
     before = _counted(ranks)
     for number, pairs in enumerate(rounds(ranks.nodes)):
@@ -395,16 +409,16 @@ def measure_pairs(bench: NetworkBench, ranks: Ranks) -> None:
                 print(answer_line("pair", a=a, b=b, seconds=seconds), flush=True)
         for index in mine:
             dist.destroy_process_group(groups[index])
-    _tell_traffic(ranks, before, 0, "all_reduce", {})
+    _report_traffic(ranks, before, 0, "all_reduce", {})
 
 
 def _members(bench: NetworkBench, pair: tuple[int, int]) -> list[int]:
     return [node * bench.processes + local for node in pair for local in range(bench.processes)]
 
 
-def _pair_seconds(bench: NetworkBench, ranks: Ranks, group: dist.ProcessGroup) -> float:
+def _pair_seconds(bench: NetworkBench, ranks: RankContext, group: dist.ProcessGroup) -> float:
     """Median seconds of a call: one that was disturbed says nothing of the link."""
-    case = Case("all_reduce", bench.end_bytes, device=ranks.device, group=group)
+    case = CollectiveCase("all_reduce", bench.end_bytes, device=ranks.device, group=group)
     case.fill()
     for _ in range(bench.warmup):
         case.run(in_place=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from shardyard.elastic import forkserver
-from shardyard.elastic.heartbeat import AgentMemory, read_notes
+from shardyard.elastic.heartbeat import AgentMemory, read_heartbeats
 from shardyard.elastic.restart_budget import durable_step, last_finished_step, steps_done
 from shardyard.elastic.worker import failure_path, read_failure
 from shardyard.elastic.worker_failures import (
@@ -12,7 +12,7 @@ from shardyard.elastic.worker_failures import (
     Loss,
     Process,
     describe_dead,
-    of_host_memory,
+    host_memory_loss,
 )
 from shardyard.memory_limit import OutOfMemoryKills
 from shardyard.rundir.layout import RunDir
@@ -45,18 +45,18 @@ class Generation:
         node: str,
         agreed_s: float,
         pids: Iterable[int],
-        notes: AgentMemory | None,
+        heartbeats: AgentMemory | None,
         kills: OutOfMemoryKills,
     ) -> list[Loss]:
         """Losses of ended processes; arguments as of ``describe_dead``.
 
         Args:
             pids: Of this node's workers, by rank.
-            notes: Where the workers note what they do.
+            heartbeats: Where the workers note what they do.
             kills: The kernel's kills for want of memory since the workers started.
         """
         ranks = list(pids)
-        noted = zip(ranks, read_notes(notes, len(ranks)), strict=False)
+        noted = zip(ranks, read_heartbeats(heartbeats, len(ranks)), strict=False)
         losses = describe_dead(
             processes,
             node=node,
@@ -76,6 +76,6 @@ class Generation:
             return losses
         done = steps_done(self.run, self.attempt, self.number, most=FIRST_STEPS)
         return [
-            of_host_memory(loss, why, steps_done=done) if loss in killed else loss
+            host_memory_loss(loss, why, steps_done=done) if loss in killed else loss
             for loss in losses
         ]

@@ -10,7 +10,7 @@ from shardyard.errors import StorageError
 
 
 @contextmanager
-def semaphores_told() -> Iterator[None]:
+def translate_semaphore_errors() -> Iterator[None]:
     """Turn the system's refusal of a semaphore inside into words.
 
     Raises:

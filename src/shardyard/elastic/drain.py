@@ -23,9 +23,9 @@ _SECOND_SIGNAL_AFTER_S = 0.5
 class DrainRequest:
     """What this process was asked by signals; written by the main thread, read by any."""
 
-    def __init__(self, timeout_s: float, *, is_asked_once: bool = False) -> None:
+    def __init__(self, timeout_s: float, *, ignore_repeats: bool = False) -> None:
         self.timeout_s = timeout_s
-        self._is_asked_once = is_asked_once
+        self._ignore_repeats = ignore_repeats
         self.signal: signal.Signals | None = None
         self._since_s = 0.0
         self._insisted = False
@@ -59,14 +59,14 @@ class DrainRequest:
         return self._insisted or time.monotonic() - self._since_s > self.timeout_s
 
     @property
-    def left_s(self) -> float | None:
+    def remaining_s(self) -> float | None:
         """Of the time that the drain may take; None: nobody asked for one."""
         if self.signal is None:
             return None
         return self.timeout_s - (time.monotonic() - self._since_s)
 
     @property
-    def why_overdue(self) -> str:
+    def overdue_reason(self) -> str:
         if self._insisted:
             return "a second signal came"
         return f"the {self.timeout_s:g} s of elastic.drain_timeout_s were over"
@@ -80,7 +80,7 @@ class DrainRequest:
         if self.signal is None:
             self._since_s = now_s
             self.signal = signal.Signals(number)
-        elif not self._is_asked_once and number != signal.SIGHUP:
+        elif not self._ignore_repeats and number != signal.SIGHUP:
             self._insisted |= now_s - self._since_s > _SECOND_SIGNAL_AFTER_S
 
 

@@ -107,7 +107,9 @@ def read_faults(environment: Mapping[str, str], *, rank: int = 0, generation: in
             steps[on_rank].add(int(its_step))
     print(f"{VARIABLE}={text}: a drill makes these faults", file=sys.stderr)
     acts = {step: partial(_act, kind, step) for kind in ONCE for step in steps[kind]}
-    acts |= {step: partial(tell, kind, step) for kind in ("bit", "weight") for step in steps[kind]}
+    acts |= {
+        step: partial(log_fault, kind, step) for kind in ("bit", "weight") for step in steps[kind]
+    }
     slow = _Slow(min(steps["slow"])) if steps["slow"] else None
     return Faults(
         gradient_steps=frozenset(steps["gradient"]),
@@ -136,25 +138,25 @@ class _Slow:
 
     def __init__(self, first_step: int) -> None:
         self._first_step = first_step
-        self._usual_s = 0.0
-        self._began_s = time.monotonic()
+        self._typical_s = 0.0
+        self._started_s = time.monotonic()
 
     def __call__(self, step: int) -> None:
         now_s = time.monotonic()
         if step < self._first_step:
-            self._usual_s, self._began_s = now_s - self._began_s, now_s
+            self._typical_s, self._started_s = now_s - self._started_s, now_s
             return
         if step == self._first_step:
-            tell("slow", step)
-        time.sleep(max(_SLOWNESS_S, _SLOWNESS * self._usual_s))
+            log_fault("slow", step)
+        time.sleep(max(_SLOWNESS_S, _SLOWNESS * self._typical_s))
 
 
 def _act(kind: str, step: int) -> None:
-    tell(kind, step)
+    log_fault(kind, step)
     ONCE[kind]()
 
 
-def tell(kind: str, step: int) -> None:
+def log_fault(kind: str, step: int) -> None:
     """Say in this rank's log, for the drill to read, that a fault strikes now."""
     line = {"kind": kind, "step": step, "t": time.time()}
     print(FAULT_MARK + json.dumps(line), flush=True)

@@ -28,16 +28,16 @@ class FolderWatch:
 
     def is_missing(self) -> bool:
         """Look now: what failed for want of the folder may have ended before it was missed."""
-        return not _is_there(self._file)
+        return not _is_present(self._file)
 
     def _watch(self) -> None:
         missed = 0
         while not (self.is_gone or self._is_over.wait(_LOOK_EVERY_S)):
-            missed = 0 if _is_there(self._file) else missed + 1
+            missed = 0 if _is_present(self._file) else missed + 1
             self.is_gone = missed >= _LOOKS
 
 
-def _is_there(file: Path) -> bool:
+def _is_present(file: Path) -> bool:
     try:
         file.stat()
     except OSError as error:  # of any other it may recover, or somebody else will say so

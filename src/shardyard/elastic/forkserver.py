@@ -33,7 +33,7 @@ from shardyard.io.files import close_locked, take_lock
 
 
 @contextmanager
-def no_search() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Put it off until what is open is over."""
     was_enabled = gc.isenabled()
     gc.disable()
@@ -197,7 +197,7 @@ def _set_up() -> None:
     signal_at_parent_death(signal.SIGUSR2)
     if os.getppid() != int(os.environ[_AGENT_PID]):
         _leave_with_agent(signal.SIGUSR2, None)
-    with no_search():
+    with gc_paused():
         for module in filter(None, os.environ[_PRELOAD].split(",")):
             importlib.import_module(module)
     # What was imported never becomes garbage. A worker that looks through it all the same, as it

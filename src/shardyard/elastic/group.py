@@ -23,33 +23,39 @@ from torch.distributed.elastic.agent.server.api import (
 )
 
 from shardyard import torch_private
-from shardyard.elastic.agent_messages import Node, Notices
+from shardyard.elastic.agent_messages import AgentMessages, Node
 from shardyard.elastic.dead_workers import Generation
 from shardyard.elastic.device_watch import DeviceWatch, Findings
-from shardyard.elastic.devshm_errors import semaphores_told
+from shardyard.elastic.devshm_errors import translate_semaphore_errors
 from shardyard.elastic.drain import DrainRequest
 from shardyard.elastic.hang_finder import HangFinder
 from shardyard.elastic.hang_watch import Budgets, Hang, HangWatch
-from shardyard.elastic.heartbeat import AgentMemory, forget_notes, read_notes
-from shardyard.elastic.node_exclusion import LeftOut, VerdictRules, Verdicts, began_on, lost_node
-from shardyard.elastic.peer_snapshots import Neighbour, Place
-from shardyard.elastic.processes import ProcessesAgent, parking_of
+from shardyard.elastic.heartbeat import AgentMemory, clear_heartbeats, read_heartbeats
+from shardyard.elastic.node_exclusion import (
+    ExclusionRules,
+    NodeExcluded,
+    RestartPolicy,
+    find_origin,
+    lost_node,
+)
+from shardyard.elastic.peer_snapshots import PeerReplication, RingPosition
+from shardyard.elastic.processes import ProcessesAgent, standby_pool_of
 from shardyard.elastic.rendezvous.c10d import Rendezvous
-from shardyard.elastic.restart_budget import Restarts, durable_step, earlier_failures
-from shardyard.elastic.slowdown import SlowRanks
+from shardyard.elastic.restart_budget import RestartBudget, durable_step, earlier_failures
+from shardyard.elastic.slowdown import SlowdownWatch
 from shardyard.elastic.worker_failures import (
     Loss,
     LostNode,
     causes,
     describe_hung,
-    describe_unanswered,
+    describe_unresponsive,
     first_cause,
 )
 from shardyard.errors import StorageError
 from shardyard.io.polling import wait_for
 from shardyard.memory_limit import OutOfMemoryKills
-from shardyard.network_interface import address_of_node, for_workers
-from shardyard.rundir.attempt_files import StorePlace
+from shardyard.network_interface import address_of_node, worker_variables
+from shardyard.rundir.attempt_files import StoreLocation
 from shardyard.rundir.jsonl import EventWriter
 from shardyard.rundir.layout import RunDir
 
@@ -84,23 +90,23 @@ class GroupAgent(ProcessesAgent):
         describe_attempt: Callable[[], dict[str, Any]],
         max_restarts: int,
         node_rank: int = 0,
-        notes: AgentMemory | None = None,
+        heartbeats: AgentMemory | None = None,
         budgets: Budgets | None = None,
         stages: int | None = None,
-        parks: bool = False,
+        use_standby: bool = False,
         join_interval_s: float = 0.0,
         has_met: Callable[[list[Node], list[Node]], bool] | None = None,
-        neighbour: Neighbour | None = None,
-        is_run_left: Callable[[], bool] = lambda: True,
+        peer_replication: PeerReplication | None = None,
+        is_lease_available: Callable[[], bool] = lambda: True,
         min_nodes: int = 1,
         leave_out_for: Sequence[str] = (),
         findings: Findings = tuple,
     ) -> None:
         """Args:
         stages: Of a pipeline, or 1; None: on these devices notes do not tell ranks apart.
-        parks: Processes wait to take over after a loss.
+        use_standby: Processes wait to take over after a loss.
         has_met: Told the nodes of each meeting, and those that were left out.
-        is_run_left: Whether no agent of another node holds the run.
+        is_lease_available: Whether no agent of another node holds the run.
         min_nodes: The run goes on with no fewer.
         leave_out_for: Verdicts of which not only is told.
         findings: What is wrong with this node's devices, asked now and then.
@@ -110,35 +116,35 @@ class GroupAgent(ProcessesAgent):
         self._attempt = attempt
         self._drain = drain
         self._describe_attempt = describe_attempt
-        self._notes = notes
+        self._heartbeats = heartbeats
         self._budgets = budgets
         self._hang_finder: HangFinder | None = None  # of this generation
         self._hangs: list[Hang] = []
         self._monitored_s = math.inf
         self._stages = stages
-        self._slow_ranks: SlowRanks | None = None
-        self._node = Node.here(node_rank)
+        self._slow_ranks: SlowdownWatch | None = None
+        self._node = Node.local(node_rank)
         self._events: EventWriter | None = None
         self._world_size = 0
         self._drain_sent = False
-        self._parking = parking_of(spec, run.resolved(attempt)) if parks else None
-        self._notices: Notices  # of this generation; set by each rendezvous
+        self._standby_pool = standby_pool_of(spec, run.resolved(attempt)) if use_standby else None
+        self._messages: AgentMessages  # of this generation; set by each rendezvous
         self._rendezvous_s = self._agreed_s = 0.0
         self._round = 0
         self._has_met = has_met
-        self._neighbour = neighbour
-        self._is_run_left = is_run_left
-        self._told_lost: set[int] = set()  # nodes whose loss in this generation is told
+        self._peer_replication = peer_replication
+        self._is_lease_available = is_lease_available
+        self._reported_lost: set[int] = set()  # nodes whose loss in this generation is told
         self._devices = DeviceWatch(run, attempt, self._node, findings)
-        self._is_left_out = False
+        self._is_excluded = False
         self._join_interval_s = join_interval_s
         self._joined_s = -math.inf  # when nodes that came while others trained were taken in last
-        self.is_meeting = True
+        self.is_in_rendezvous = True
         """Whether it waits for other nodes and has no workers."""
         self.generation = -1
-        restarts = Restarts(max_restarts, earlier_failures(run, attempt))
-        self.verdicts = Verdicts(restarts, min_nodes=min_nodes)
-        self._rules = VerdictRules(leave_out_for, self.verdicts)
+        restarts = RestartBudget(max_restarts, earlier_failures(run, attempt))
+        self.restart_policy = RestartPolicy(restarts, min_nodes=min_nodes)
+        self._rules = ExclusionRules(leave_out_for, self.restart_policy)
         self.losses: list[Loss] = []
         """What ended the newest generation, on all nodes; empty while it is well."""
         self.lost_nodes: list[LostNode] = []
@@ -158,9 +164,9 @@ class GroupAgent(ProcessesAgent):
         """
         rank = self.get_worker_group().group_rank
         gone = {lost.group_rank for lost in self.lost_nodes}
-        if self._is_left_out or rank is None or not gone.issuperset(range(rank)):
+        if self._is_excluded or rank is None or not gone.issuperset(range(rank)):
             return False
-        return rank == 0 or self._is_run_left()
+        return rank == 0 or self._is_lease_available()
 
     def write_event(self, kind: str, **fields: Any) -> None:
         """Append to events.jsonl if this is the node of rank 0, or the first of those left."""
@@ -180,12 +186,12 @@ class GroupAgent(ProcessesAgent):
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         self._stop_if_draining()
-        if self._is_left_out:
-            raise LeftOut
+        if self._is_excluded:
+            raise NodeExcluded
         is_resize = not (self.losses or self.lost_nodes)
-        self.is_meeting = True
+        self.is_in_rendezvous = True
         if not is_resize:  # which costs nothing of the budget
-            self._pause(self.verdicts.restarts.take(durable_step(self._run)))
+            self._pause(self.restart_policy.restarts.record_restart(durable_step(self._run)))
         if self.generation >= 0:
             left = (worker_group.group_world_size or 0) - len(self.lost_nodes)
             self._rendezvous_handler.expect(left)
@@ -193,47 +199,51 @@ class GroupAgent(ProcessesAgent):
         super()._rendezvous(worker_group)
         group_rank, num_nodes = worker_group.group_rank, worker_group.group_world_size
         assert group_rank is not None and num_nodes is not None  # set by the rendezvous
-        self._notices = Notices(worker_group.store, group_rank=group_rank, num_nodes=num_nodes)
-        held = self.verdicts.held
+        self._messages = AgentMessages(
+            worker_group.store, group_rank=group_rank, num_nodes=num_nodes
+        )
+        held = self.restart_policy.failure_history
         address = address_of_node(str(worker_group.master_addr), int(worker_group.master_port or 0))
-        self.generation = self._notices.agree_on_generation(
+        self.generation = self._messages.agree_on_generation(
             self.generation + 1, self._node,
             world_size=self._world_size, held=held.told(), address=address,
         )  # fmt: skip
-        self._variables = for_workers(address, self._notices.addresses, os.environ)
-        held.hear(self._notices.held_against)
+        self._variables = worker_variables(address, self._messages.addresses, os.environ)
+        held.hear(self._messages.failure_histories)
         self._agreed_s = time.monotonic()  # the same moment on all nodes
         if self.generation > 0 and is_resize:  # so it is for the node that came
             self._joined_s = self._agreed_s
         self._round = self._rendezvous_handler.round
-        met = {node.rank for node in self._notices.nodes}
-        untold = [lost for lost in self.lost_nodes if lost.node_rank not in self._told_lost | met]
-        self.lost_nodes, self._told_lost = [], set()
-        if self._has_met is not None and self._has_met(self._notices.nodes, held.left_out):
+        met = {node.rank for node in self._messages.nodes}
+        untold = [
+            lost for lost in self.lost_nodes if lost.node_rank not in self._reported_lost | met
+        ]
+        self.lost_nodes, self._reported_lost = [], set()
+        if self._has_met is not None and self._has_met(self._messages.nodes, held.excluded_nodes):
             for lost in untold:  # it held the run still when noticed, as if others were cut off
                 self._write_event("node_lost", **lost.event())
             self._write_event("store_moved", **self._node.event())
         self._rendezvous_s = time.monotonic() - started_s
-        self.is_meeting = False
+        self.is_in_rendezvous = False
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._stop_if_draining()
         self.losses = []
         self._drain_sent = False
-        forget_notes(self._notes)
-        if self._neighbour is not None:
-            place = Place.of(worker_group, self.generation, self._rendezvous_handler.seal)
-            self._neighbour.begin(place, self._notices, self._report_not_copied)
+        clear_heartbeats(self._heartbeats)
+        if self._peer_replication is not None:
+            place = RingPosition.of(worker_group, self.generation, self._rendezvous_handler.seal)
+            self._peer_replication.begin(place, self._messages, self._report_not_copied)
         run_dir = str(self._run.path).replace("$", "$$")  # torch treats arguments as templates
         worker_group.spec.args = (run_dir, self._attempt, self.generation)
         pids = super()._start_workers(worker_group)
         self._announce(worker_group, pids)
         self._hangs = []
         self._hang_finder = finder = self._find_hangs_of(worker_group, pids)
-        self._slow_ranks = SlowRanks(
-            self._notices, node=self._node.name, ranks=list(self._pids_by_rank()),
-            world_size=self._world_size, stages=self._stages, notes=self._notes,
-            looks=None if finder is None else finder.watch,
+        self._slow_ranks = SlowdownWatch(
+            self._messages, node=self._node.name, ranks=list(self._pids_by_rank()),
+            world_size=self._world_size, stages=self._stages, heartbeats=self._heartbeats,
+            hang_watch=None if finder is None else finder.watch,
         )  # fmt: skip
         return pids
 
@@ -242,13 +252,13 @@ class GroupAgent(ProcessesAgent):
         self._stop_if_draining()
 
     def _find_hangs_of(self, group: WorkerGroup, pids: dict[int, int]) -> HangFinder | None:
-        if self._budgets is None or self._notes is None:
+        if self._budgets is None or self._heartbeats is None:
             return None
         by_rank = {worker.global_rank: pids[worker.local_rank] for worker in group.workers}
-        read = partial(read_notes, self._notes, len(pids))
+        read = partial(read_heartbeats, self._heartbeats, len(pids))
         return HangFinder(
             HangWatch(self._budgets, read=read, pids=list(by_rank.values())),
-            self._notices,
+            self._messages,
             node=self._node.name,
             ranks=list(by_rank),
             logs={pid: self._run.log(self._attempt, rank) for rank, pid in by_rank.items()},
@@ -268,35 +278,35 @@ class GroupAgent(ProcessesAgent):
             for worker in group.workers
         ]
         self._memory_kills = OutOfMemoryKills()  # of this generation
-        self._notices.publish("workers", mine)
+        self._messages.publish("workers", mine)
         self._world_size = world_size = group.workers[0].world_size
         if not self.writes_events:
             return
-        workers = mine + self._notices.from_others("workers", wait_s=_PEER_START_S)
+        workers = mine + self._messages.from_others("workers", wait_s=_PEER_START_S)
         facts = {"workers": workers, "world_size": world_size}
         if self.generation == 0:
             self.write_event("attempt_started", **facts, **self._describe_attempt())
         self.write_event("rendezvous", seconds=round(self._rendezvous_s, 3), **facts)
-        if (resize := self._notices.resize_to(world_size)) is not None:
+        if (resize := self._messages.resize_event(world_size)) is not None:
             self.write_event("resized", **resize)
 
     # -- watch ------------------------------------------------------------------------------
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._pass_drain_on()
-        self._park_behind()
-        if self._dead() or self._notices.any_from_others("losses"):
-            return self._lose()
+        self._spawn_standby()
+        if self._dead() or self._messages.any_from_others("losses"):
+            return self._handle_loss()
         if (found := self._find_hung()) is not None:
-            return self._lose(found)
+            return self._handle_loss(found)
         result: RunResult = super()._monitor_workers(worker_group)
         if result.state is WorkerState.FAILED:  # died between the look above and torch's own
-            return self._lose()
-        self._look_for_slow_ranks()
-        for kind, problem in self._devices.look(self._notices, writes=self.writes_events):
-            stays = self._rules.on_device(kind, problem, self._notices, self.nodes_left())
+            return self._handle_loss()
+        self._check_slow_ranks()
+        for kind, problem in self._devices.poll(self._messages, writes=self.writes_events):
+            stays = self._rules.on_device(kind, problem, self._messages, self.remaining_nodes())
             self._write_event(kind, **problem, **({"stays": stays} if stays else {}))
-        if self._is_to_go_on_without_one(result):
+        if self._excludes_node(result):
             return RunResult(state=WorkerState.UNHEALTHY)  # all drain, and meet again
         is_resize = self._is_resize(result)
         self._rendezvous_handler.takes_in = is_resize or self._is_time_to_join()
@@ -304,19 +314,23 @@ class GroupAgent(ProcessesAgent):
             return RunResult(state=WorkerState.HEALTHY)  # now torch looks for waiting nodes
         return result
 
-    def _park_behind(self) -> None:
+    def _spawn_standby(self) -> None:
         """Once all workers step: before, they would share the cores with what gets ready."""
-        if self._parking is None or not self._parking.is_empty or self._drain.is_requested:
+        if (
+            self._standby_pool is None
+            or not self._standby_pool.is_empty
+            or self._drain.is_requested
+        ):
             return
-        notes = read_notes(self._notes, self.get_worker_group().spec.local_world_size)
+        notes = read_heartbeats(self._heartbeats, self.get_worker_group().spec.local_world_size)
         if notes and all(note.step_ns for note in notes):
-            with semaphores_told():
-                self._parking.park()
+            with translate_semaphore_errors():
+                self._standby_pool.spawn()
 
-    def look_at_ranks(self) -> None:
+    def poll_ranks(self) -> None:
         """See which ranks move; call it often, from a thread that waits for no other node."""
         if self._hang_finder is not None:
-            self._hang_finder.watch.look(time.monotonic())
+            self._hang_finder.watch.poll(time.monotonic())
 
     @property
     def is_cut_off(self) -> bool:
@@ -324,7 +338,7 @@ class GroupAgent(ProcessesAgent):
         finder = self._hang_finder
         return (
             finder is not None
-            and not (self.is_meeting or self._is_left_out)
+            and not (self.is_in_rendezvous or self._is_excluded)
             and finder.watch.is_suspicious()
             and time.monotonic() - self._monitored_s > _CUT_OFF_S
         )
@@ -335,25 +349,25 @@ class GroupAgent(ProcessesAgent):
         self._monitored_s = time.monotonic()
         return found
 
-    def _end_hung(self, found: list[Hang] | None) -> list[Loss]:
+    def _end_hung(self, hangs: list[Hang] | None) -> list[Loss]:
         """End ranks of this node that hang.
 
         Args:
-            found: None: another agent may know of a hang, and has lost its ranks by now.
+            hangs: None: another agent may know of a hang, and has lost its ranks by now.
         """
-        if found is None:
-            found = [] if self._hang_finder is None else self._hang_finder.decided()
-            if not found:
+        if hangs is None:
+            hangs = [] if self._hang_finder is None else self._hang_finder.decided()
+            if not hangs:
                 return []
-        self._hangs = found
+        self._hangs = hangs
         pids = self._pids_by_rank()
-        hung = describe_hung(found, pids=pids, node=self._node.name)
+        hung = describe_hung(hangs, pids=pids, node=self._node.name)
         for loss in hung:
             with suppress(ProcessLookupError):
                 os.kill(loss.pid, signal.SIGKILL)  # also ends a process that is stopped
-        if not found:
+        if not hangs:
             t, name = time.monotonic() - self._agreed_s, self._node.name
-            hung = [describe_unanswered(pids, node=name, waited_s=_PEER_REPORT_S, t=t)]
+            hung = [describe_unresponsive(pids, node=name, waited_s=_PEER_REPORT_S, t=t)]
         return self._generation().at_its_step(hung)
 
     def _is_time_to_join(self) -> bool:
@@ -364,28 +378,28 @@ class GroupAgent(ProcessesAgent):
         is_over = time.monotonic() - self._joined_s >= self._join_interval_s
         return is_over and self.get_worker_group().group_rank == 0
 
-    def _look_for_slow_ranks(self) -> None:
+    def _check_slow_ranks(self) -> None:
         if self._slow_ranks is None or self._drain.is_requested:
             return
-        for told in self._slow_ranks.look(writes=self.writes_events):
-            stays, node, left = "", self._node_of(told.rank), self.nodes_left()
+        for told in self._slow_ranks.poll(writes=self.writes_events):
+            stays, node, left = "", self._node_of(told.rank), self.remaining_nodes()
             if told.is_slow_rank:
-                stays = self._rules.on_slow_rank(told.rank, told.factor, node, self._notices, left)
+                stays = self._rules.on_slow_rank(told.rank, told.factor, node, self._messages, left)
             self.write_event(told.kind, **told.fields, **({"stays": stays} if stays else {}))
 
-    def _is_to_go_on_without_one(self, result: RunResult) -> bool:
+    def _excludes_node(self, result: RunResult) -> bool:
         """Whether a rule of the recipe has all go on without a node, which leaves now."""
         has_finished = result.state is WorkerState.SUCCEEDED and not _have_drained(result)
         if self._drain.is_requested or has_finished:
             return False
-        if (decided := self._rules.decided(self._notices)) is None:
+        if (decided := self._rules.decided(self._messages)) is None:
             return False
         node, cause, verdict = decided
-        self._leave_out(node, cause, verdict=verdict, rule=self._rules.words)
+        self._exclude(node, cause, verdict=verdict, rule=self._rules.words)
         return True
 
     def _node_of(self, rank: int) -> Node:
-        return self._notices.nodes[rank // self.get_worker_group().spec.local_world_size]
+        return self._messages.nodes[rank // self.get_worker_group().spec.local_world_size]
 
     def _pass_drain_on(self) -> None:
         if self._drain.is_overdue:
@@ -404,83 +418,87 @@ class GroupAgent(ProcessesAgent):
             return False
         return self._rendezvous_handler.nodes_waiting() > 0
 
-    def _lose(self, found: list[Hang] | None = None) -> RunResult:
+    def _handle_loss(self, hangs: list[Hang] | None = None) -> RunResult:
         """Find out what was lost and why, on all nodes, and end the rest of this node's workers.
 
         Args:
-            found: What hangs, where that is why.
+            hangs: What hangs, where that is why.
         """
-        hung = self._end_hung(found)
+        hung = self._end_hung(hangs)
         mine = hung or self._describe_dead()
         if mine and not hung and not any(loss.is_clear for loss in mine):
             time.sleep(_SETTLE_S)
             mine = self._describe_dead()
-        self._notices.publish("losses", [asdict(loss) for loss in mine])  # others wait for it
+        self._messages.publish("losses", [asdict(loss) for loss in mine])  # others wait for it
         self._signal_workers(signal.SIGKILL)  # they wait in collectives for ranks that are gone
         for process in self._processes():
             process.join(timeout=10)
-        self._hear_others(mine)
+        self._gather_losses(mine)
         self._report_losses()
-        if self._drain.is_requested or not self.is_restart_worth():
-            torch_private.refuse_restarts(self)  # not wanted, or it would end the same way
+        if self._drain.is_requested or not self.should_restart():
+            torch_private.disable_restarts(self)  # not wanted, or it would end the same way
         return RunResult(state=WorkerState.FAILED)
 
-    def is_restart_worth(self) -> bool:
+    def should_restart(self) -> bool:
         """Judge the newest loss, once; all may go on without the node on which it began."""
         size = self.get_worker_group().spec.local_world_size
-        group_rank = began_on(self.losses, self.lost_nodes, self._hangs, ranks_per_node=size)
-        node = None if group_rank is None else self._notices.nodes[group_rank]
+        group_rank = find_origin(self.losses, self.lost_nodes, self._hangs, ranks_per_node=size)
+        node = None if group_rank is None else self._messages.nodes[group_rank]
         if self.lost_nodes:  # its peers' broken connections are no cause
             first: Loss | LostNode = self.lost_nodes[0]
             step = self._generation().finished_step()
         else:
             first = first_cause(self.losses)
             step = first.step
-        verdict = self.verdicts.judge(
-            first, node=node, left=self.nodes_left(), finished_step=step, hangs=self._hangs
+        verdict = self.restart_policy.decide(
+            first,
+            node=node,
+            remaining=self.remaining_nodes(),
+            finished_step=step,
+            hangs=self._hangs,
         )
-        if node is not None and verdict.leaves_out:
-            self._leave_out(node, verdict.leaves_out)
-        return verdict.is_restart_worth
+        if node is not None and verdict.exclusion_reason:
+            self._exclude(node, verdict.exclusion_reason)
+        return verdict.should_restart
 
-    def _leave_out(self, node: Node, cause: str, **why: str) -> None:
+    def _exclude(self, node: Node, cause: str, **details: str) -> None:
         """Go on without a node, which may be this one."""
-        self.verdicts.held.leave_out(node)
-        left = sum(each != node for each in self.nodes_left())
+        self.restart_policy.failure_history.exclude(node)
+        left = sum(each != node for each in self.remaining_nodes())
         fields = {**node.event(), "machine": node.machine, "cause": cause, "nodes_left": left}
-        self.write_event("node_left_out", **fields, **why)
-        self._is_left_out = node == self._node
+        self.write_event("node_left_out", **fields, **details)
+        self._is_excluded = node == self._node
 
     def leave(self) -> None:
         """Be gone for the others, who go on."""
         self._rendezvous_handler.leave(self.get_worker_group().group_rank or 0)
 
-    def _hear_others(self, mine: list[Loss]) -> None:
+    def _gather_losses(self, own_losses: list[Loss]) -> None:
         """What the other nodes lost. Where the cause is not clear here, wait to hear it.
 
         A node that has nothing to say by then is gone, and the next meeting begins without it.
         """
-        is_clear = any(loss.is_clear for loss in mine)
-        theirs = self._notices.from_others("losses", wait_s=0.0 if is_clear else _PEER_REPORT_S)
-        self.losses = mine + [Loss(**loss) for loss in theirs]
-        if not is_clear and (silent := self._notices.silent("losses")):
+        is_clear = any(loss.is_clear for loss in own_losses)
+        theirs = self._messages.from_others("losses", wait_s=0.0 if is_clear else _PEER_REPORT_S)
+        self.losses = own_losses + [Loss(**loss) for loss in theirs]
+        if not is_clear and (silent := self._messages.silent("losses")):
             cause = f"its agent was silent for {_PEER_REPORT_S:g} s after its ranks were lost"
-            nodes = self._notices.nodes
+            nodes = self._messages.nodes
             self.lost_nodes = [self._lost_node(nodes[rank], cause) for rank in silent]
             self._rendezvous_handler.forget(silent, round=self._round)
 
-    def lose_store(self, cause: str, *, node_rank: int) -> None:
+    def handle_lost_store(self, cause: str, *, node_rank: int) -> None:
         """The node that served the store is gone; nobody can be asked how it is. Safe to repeat."""
         if self.generation < 0:
             return  # it never answered: there was no generation to lose
-        self.is_meeting = True  # or looks for where to meet
+        self.is_in_rendezvous = True  # or looks for where to meet
         if self._rendezvous_handler.first_serves:
-            node_rank = self._notices.nodes[0].rank
+            node_rank = self._messages.nodes[0].rank
         if node_rank in {lost.node_rank for lost in self.lost_nodes}:
             return
         self.lost_nodes += [
             self._lost_node(node, cause)
-            for node in (*self._notices.nodes, *self.verdicts.held.left_out)
+            for node in (*self._messages.nodes, *self.restart_policy.failure_history.excluded_nodes)
             if node.rank == node_rank
         ]
         self._report_losses()
@@ -493,38 +511,38 @@ class GroupAgent(ProcessesAgent):
         """
         if not self._rendezvous_handler.first_serves or self.generation < 0:
             return otherwise
-        return self._notices.nodes[0].rank if self._notices.nodes else otherwise
+        return self._messages.nodes[0].rank if self._messages.nodes else otherwise
 
-    def nodes_left(self) -> list[Node]:
+    def remaining_nodes(self) -> list[Node]:
         """The nodes of this generation that are not known to be gone, in order of their numbers."""
         if self.generation < 0:
             return []
         known = {lost.node_rank for lost in self.lost_nodes}
-        left = [node for node in self._notices.nodes if node.rank not in known]
+        left = [node for node in self._messages.nodes if node.rank not in known]
         return sorted(left, key=lambda node: node.rank)
 
-    def meet_at(self, handler: Rendezvous, store: TCPStore, place: StorePlace) -> None:
+    def use_rendezvous(self, handler: Rendezvous, store: TCPStore, location: StoreLocation) -> None:
         """Meet there from now on; told by the node that serves the store."""
         spec = self.get_worker_group().spec
         spec.rdzv_handler, spec.master_addr, spec.master_port = handler, store.host, store.port
-        if place.node_rank == self._node.rank:
-            self._write_event("store_moved", **self._node.event(), endpoint=place.endpoint)
+        if location.node_rank == self._node.rank:
+            self._write_event("store_moved", **self._node.event(), endpoint=location.endpoint)
 
     def _lost_node(self, node: Node, cause: str) -> LostNode:
         size = self.get_worker_group().spec.local_world_size
-        return lost_node(node, self._notices.nodes, ranks_per_node=size, cause=cause)
+        return lost_node(node, self._messages.nodes, ranks_per_node=size, cause=cause)
 
-    def tell_lost_nodes(self) -> None:
+    def report_lost_nodes(self) -> None:
         """Write down which nodes are gone, each once, where this one is to say it."""
         for node in self.lost_nodes:
-            if node.node_rank not in self._told_lost and self.writes_events:
-                self._told_lost.add(node.node_rank)
+            if node.node_rank not in self._reported_lost and self.writes_events:
+                self._reported_lost.add(node.node_rank)
                 self.write_event("node_lost", **node.event())
 
     def _report_losses(self) -> None:
         if self._drain.is_overdue:  # killed by this agent
             return
-        self.tell_lost_nodes()
+        self.report_lost_nodes()
         for hang in self._hangs:
             finished = first_cause(self.losses).step if self.losses else None
             self.write_event("worker_hung", **hang.event(), finished_step=finished)
@@ -539,7 +557,7 @@ class GroupAgent(ProcessesAgent):
 
     def _describe_dead(self) -> list[Loss]:
         return self._generation().dead(
-            self._dead(), pids=self._pids_by_rank(), notes=self._notes, node=self._node.name,
+            self._dead(), pids=self._pids_by_rank(), heartbeats=self._heartbeats, node=self._node.name,
             agreed_s=self._agreed_s, kills=self._memory_kills,
         )  # fmt: skip
 

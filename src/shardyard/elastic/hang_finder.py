@@ -16,8 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from shardyard.elastic.agent_messages import Notices
-from shardyard.elastic.hang_watch import Doing, Hang, HangWatch, Look, culprits
+from shardyard.elastic.agent_messages import AgentMessages
+from shardyard.elastic.hang_watch import Activity, Hang, HangWatch, RankStatus, culprits
 from shardyard.elastic.process_inspection import Frame, dump_stacks
 
 _ASK_AGAIN_S = 1.0
@@ -29,7 +29,7 @@ class HangFinder:
     def __init__(
         self,
         watch: HangWatch,
-        notices: Notices,
+        messages: AgentMessages,
         *,
         node: str,
         ranks: Sequence[int],
@@ -42,16 +42,16 @@ class HangFinder:
         answer_within_s: For the other agents.
         """
         self.watch = watch
-        self._notices = notices
+        self._messages = messages
         self._node, self._ranks, self._logs = node, ranks, logs
         self._answer_within_s = answer_within_s
-        self._mine: list[Look] = []
+        self._own_statuses: list[RankStatus] = []
         """This agent's newest answer."""
-        self._answered = 0
+        self._num_responses = 0
         """Questions that it has answered."""
         self._question: int | None = None
         """Its own that is open."""
-        self._asked_s = -math.inf
+        self._requested_s = -math.inf
         self._dumped: Mapping[int, Sequence[Frame]] = {}
         self._dumped_at_move = -1
 
@@ -64,65 +64,71 @@ class HangFinder:
         """
         if decided := self.decided():
             return decided
-        self._answer()
+        self._publish_statuses()
         if not self.watch.is_suspicious():
             self._question = None
             return None
         if self._question is None:
-            return self._ask()
-        return self._hear(self._question)
+            return self._request_statuses()
+        return self._collect(self._question)
 
     def decided(self) -> list[Hang]:
         """What an agent has found, for all nodes."""
-        told = self._notices.decided("hung")
-        return [Hang(**{**each, "doing": Doing(each["doing"])}) for each in told]
+        told = self._messages.decided("hung")
+        return [Hang(**{**each, "doing": Activity(each["doing"])}) for each in told]
 
-    def _ask(self) -> list[Hang] | None:
+    def _request_statuses(self) -> list[Hang] | None:
         now_s = time.monotonic()
-        if now_s - self._asked_s < _ASK_AGAIN_S:
+        if now_s - self._requested_s < _ASK_AGAIN_S:
             return None
-        self._asked_s = now_s
-        self._question = self._notices.ask("looks")
-        self._answer()
-        return self._hear(self._question)
+        self._requested_s = now_s
+        self._question = self._messages.ask("looks")
+        self._publish_statuses()
+        return self._collect(self._question)
 
-    def _hear(self, question: int) -> list[Hang] | None:
+    def _collect(self, question: int) -> list[Hang] | None:
         kind = f"looks-{question}"
-        if self._notices.silent(kind):
-            is_over = time.monotonic() - self._asked_s > self._answer_within_s
+        if self._messages.silent(kind):
+            is_over = time.monotonic() - self._requested_s > self._answer_within_s
             return [] if is_over else None
         self._question = None
-        hangs = culprits(self._mine + [_look(each) for each in self._notices.from_others(kind)])
+        hangs = culprits(
+            self._own_statuses + [_parse_status(each) for each in self._messages.from_others(kind)]
+        )
         if not hangs:
             return None
-        self._notices.decide("hung", [asdict(hang) for hang in hangs])
+        self._messages.decide("hung", [asdict(hang) for hang in hangs])
         return hangs
 
-    def _answer(self) -> None:
+    def _publish_statuses(self) -> None:
         """Tell the other agents what is seen here, once for each question."""
-        asked = self._notices.asked("looks")
-        if asked == self._answered:
+        asked = self._messages.num_questions("looks")
+        if asked == self._num_responses:
             return
-        self._mine = self.watch.looks(self._ranks, self._node, self._stacks())
-        for question in range(self._answered + 1, asked + 1):
-            self._notices.publish(f"looks-{question}", [asdict(look) for look in self._mine])
-        self._answered = asked
+        self._own_statuses = self.watch.statuses(self._ranks, self._node, self._stacks())
+        for question in range(self._num_responses + 1, asked + 1):
+            self._messages.publish(
+                f"looks-{question}", [asdict(look) for look in self._own_statuses]
+            )
+        self._num_responses = asked
 
     def _stacks(self) -> Mapping[int, Sequence[Frame]]:
         """Of the main threads, by process; none while all may be well."""
         if not self.watch.is_suspicious():
             return {}
         if self._dumped_at_move != self.watch.moves:
-            looks = self.watch.looks(self._ranks, self._node, {})
-            deaf = {look.pid for look in looks if look.doing in (Doing.STOPPED, Doing.STORAGE)}
+            looks = self.watch.statuses(self._ranks, self._node, {})
+            deaf = {
+                look.pid for look in looks if look.doing in (Activity.STOPPED, Activity.STORAGE)
+            }
             self._dumped_at_move = self.watch.moves
             self._dumped = dump_stacks(
                 {pid: log for pid, log in self._logs.items() if pid not in deaf},
-                why=f"shardyard: no rank of {self._node} has moved for "
+                header=f"shardyard: no rank of {self._node} has moved for "
                 f"{min(look.quiet_s for look in looks):.1f} s; where every thread is:",
             )
         return self._dumped
 
 
-def _look(told: dict[str, Any]) -> Look:
-    return Look(**{**told, "doing": Doing(told["doing"])})
+def _parse_status(fields: dict[str, Any]) -> RankStatus:
+    return RankStatus(**{**fields, "doing": Activity(fields["doing"])})

@@ -14,8 +14,8 @@ from typing import Any, assert_never
 
 from shardyard.config.rules.elastic import hang_min_s, hang_slow_s
 from shardyard.config.schema.recipe import Elastic
-from shardyard.elastic.heartbeat import RankNotes
-from shardyard.elastic.pauses import Stops
+from shardyard.elastic.heartbeat import HeartbeatRecord
+from shardyard.elastic.pauses import PauseDetector
 from shardyard.elastic.process_inspection import (
     RUNS,
     STOPPED,
@@ -24,7 +24,7 @@ from shardyard.elastic.process_inspection import (
     ProcessState,
     process_state,
 )
-from shardyard.train.hooks import Phase
+from shardyard.train.hooks import WorkerPhase
 
 # Which rank hangs, and why: told from what all ranks noted and from what the kernel says of them.
 #
@@ -37,7 +37,7 @@ _WAITING_FUNCTIONS = {("/shardyard/train/step.py", "read")}
 an accelerator the end of what was queued."""
 
 
-class Doing(StrEnum):
+class Activity(StrEnum):
     """What a rank that does not move is at."""
 
     STOPPED = "stopped"
@@ -52,7 +52,7 @@ class Doing(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
+class RankStatus:
     """One rank, seen from outside."""
 
     rank: int
@@ -66,7 +66,7 @@ class Look:
     """For what it is at."""
     is_long_overdue: bool
     """For whatever it is at."""
-    doing: Doing
+    doing: Activity
     where: str | None
     """Innermost Python code of its main thread; None: it did not answer."""
     collective: str | None
@@ -85,7 +85,7 @@ class Hang:
     phase: str
     collective: str | None
     """What the others wait in; None: nobody waits."""
-    doing: Doing
+    doing: Activity
     reason: str
     quiet_s: float
 
@@ -101,40 +101,40 @@ class Hang:
         return f"hung for {self.quiet_s:.1f} s in step {self.step}, {self.phase}: {self.reason}"
 
 
-def culprits(looks: Sequence[Look]) -> list[Hang]:
+def culprits(statuses: Sequence[RankStatus]) -> list[Hang]:
     """The ranks that hang; none while what they do may be right.
 
     Args:
-        looks: At every rank, of all nodes.
+        statuses: At every rank, of all nodes.
     """
-    stopped = [look for look in looks if look.doing is Doing.STOPPED and look.is_overdue]
-    if not stopped and not all(look.is_overdue for look in looks):
+    stopped = [look for look in statuses if look.doing is Activity.STOPPED and look.is_overdue]
+    if not stopped and not all(look.is_overdue for look in statuses):
         return []
-    waiting = [look for look in looks if look.doing is Doing.WAITING]
-    blamed = stopped or [look for look in looks if look.doing is not Doing.WAITING]
+    waiting = [look for look in statuses if look.doing is Activity.WAITING]
+    blamed = stopped or [look for look in statuses if look.doing is not Activity.WAITING]
     if blamed and (stopped or waiting):
         collective = next((look.collective for look in waiting if look.collective), None)
         return [_hang(look, others=len(waiting), collective=collective) for look in blamed]
     # no rank waits for another, or each for each: a long step of all, or a slow network
-    if not all(look.is_long_overdue for look in looks):
+    if not all(look.is_long_overdue for look in statuses):
         return []
     if blamed:
         return [_hang(look, others=0, collective=None) for look in blamed]
-    first = min(looks, key=lambda look: look.rank)
+    first = min(statuses, key=lambda status: status.rank)
     return [replace(_hang(first, others=0, collective=first.collective), rank=None)]
 
 
-def _hang(look: Look, *, others: int, collective: str | None) -> Hang:
+def _hang(status: RankStatus, *, others: int, collective: str | None) -> Hang:
     return Hang(
-        rank=look.rank,
-        node=look.node,
-        pid=look.pid,
-        step=look.step,
-        phase=look.phase,
+        rank=status.rank,
+        node=status.node,
+        pid=status.pid,
+        step=status.step,
+        phase=status.phase,
         collective=collective,
-        doing=look.doing,
-        reason=_reason(look, others=others, collective=collective),
-        quiet_s=look.quiet_s,
+        doing=status.doing,
+        reason=_reason(status, others=others, collective=collective),
+        quiet_s=status.quiet_s,
     )
 
 
@@ -152,26 +152,26 @@ def waits_in(stack: Sequence[Frame]) -> str | None:
     return next(names, stack[0].function)
 
 
-def _reason(look: Look, *, others: int, collective: str | None) -> str:
-    where = "" if look.where is None else f" in {look.where}"
-    match look.doing:
-        case Doing.STOPPED:
+def _reason(status: RankStatus, *, others: int, collective: str | None) -> str:
+    where = "" if status.where is None else f" in {status.where}"
+    match status.doing:
+        case Activity.STOPPED:
             what = "its process is stopped, as by SIGSTOP"
-        case Doing.STORAGE:
+        case Activity.STORAGE:
             what = "it waits for storage or for a device's driver, and hears no signal"
-        case Doing.COMPUTING:
+        case Activity.COMPUTING:
             what = f"it computes{where}, in no collective"
-        case Doing.STARVED:
+        case Activity.STARVED:
             what = "it gets no processor: too many processes want one"
-        case Doing.SLEEPING:
+        case Activity.SLEEPING:
             what = f"it sleeps or waits{where}, in no collective"
-        case Doing.WAITING:
+        case Activity.WAITING:
             return (
-                f"every rank waits for others in {look.collective or 'a collective'}: a broken "
+                f"every rank waits for others in {status.collective or 'a collective'}: a broken "
                 "network, or ranks that call different collectives"
             )
         case _:
-            assert_never(look.doing)
+            assert_never(status.doing)
     if not others:
         return what
     wait = "1 other rank waits" if others == 1 else f"{others} other ranks wait"
@@ -218,10 +218,10 @@ class Budgets:
 
 
 @dataclass
-class Watched:
+class RankTracker:
     """What has been seen of one rank; every rank of the node has one."""
 
-    notes: RankNotes | None = None
+    heartbeat: HeartbeatRecord | None = None
     """None: it has not noted anything."""
     quiet_s: float = 0.0
     """Since it moved last; time in which this node itself stood still is not counted."""
@@ -233,10 +233,12 @@ class Watched:
     """That of the newest look."""
     _cpu_before_s: float = 0.0
 
-    def look(self, notes: RankNotes | None, state: ProcessState | None, *, gap_s: float) -> bool:
+    def update(
+        self, heartbeat: HeartbeatRecord | None, state: ProcessState | None, *, gap_s: float
+    ) -> bool:
         """Take in what is seen now; returns whether it has moved."""
-        has_moved = notes is None or state is None or notes != self.notes
-        self.notes = notes
+        has_moved = heartbeat is None or state is None or heartbeat != self.heartbeat
+        self.heartbeat = heartbeat
         if has_moved or state is None:
             self.quiet_s, self.cpu_s, self.letters = 0.0, 0.0, set()
             self._cpu_before_s = 0.0 if state is None else state.cpu_s
@@ -248,21 +250,21 @@ class Watched:
         self.letters.add(state.letter)
         return False
 
-    def doing(self, *, waits: bool = False) -> Doing:
+    def activity(self, *, waits: bool = False) -> Activity:
         """What it is at while it does not move.
 
         Args:
             waits: It is known to wait for other ranks, though it has not noted so.
         """
         if self.letter == STOPPED:
-            return Doing.STOPPED
-        if waits or (self.notes is not None and self.notes.is_in_collective):
-            return Doing.WAITING
+            return Activity.STOPPED
+        if waits or (self.heartbeat is not None and self.heartbeat.is_in_collective):
+            return Activity.WAITING
         if WAITS_FOR_STORAGE in self.letters:
-            return Doing.STORAGE
+            return Activity.STORAGE
         if self.quiet_s and self.cpu_s / self.quiet_s > _BUSY_SHARE:
-            return Doing.COMPUTING
-        return Doing.STARVED if self.letter == RUNS else Doing.SLEEPING
+            return Activity.COMPUTING
+        return Activity.STARVED if self.letter == RUNS else Activity.SLEEPING
 
 
 class HangWatch:
@@ -272,7 +274,7 @@ class HangWatch:
         self,
         budgets: Budgets,
         *,
-        read: Callable[[], Sequence[RankNotes]],
+        read: Callable[[], Sequence[HeartbeatRecord]],
         pids: Sequence[int],
         state_of: Callable[[int], ProcessState | None] = process_state,
     ) -> None:
@@ -284,45 +286,45 @@ class HangWatch:
         self._read, self._state_of = read, state_of
         self._pids = pids
         self._steps_s: deque[float] = deque(maxlen=_LEARNED_STEPS)
-        self._newest_step_ns = 0
+        self._latest_step_ns = 0
         self._longest_evaluation_s = 0.0
         self._evaluating_s = 0.0
-        self._last_look_s: float | None = None
+        self._last_poll_s: float | None = None
         self._lock = threading.Lock()
-        self._ranks = [Watched() for _ in pids]
-        self.stops = Stops(len(pids))
+        self._ranks = [RankTracker() for _ in pids]
+        self.pauses = PauseDetector(len(pids))
         self.moves = 0
         """How often a rank was seen to have moved."""
 
-    def look(self, now_s: float) -> None:
+    def poll(self, now_s: float) -> None:
         """Look at every rank; ``now_s`` by the monotonic clock."""
-        before_s, self._last_look_s = self._last_look_s, now_s
+        before_s, self._last_poll_s = self._last_poll_s, now_s
         gap_s = 0.0 if before_s is None else min(now_s - before_s, _LONGEST_GAP_S)
-        records: Sequence[RankNotes | None] = self._read() or [None] * len(self._pids)
+        records: Sequence[HeartbeatRecord | None] = self._read() or [None] * len(self._pids)
         with self._lock:
             for watched, pid, notes in zip(self._ranks, self._pids, records, strict=True):
                 is_its_own = notes is not None and notes.pid == pid  # not of a process before it
                 state = self._state_of(pid)
-                self.moves += watched.look(notes if is_its_own else None, state, gap_s=gap_s)
+                self.moves += watched.update(notes if is_its_own else None, state, gap_s=gap_s)
             self._learn(gap_s)
-        self.stops.take(now_s, [watched.letter == STOPPED for watched in self._ranks])
+        self.pauses.take(now_s, [watched.letter == STOPPED for watched in self._ranks])
 
     def step_of(self, local_rank: int) -> int:
         """The one that a rank is at; 0: it has noted none."""
         with self._lock:
-            notes = self._ranks[local_rank].notes
+            notes = self._ranks[local_rank].heartbeat
         return 0 if notes is None else notes.step
 
     def is_suspicious(self) -> bool:
         """Whether a rank is stopped, or none of this node has moved for too long."""
         with self._lock:
-            overdue = [self._is_overdue(each, each.doing()) for each in self._ranks]
-            is_stopped = [each.doing() is Doing.STOPPED for each in self._ranks]
+            overdue = [self._is_overdue(each, each.activity()) for each in self._ranks]
+            is_stopped = [each.activity() is Activity.STOPPED for each in self._ranks]
         return all(overdue) or any(map(all, zip(overdue, is_stopped, strict=True)))
 
-    def looks(
+    def statuses(
         self, ranks: Sequence[int], node: str, stacks: Mapping[int, Sequence[Frame]]
-    ) -> list[Look]:
+    ) -> list[RankStatus]:
         """What is seen of each rank.
 
         Args:
@@ -331,22 +333,22 @@ class HangWatch:
         """
         with self._lock:
             return [
-                self._look_at(watched, pid, rank, node, stacks.get(pid, ()))
+                self._status_of(watched, pid, rank, node, stacks.get(pid, ()))
                 for watched, pid, rank in zip(self._ranks, self._pids, ranks, strict=True)
             ]
 
-    def _look_at(
-        self, watched: Watched, pid: int, rank: int, node: str, stack: Sequence[Frame]
-    ) -> Look:
+    def _status_of(
+        self, watched: RankTracker, pid: int, rank: int, node: str, stack: Sequence[Frame]
+    ) -> RankStatus:
         collective = waits_in(stack)
-        doing = watched.doing(waits=collective is not None)
-        notes = watched.notes
-        return Look(
+        doing = watched.activity(waits=collective is not None)
+        notes = watched.heartbeat
+        return RankStatus(
             rank=rank,
             node=node,
             pid=pid,
             step=0 if notes is None else notes.step,
-            phase=Phase.SET_UP.words if notes is None else notes.phase.words,
+            phase=WorkerPhase.SET_UP.words if notes is None else notes.phase.words,
             quiet_s=watched.quiet_s,
             is_overdue=self._is_overdue(watched, doing),
             is_long_overdue=watched.quiet_s >= self._budgets.slow_s,
@@ -355,16 +357,18 @@ class HangWatch:
             collective=collective,
         )
 
-    def _is_overdue(self, watched: Watched, doing: Doing) -> bool:
-        return watched.notes is not None and watched.quiet_s >= self._budget_s(watched.notes, doing)
+    def _is_overdue(self, watched: RankTracker, activity: Activity) -> bool:
+        return watched.heartbeat is not None and watched.quiet_s >= self._budget_s(
+            watched.heartbeat, activity
+        )
 
-    def _budget_s(self, notes: RankNotes, doing: Doing) -> float:
+    def _budget_s(self, heartbeat: HeartbeatRecord, activity: Activity) -> float:
         """How long a rank may be at what it is at."""
         budgets = self._budgets
-        if doing is Doing.STOPPED:
+        if activity is Activity.STOPPED:
             return budgets.least_s
-        is_excused = doing in (Doing.STORAGE, Doing.STARVED) or (
-            budgets.compiles and doing is Doing.COMPUTING
+        is_excused = activity in (Activity.STORAGE, Activity.STARVED) or (
+            budgets.compiles and activity is Activity.COMPUTING
         )
         if is_excused or not self._steps_s:
             return budgets.slow_s
@@ -373,25 +377,25 @@ class HangWatch:
             budgets.steps * statistics.median(self._steps_s),
             _LONGEST_FACTOR * max(self._steps_s),
         )
-        if doing is Doing.WAITING or notes.phase is Phase.STEP:
+        if activity is Activity.WAITING or heartbeat.phase is WorkerPhase.STEP:
             return min(usual_s, budgets.slow_s)
-        if notes.phase is Phase.EVALUATE and self._longest_evaluation_s:
+        if heartbeat.phase is WorkerPhase.EVALUATE and self._longest_evaluation_s:
             usual_s = max(usual_s, _EVALUATION_FACTOR * self._longest_evaluation_s)
             return min(usual_s, budgets.slow_s)
-        if notes.phase is Phase.SAVE and notes.save_ns:
-            longest_s = _SAVE_FACTOR * notes.save_ns / 1e9
+        if heartbeat.phase is WorkerPhase.SAVE and heartbeat.save_ns:
+            longest_s = _SAVE_FACTOR * heartbeat.save_ns / 1e9
             return min(max(usual_s, _SAVE_LEAST_S, longest_s), budgets.slow_s)
         return budgets.slow_s
 
     def _learn(self, gap_s: float) -> None:
         """From one rank: how long steps and evaluations are, they are for all."""
-        notes = self._ranks[0].notes
+        notes = self._ranks[0].heartbeat
         if notes is None:
             return
-        if notes.step_ns != self._newest_step_ns:
-            self._newest_step_ns = notes.step_ns
+        if notes.step_ns != self._latest_step_ns:
+            self._latest_step_ns = notes.step_ns
             self._steps_s.append(notes.step_ns / 1e9)
-        if notes.phase is Phase.EVALUATE:
+        if notes.phase is WorkerPhase.EVALUATE:
             self._evaluating_s += gap_s
         elif self._evaluating_s:
             self._longest_evaluation_s = max(self._longest_evaluation_s, self._evaluating_s)

@@ -30,7 +30,7 @@ from torch.compiler import is_compiling
 
 from shardyard.observe.trace import COLLECTIVE_FUNCTIONS
 from shardyard.telemetry.health.ranks import group_name
-from shardyard.train.hooks import Notes, Phase
+from shardyard.train.hooks import Heartbeat, WorkerPhase
 
 # Memory that a node's agent owns and its workers map: it outlives them, and has no name.
 #
@@ -136,15 +136,15 @@ _PART_BITS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankNotes:
+class HeartbeatRecord:
     """The record of one rank, as the agent reads it."""
 
     pid: int
     """Who wrote it; 0: nobody yet."""
     step: int
     """The one that is under way, or was the last."""
-    phase: Phase
-    collectives_begun: int
+    phase: WorkerPhase
+    collectives_started: int
     collectives_ended: int
     """Both of the training thread: one less than begun while it waits in one."""
     step_ns: int
@@ -160,11 +160,11 @@ class RankNotes:
     @property
     def is_in_collective(self) -> bool:
         """Whether it waits for other ranks, as far as it could note that."""
-        return self.collectives_begun > self.collectives_ended
+        return self.collectives_started > self.collectives_ended
 
 
 @dataclass(frozen=True, kw_only=True)
-class NotedStep:
+class StepRecord:
     """One step of one rank."""
 
     step: int
@@ -176,7 +176,7 @@ class NotedStep:
     """Time in collectives of groups that are not all ranks, by ``first-last-count``."""
 
 
-def read_notes(memory: AgentMemory | None, ranks: int) -> list[RankNotes]:
+def read_heartbeats(memory: AgentMemory | None, ranks: int) -> list[HeartbeatRecord]:
     """The records of a node's workers by local rank; empty until one of them has noted anything."""
     view = None if memory is None else memory.view()
     if view is None:
@@ -187,7 +187,7 @@ def read_notes(memory: AgentMemory | None, ranks: int) -> list[RankNotes]:
 
 def read_steps(
     memory: AgentMemory | None, ranks: int, *, after: Sequence[int]
-) -> list[list[NotedStep]]:
+) -> list[list[StepRecord]]:
     """The newest steps of a node's ranks that are whole, by local rank, in order.
 
     Args:
@@ -200,7 +200,7 @@ def read_steps(
         return [_read_steps(view, rank, after=after[rank]) for rank in range(ranks)]
 
 
-def forget_notes(memory: AgentMemory | None) -> None:
+def clear_heartbeats(memory: AgentMemory | None) -> None:
     """Blank all records, between two generations."""
     view = None if memory is None else memory.view()
     if view is not None:
@@ -209,19 +209,19 @@ def forget_notes(memory: AgentMemory | None) -> None:
 
 
 @cache
-def own_notes() -> Notes:
+def own_heartbeat() -> Heartbeat:
     """Where this worker notes what it does, from now on its collectives too; outside an agent,
     nowhere."""
     ranks, local_rank = (int(os.environ.get(n, 0)) for n in ("LOCAL_WORLD_SIZE", "LOCAL_RANK"))
     memory = attach(NOTES, ranks * _BYTES) if ranks else None
     if memory is None:
-        return Notes()
-    notes = WrittenNotes(memory, local_rank)
-    note_collectives(notes)
+        return Heartbeat()
+    notes = SharedHeartbeat(memory, local_rank)
+    instrument_collectives(notes)
     return notes
 
 
-class WrittenNotes(Notes):
+class SharedHeartbeat(Heartbeat):
     """One rank's own record; each number is written by itself, in one store of 8 bytes."""
 
     def __init__(self, memory: mmap.mmap, local_rank: int) -> None:
@@ -231,20 +231,20 @@ class WrittenNotes(Notes):
         self._data_ns = 0
         self._exchanged_ns: dict[int, int] = {}
         """Of the step under way, by group."""
-        self._step_began_ns = 0
+        self._step_started_ns = 0
         self._waited_before_step_ns = 0
         self._fields[_PID] = os.getpid()
-        self.enter(Phase.SET_UP)
+        self.enter(WorkerPhase.SET_UP)
 
-    def enter(self, phase: Phase) -> None:
+    def enter(self, phase: WorkerPhase) -> None:
         """As in Notes."""
         self._fields[_PHASE] = phase
         self._fields[_MOVED_NS] = time.monotonic_ns()
 
     @contextmanager
-    def during(self, phase: Phase) -> Iterator[None]:
+    def during(self, phase: WorkerPhase) -> Iterator[None]:
         """As in Notes."""
-        before = Phase(self._fields[_PHASE])
+        before = WorkerPhase(self._fields[_PHASE])
         self.enter(phase)
         began_ns = self._fields[_MOVED_NS]
         try:
@@ -252,16 +252,16 @@ class WrittenNotes(Notes):
         finally:
             self.enter(before)
             took_ns = self._fields[_MOVED_NS] - began_ns
-            if phase is Phase.SAVE:
+            if phase is WorkerPhase.SAVE:
                 self._fields[_SAVE_NS] = max(self._fields[_SAVE_NS], took_ns)
-            elif phase is Phase.DATA:
+            elif phase is WorkerPhase.DATA:
                 self._data_ns += took_ns
 
     def begin_step(self, step: int, *, is_first: bool) -> None:
         """As in Notes."""
         self._fields[_STEP] = step
-        self.enter(Phase.FIRST_STEP if is_first else Phase.STEP)
-        self._step_began_ns = self._fields[_MOVED_NS]
+        self.enter(WorkerPhase.FIRST_STEP if is_first else WorkerPhase.STEP)
+        self._step_started_ns = self._fields[_MOVED_NS]
         self._waited_before_step_ns = self._waited_ns
         self._data_ns = 0
         self._exchanged_ns.clear()
@@ -269,8 +269,8 @@ class WrittenNotes(Notes):
     def end_step(self) -> None:
         """As in Notes."""
         now_ns = time.monotonic_ns()
-        if self._fields[_PHASE] != Phase.FIRST_STEP:
-            step_ns = now_ns - self._step_began_ns
+        if self._fields[_PHASE] != WorkerPhase.FIRST_STEP:
+            step_ns = now_ns - self._step_started_ns
             compute_ns = step_ns - (self._waited_ns - self._waited_before_step_ns)
             self._fields[_COMPUTE_NS] = compute_ns
             self._fields[_STEP_NS] = step_ns
@@ -298,7 +298,7 @@ class WrittenNotes(Notes):
         fields[_MOVED_NS] = now_ns
         return now_ns
 
-    def end_collective(self, began_ns: int, group: int = 0) -> None:
+    def end_collective(self, started_ns: int, group: int = 0) -> None:
         """It is over, or has failed.
 
         Args:
@@ -307,36 +307,36 @@ class WrittenNotes(Notes):
         fields, now_ns = self._fields, time.monotonic_ns()
         fields[_ENDED] += 1
         fields[_MOVED_NS] = now_ns
-        took_ns = now_ns - began_ns
+        took_ns = now_ns - started_ns
         self._waited_ns += took_ns
         if group:
             self._exchanged_ns[group] = self._exchanged_ns.get(group, 0) + took_ns
 
 
-def note_collectives(notes: WrittenNotes) -> None:
+def instrument_collectives(heartbeat: SharedHeartbeat) -> None:
     """Note each collective that this thread, the training's, calls from now on."""
     for name in COLLECTIVE_FUNCTIONS:
         if (function := getattr(dist, name, None)) is not None:
-            setattr(dist, name, _noted(function, notes))
+            setattr(dist, name, _instrumented(function, heartbeat))
 
 
-def _noted(function: Callable[..., Any], notes: WrittenNotes) -> Callable[..., Any]:
+def _instrumented(function: Callable[..., Any], heartbeat: SharedHeartbeat) -> Callable[..., Any]:
     training_thread = get_ident()
     names = list(inspect.signature(function).parameters)
     place = names.index("group") if "group" in names else len(names)
 
     @wraps(function)
-    def noted(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         if is_compiling() or get_ident() != training_thread:  # a save's, in its own thread
             return function(*args, **kwargs)
-        began_ns = notes.begin_collective()
+        began_ns = heartbeat.begin_collective()
         try:
             return function(*args, **kwargs)
         finally:
             group = kwargs.get("group") if len(args) <= place else args[place]
-            notes.end_collective(began_ns, 0 if group is None else _number_of(group))
+            heartbeat.end_collective(began_ns, 0 if group is None else _number_of(group))
 
-    return noted
+    return wrapper
 
 
 def _number_of(group: Any) -> int:
@@ -371,7 +371,7 @@ def _name_of(number: int) -> str:
     return "-".join(map(str, parts))
 
 
-def _read_steps(view: mmap.mmap, local_rank: int, *, after: int) -> list[NotedStep]:
+def _read_steps(view: mmap.mmap, local_rank: int, *, after: int) -> list[StepRecord]:
     begin = local_rank * _BYTES + _RECORD.size
     found = []
     for place in range(STEPS_KEPT):
@@ -388,15 +388,15 @@ def _read_steps(view: mmap.mmap, local_rank: int, *, after: int) -> list[NotedSt
             if group
         }
         found.append(
-            NotedStep(step=step, compute_ns=compute_ns, data_ns=data_ns, exchange_ns=exchange_ns)
+            StepRecord(step=step, compute_ns=compute_ns, data_ns=data_ns, exchange_ns=exchange_ns)
         )
-    return sorted(found, key=lambda noted: noted.step)
+    return sorted(found, key=lambda record: record.step)
 
 
-def _read(view: mmap.mmap, local_rank: int) -> RankNotes:
+def _read(view: mmap.mmap, local_rank: int) -> HeartbeatRecord:
     pid, step, phase, *rest = _RECORD.unpack_from(view, local_rank * _BYTES)
     begun, ended, step_ns, compute_ns, save_ns, moved_ns = rest
-    return RankNotes(
-        pid=pid, step=step, phase=Phase(phase), collectives_begun=begun, collectives_ended=ended,
+    return HeartbeatRecord(
+        pid=pid, step=step, phase=WorkerPhase(phase), collectives_started=begun, collectives_ended=ended,
         step_ns=step_ns, compute_ns=compute_ns, save_ns=save_ns, moved_ns=moved_ns,
     )  # fmt: skip

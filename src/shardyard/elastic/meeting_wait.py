@@ -11,7 +11,7 @@ _LONGEST_S = 300.0
 """Between two lines."""
 
 
-class MeetingWait:
+class RendezvousWait:
     """One node's wait: begun by its agent, told by whoever looks at it from another thread.
 
     Args:

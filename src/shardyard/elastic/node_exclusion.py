@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 from itertools import takewhile
 from typing import Any
 
-from shardyard.elastic.agent_messages import Node, Notices
+from shardyard.elastic.agent_messages import AgentMessages, Node
 from shardyard.elastic.device_watch import PROBLEM
 from shardyard.elastic.hang_watch import Hang
-from shardyard.elastic.restart_budget import HOUR_S, Restarts
+from shardyard.elastic.restart_budget import HOUR_S, RestartBudget
 from shardyard.elastic.worker_failures import Loss, LostNode, causes
 from shardyard.rundir.jsonl import read_lines_backwards
 from shardyard.rundir.layout import RunDir
@@ -29,68 +29,70 @@ with some to spare."""
 _LOOK_S = 0.5
 
 
-class LeftOut(Exception):  # noqa: N818  not an error
+class NodeExcluded(Exception):  # noqa: N818  not an error
     """The others go on without this node."""
 
 
-class HeldAgainst:
+class NodeFailureHistory:
     """On which nodes the losses of an attempt began, and which were left out."""
 
     def __init__(self) -> None:
-        self._began: list[tuple[Node | None, float]] = []
+        self._loss_origins: list[tuple[Node | None, float]] = []
         """The node of each loss, None where it is not known, and when; the newest last."""
-        self._left_out: list[tuple[Node, float]] = []
+        self._excluded: list[tuple[Node, float]] = []
 
     @property
-    def left_out(self) -> list[Node]:
+    def excluded_nodes(self) -> list[Node]:
         """Nodes that were left out, in order."""
-        return [node for node, _ in self._left_out]
+        return [node for node, _ in self._excluded]
 
     @property
-    def has_left_out_of_late(self) -> bool:
+    def has_recent_exclusion(self) -> bool:
         """Whether a node was within the last hour."""
-        return any(time.monotonic() - at_s < HOUR_S for _, at_s in self._left_out)
+        return any(time.monotonic() - at_s < HOUR_S for _, at_s in self._excluded)
 
     def add(self, node: Node | None) -> None:
         """Note where the newest loss began."""
-        self._began.append((node, time.monotonic()))
+        self._loss_origins.append((node, time.monotonic()))
 
-    def newest(self) -> tuple[Node | None, int]:
+    def latest_streak(self) -> tuple[Node | None, int]:
         """The node on which the newest loss began, and how many in a row within an hour did."""
-        node = self._began[-1][0] if self._began else None
+        node = self._loss_origins[-1][0] if self._loss_origins else None
         if node is None:
             return None, 0
         since_s = time.monotonic() - HOUR_S
-        row = takewhile(lambda loss: loss[0] == node and loss[1] > since_s, self._began[::-1])
+        row = takewhile(
+            lambda loss: loss[0] == node and loss[1] > since_s, self._loss_origins[::-1]
+        )
         return node, len(list(row))
 
-    def leave_out(self, node: Node) -> None:
+    def exclude(self, node: Node) -> None:
         """Note that the others go on without it."""
-        self._left_out.append((node, time.monotonic()))
-        self._began.clear()
+        self._excluded.append((node, time.monotonic()))
+        self._loss_origins.clear()
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """For the others, as JSON: seconds ago, as clocks of two nodes differ."""
         now_s = time.monotonic()
         return {
-            "left_out": [[asdict(node), now_s - at_s] for node, at_s in self._left_out],
+            "left_out": [[asdict(node), now_s - at_s] for node, at_s in self._excluded],
             "began": [
                 [None if node is None else asdict(node), now_s - at_s]
-                for node, at_s in self._began[-LOSSES:]
+                for node, at_s in self._loss_origins[-LOSSES:]
             ],
         }
 
-    def hear(self, told: Sequence[Mapping[str, Any]]) -> None:
+    def adopt(self, histories: Sequence[Mapping[str, Any]]) -> None:
         """Take over what all of a meeting hold: those that were there before know all of it."""
-        most = max(told, key=lambda each: (len(each["left_out"]), len(each["began"])))
+        most = max(histories, key=lambda each: (len(each["left_out"]), len(each["began"])))
         now_s = time.monotonic()
-        self._left_out = [(Node(**node), now_s - ago_s) for node, ago_s in most["left_out"]]
-        self._began = [
+        self._excluded = [(Node(**node), now_s - ago_s) for node, ago_s in most["left_out"]]
+        self._loss_origins = [
             (None if node is None else Node(**node), now_s - ago_s) for node, ago_s in most["began"]
         ]
 
 
-def began_on(
+def find_origin(
     losses: Sequence[Loss],
     lost: Sequence[LostNode],
     hangs: Sequence[Hang],
@@ -129,78 +131,78 @@ def lost_node(node: Node, nodes: Sequence[Node], *, ranks_per_node: int, cause: 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class RestartDecision:
     """What follows from a loss."""
 
-    is_restart_worth: bool
-    leaves_out: str = ""
+    should_restart: bool
+    exclusion_reason: str = ""
     """Why the restart is without the node on which it began; empty: it is with it."""
 
 
-class Verdicts:
+class RestartPolicy:
     """Those of one node's agent in one attempt; all agents of a run come to the same.
 
     Args:
         min_nodes: The run goes on with no fewer.
     """
 
-    def __init__(self, restarts: Restarts, *, min_nodes: int) -> None:
+    def __init__(self, restarts: RestartBudget, *, min_nodes: int) -> None:
         self.restarts = restarts
-        self.held = HeldAgainst()
+        self.failure_history = NodeFailureHistory()
         self._min_nodes = min_nodes
 
-    def judge(
+    def decide(
         self,
         first: Loss | LostNode,
         *,
         node: Node | None,
-        left: Sequence[Node],
+        remaining: Sequence[Node],
         finished_step: int,
         hangs: Sequence[Hang] = (),
-    ) -> Verdict:
+    ) -> RestartDecision:
         """Judge what ended a generation, once.
 
         Args:
             first: The loss that brought the others about.
             node: On which it began; None: on several, or nobody knows.
-            left: Nodes that are not lost.
+            remaining: Nodes that are not lost.
             finished_step: The last of the generation.
             hangs: What the loss put an end to.
         """
         if isinstance(first, Loss) and first.is_final:  # of the request or a file, no node's fault
-            return Verdict(is_restart_worth=False)
-        self.held.add(node)
-        _, row = self.held.newest()
-        is_of_node = node is not None and row > 1 and not self.why_stays(node, left)
+            return RestartDecision(should_restart=False)
+        self.failure_history.add(node)
+        _, row = self.failure_history.latest_streak()
+        is_of_node = node is not None and row > 1 and not self.keep_reason(node, remaining)
         why = ""
         if is_of_node and row >= LOSSES:
-            self.restarts.give_back(row - 1)
+            self.restarts.refund(row - 1)
             why = f"{row} losses in a row within an hour began on it, the last one: {first.cause}"
-        is_worth = self.restarts.is_worth(
+        is_worth = self.restarts.should_restart(
             first, finished_step=finished_step, hangs=hangs, is_of_node=is_of_node
         )
-        return Verdict(is_restart_worth=is_worth, leaves_out=why if is_worth else "")
+        return RestartDecision(should_restart=is_worth, exclusion_reason=why if is_worth else "")
 
-    def why_stays(self, node: Node, left: Sequence[Node]) -> str:
+    def keep_reason(self, node: Node, remaining: Sequence[Node]) -> str:
         """Why the run cannot go on without a node; empty: it can."""
-        if sum(each != node for each in left) < self._min_nodes:
-            return f"elastic.min_nodes={self._min_nodes} needs all {len(left)} nodes"
-        if self.held.has_left_out_of_late:
-            return f"{self.held.left_out[-1]} was within the last hour"
+        if sum(each != node for each in remaining) < self._min_nodes:
+            return f"elastic.min_nodes={self._min_nodes} needs all {len(remaining)} nodes"
+        if self.failure_history.has_recent_exclusion:
+            return f"{self.failure_history.excluded_nodes[-1]} was within the last hour"
         return ""
 
-    def words_of_node(self, left: Sequence[Node]) -> str:
+    def describe_node_losses(self, remaining: Sequence[Node]) -> str:
         """Of the one of several nodes on which the newest losses began; empty: there is none."""
-        node, row = self.held.newest()
-        if node is None or row < 2 or {*left} <= {node}:
+        node, row = self.failure_history.latest_streak()
+        if node is None or row < 2 or {*remaining} <= {node}:
             return ""
         words = f"; the last {row} losses began on {node}"
-        if why := self.why_stays(node, left):
+        if why := self.keep_reason(node, remaining):
             return f"{words}, which would have been left out, but {why}"
         return f"{words}: go on without it"
 
 
-def was_left_out(run: RunDir, attempt: int, node: Node) -> bool:
+def was_excluded(run: RunDir, attempt: int, node: Node) -> bool:
     """Whether a node that starts was left out of the attempt when its agent was another process."""
     return any(
         event["kind"] == "node_left_out"
@@ -215,7 +217,7 @@ def wait_for_end(
     run: RunDir,
     attempt: int,
     *,
-    are_others_there: Callable[[], bool],
+    has_others: Callable[[], bool],
     is_to_stop: Callable[[], bool],
 ) -> dict[str, Any] | None:
     """Wait until the others have ended the attempt; the event that says so.
@@ -228,7 +230,7 @@ def wait_for_end(
     """
     seen_s = time.monotonic()
     while (end := end_of_attempt(run, attempt)) is None and not is_to_stop():
-        if are_others_there():
+        if has_others():
             seen_s = time.monotonic()
         elif time.monotonic() - seen_s > _GONE_S:
             return None
@@ -246,7 +248,7 @@ SLOW_RANK = "slow_rank"
 _DECISION = "left_out"
 
 
-class VerdictRules:
+class ExclusionRules:
     """Those of one node's agent; the one that writes events decides for all.
 
     Args:
@@ -254,12 +256,17 @@ class VerdictRules:
         bounds: What holds for every node that is left out.
     """
 
-    def __init__(self, rules: Sequence[str], bounds: Verdicts) -> None:
+    def __init__(self, rules: Sequence[str], bounds: RestartPolicy) -> None:
         self._rules = rules
         self._bounds = bounds
 
     def on_slow_rank(
-        self, rank: int, factor: float, node: Node, notices: Notices, left: Sequence[Node]
+        self,
+        rank: int,
+        factor: float,
+        node: Node,
+        messages: AgentMessages,
+        remaining: Sequence[Node],
     ) -> str:
         """Have all go on without the node of a rank that is slow from now on, if a rule says so.
 
@@ -269,35 +276,39 @@ class VerdictRules:
         Returns:
             Why it stays although one does; empty: it goes, or none does.
         """
-        if not self._asks_for(SLOW_RANK, notices):
+        if not self._is_triggered(SLOW_RANK, messages):
             return ""
-        why = self._bounds.why_stays(node, left) or _why_no_gain(factor, len(left))
+        why = self._bounds.keep_reason(node, remaining) or _no_gain_reason(factor, len(remaining))
         if not why:
             cause = f"rank {rank} is a straggler, {factor:.1f} times as slow"
-            self._decide(SLOW_RANK, node, cause, notices)
+            self._decide(SLOW_RANK, node, cause, messages)
         return why
 
     def on_device(
-        self, kind: str, problem: Mapping[str, Any], notices: Notices, left: Sequence[Node]
+        self,
+        kind: str,
+        problem: Mapping[str, Any],
+        messages: AgentMessages,
+        remaining: Sequence[Node],
     ) -> str:
         """The same, of what a node's telemetry found."""
-        if kind != PROBLEM or not self._asks_for(problem["problem"], notices):
+        if kind != PROBLEM or not self._is_triggered(problem["problem"], messages):
             return ""
-        node = next((n for n in notices.nodes if n.rank == problem["node_rank"]), None)
+        node = next((n for n in messages.nodes if n.rank == problem["node_rank"]), None)
         if node is None:
             return ""  # it is not part of this generation
-        why = self._bounds.why_stays(node, left)
+        why = self._bounds.keep_reason(node, remaining)
         if not why:
             device = problem["device"]
             where = "" if device is None else f"device {device}: "
-            self._decide(problem["problem"], node, f"{where}{problem['cause']}", notices)
+            self._decide(problem["problem"], node, f"{where}{problem['cause']}", messages)
         return why
 
-    def decided(self, notices: Notices) -> tuple[Node, str, str] | None:
+    def decided(self, messages: AgentMessages) -> tuple[Node, str, str] | None:
         """The node that all go on without, why, and the verdict; None: nobody has said so."""
-        if not self._rules or not (told := notices.decided(_DECISION)):
+        if not self._rules or not (told := messages.decided(_DECISION)):
             return None
-        node = next(n for n in notices.nodes if n.rank == told[0]["node_rank"])
+        node = next(n for n in messages.nodes if n.rank == told[0]["node_rank"])
         return node, told[0]["cause"], told[0]["verdict"]
 
     @property
@@ -305,15 +316,15 @@ class VerdictRules:
         """The rules, as a recipe says them."""
         return f"elastic.leave_out_for=[{', '.join(self._rules)}]"
 
-    def _asks_for(self, verdict: str, notices: Notices) -> bool:
-        return verdict in self._rules and not notices.decided(_DECISION)
+    def _is_triggered(self, trigger: str, messages: AgentMessages) -> bool:
+        return trigger in self._rules and not messages.decided(_DECISION)
 
-    def _decide(self, verdict: str, node: Node, cause: str, notices: Notices) -> None:
-        told = {"node_rank": node.rank, "verdict": verdict, "cause": cause}
-        notices.decide(_DECISION, [told])
+    def _decide(self, trigger: str, node: Node, cause: str, messages: AgentMessages) -> None:
+        told = {"node_rank": node.rank, "verdict": trigger, "cause": cause}
+        messages.decide(_DECISION, [told])
 
 
-def _why_no_gain(factor: float, nodes: int) -> str:
+def _no_gain_reason(factor: float, nodes: int) -> str:
     """Why a step would take longer on the other nodes alone; empty: it would not.
 
     The batch of a step is dealt out to one node less, which then compute as much longer.

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from itertools import dropwhile, pairwise
 from operator import not_
 
-from shardyard.elastic.agent_messages import Notices
+from shardyard.elastic.agent_messages import AgentMessages
 
 WINDOW_S = 10.0
 """Over which looks are counted."""
@@ -28,7 +28,7 @@ _TELL_EVERY_S = 2.0
 
 
 @dataclass(frozen=True)
-class Turn:
+class PauseTransition:
     """A rank is stopped now and then from now on, or is so no more."""
 
     rank: int
@@ -57,11 +57,11 @@ class Turn:
         }
 
 
-class Stops:
+class PauseDetector:
     """What has been seen of the processes of one node's ranks; one thread looks, another asks."""
 
     def __init__(self, ranks: int) -> None:
-        self._looks: deque[tuple[float, tuple[bool, ...]]] = deque()
+        self._samples: deque[tuple[float, tuple[bool, ...]]] = deque()
         self._stopped_s: list[float | None] = [None] * ranks
         """When each was seen stopped last."""
         self._named: set[int] = set()
@@ -70,19 +70,19 @@ class Stops:
     def take(self, now_s: float, is_stopped: Sequence[bool]) -> None:
         """Count one look, by local rank; ``now_s`` by the monotonic clock."""
         with self._lock:
-            self._looks.append((now_s, tuple(is_stopped)))
-            while now_s - self._looks[0][0] > WINDOW_S:
-                self._looks.popleft()
+            self._samples.append((now_s, tuple(is_stopped)))
+            while now_s - self._samples[0][0] > WINDOW_S:
+                self._samples.popleft()
             for local_rank, stopped in enumerate(is_stopped):
                 if stopped:
                     self._stopped_s[local_rank] = now_s
 
-    def turns(self) -> list[tuple[int, float, bool]]:
+    def transitions(self) -> list[tuple[int, float, bool]]:
         """What is new: local rank, share of the time that it was stopped, whether it is over."""
         with self._lock:
-            found: list[tuple[int, float, bool]] = []
+            transitions: list[tuple[int, float, bool]] = []
             for local_rank in range(len(self._stopped_s)):
-                in_window = (stopped[local_rank] for _, stopped in self._looks)
+                in_window = (stopped[local_rank] for _, stopped in self._samples)
                 looks = list(dropwhile(not_, in_window))  # since the first stop
                 share = sum(looks) / max(1, len(looks))
                 if local_rank in self._named:
@@ -95,20 +95,20 @@ class Stops:
                         and share >= _LEAST_SHARE
                     )
                 if is_new:
-                    found.append((local_rank, share, local_rank in self._named))
+                    transitions.append((local_rank, share, local_rank in self._named))
                     self._named ^= {local_rank}
-            return found
+            return transitions
 
     def _is_well(self, local_rank: int) -> bool:
         stopped_s = self._stopped_s[local_rank]
-        return stopped_s is not None and self._looks[-1][0] - stopped_s > _WELL_S
+        return stopped_s is not None and self._samples[-1][0] - stopped_s > _WELL_S
 
 
-class StopWatch:
+class PauseWatch:
     """One node's part in telling them, in one generation."""
 
     def __init__(
-        self, stops: Stops, notices: Notices, *, node: str, ranks: Sequence[int],
+        self, stops: PauseDetector, messages: AgentMessages, *, node: str, ranks: Sequence[int],
         step_of: Callable[[int], int],
     ) -> None:  # fmt: skip
         """Args:
@@ -116,33 +116,35 @@ class StopWatch:
         step_of: The step that a local rank is at.
         """
         self._stops = stops
-        self._notices = notices
+        self._messages = messages
         self._node = node
         self._ranks = ranks
         self._step_of = step_of
-        self._mine: list[Turn] = []
-        self._told: list[Turn] = []
-        self._looked_s = time.monotonic()
+        self._own_transitions: list[PauseTransition] = []
+        self._reported: list[PauseTransition] = []
+        self._polled_s = time.monotonic()
 
-    def look(self, *, writes: bool) -> list[Turn]:
+    def poll(self, *, writes: bool) -> list[PauseTransition]:
         """Now and then, tell the node that writes events, or find what is to be written.
 
         Args:
             writes: Whether this node's agent writes events.
         """
-        if time.monotonic() - self._looked_s < _TELL_EVERY_S:
+        if time.monotonic() - self._polled_s < _TELL_EVERY_S:
             return []
-        self._looked_s = time.monotonic()
+        self._polled_s = time.monotonic()
         new = [
-            Turn(self._ranks[local_rank], self._node, self._step_of(local_rank), share, is_over)
-            for local_rank, share, is_over in self._stops.turns()
+            PauseTransition(
+                self._ranks[local_rank], self._node, self._step_of(local_rank), share, is_over
+            )
+            for local_rank, share, is_over in self._stops.transitions()
         ]
-        self._mine += new
+        self._own_transitions += new
         if not writes:
             if new:
-                self._notices.publish("stops", [asdict(turn) for turn in self._mine])
+                self._messages.publish("stops", [asdict(turn) for turn in self._own_transitions])
             return []
-        theirs = [Turn(**told) for told in self._notices.from_others("stops")]
-        untold = [turn for turn in [*self._mine, *theirs] if turn not in self._told]
-        self._told += untold
+        theirs = [PauseTransition(**told) for told in self._messages.from_others("stops")]
+        untold = [turn for turn in [*self._own_transitions, *theirs] if turn not in self._reported]
+        self._reported += untold
         return untold

@@ -18,20 +18,26 @@ from torch.distributed.elastic.agent.server.api import WorkerGroup
 
 from shardyard.checkpoint.snapshots import protocol as wire
 from shardyard.checkpoint.snapshots.protocol import (
-    Holding,
-    Sent,
-    SnapshotRefusedError,
-    offers_to_json,
+    ReplicationState,
+    SnapshotRejectedError,
+    SnapshotReplica,
+    remote_snapshots_to_json,
 )
-from shardyard.checkpoint.snapshots.slot import HEAD_BYTES, Head, Moment, SlotText, read_head
+from shardyard.checkpoint.snapshots.slot import (
+    HEAD_BYTES,
+    SlotHeader,
+    SlotText,
+    SnapshotId,
+    read_head,
+)
 from shardyard.checkpoint.staging import yield_to_training
-from shardyard.config.formulas import ELSEWHERE, SENT, neighbour_labels, slot_labels
+from shardyard.config.formulas import ELSEWHERE, SENT, peer_labels, slot_labels
 from shardyard.config.schema.recipe import Recipe
-from shardyard.elastic.agent_messages import Notices
+from shardyard.elastic.agent_messages import AgentMessages
 from shardyard.elastic.heartbeat import AgentMemory
 from shardyard.elastic.seal import Seal
 from shardyard.memory_limit import usable_memory_bytes
-from shardyard.network_interface import address_towards, reachable
+from shardyard.network_interface import address_towards, reachable_address
 from shardyard.units import format_bytes
 
 _LEAST_SLOTS = 4
@@ -39,11 +45,11 @@ _LEAST_SLOTS = 4
 their neighbours': a snapshot that is larger is described wrongly."""
 
 
-class Held(NamedTuple):
+class StoredSnapshot(NamedTuple):
     """A slot that holds something."""
 
     memory: mmap.mmap
-    head: Head
+    head: SlotHeader
     text: SlotText
 
 
@@ -53,7 +59,7 @@ class _Slot:
 
     memory: AgentMemory
     _view: mmap.mmap | None = None
-    _read: tuple[Head, SlotText | None] | None = None
+    _read: tuple[SlotHeader, SlotText | None] | None = None
 
     def view(self) -> mmap.mmap | None:
         """All of it; mapped again only where it has grown."""
@@ -61,7 +67,7 @@ class _Slot:
             self._view = self.memory.view()
         return self._view
 
-    def held(self) -> Held | None:
+    def snapshot(self) -> StoredSnapshot | None:
         """What it holds; each text is read once."""
         view = self.view()
         head = None if view is None else read_head(view)
@@ -70,17 +76,17 @@ class _Slot:
         known = self._read
         if known is None or known[0] != head:
             self._read = known = (head, _text_of(view, head))
-        return None if known[1] is None else Held(view, head, known[1])
+        return None if known[1] is None else StoredSnapshot(view, head, known[1])
 
 
-def _text_of(view: mmap.mmap, head: Head) -> SlotText | None:
+def _text_of(view: mmap.mmap, head: SlotHeader) -> SlotText | None:
     try:
         return SlotText.from_bytes(view[HEAD_BYTES : HEAD_BYTES + head.text_bytes], head)
     except ValueError:
         return None  # it is just being written anew
 
 
-class HeldSnapshots:
+class SnapshotStore:
     """All slots of one node."""
 
     def __init__(self, owned: Mapping[str, AgentMemory], *, local_ranks: int) -> None:
@@ -92,36 +98,36 @@ class HeldSnapshots:
         self.local_ranks = local_ranks
         self._own = [[_Slot(owned[label]) for label in slot_labels(local)] for local in ranks]
         self._neighbours = [
-            [_Slot(owned[label]) for label in neighbour_labels(local)] for local in ranks
+            [_Slot(owned[label]) for label in peer_labels(local)] for local in ranks
         ]
 
-    def newest(self, local_rank: int, generation: int) -> Held | None:
+    def latest(self, local_rank: int, generation: int) -> StoredSnapshot | None:
         """Of an own rank, taken in this generation."""
-        found = [held for slot in self._own[local_rank] if (held := slot.held()) is not None]
-        mine = [held for held in found if held.text.moment.generation == generation]
-        return max(mine, key=lambda held: held.text.moment, default=None)
+        found = [held for slot in self._own[local_rank] if (held := slot.snapshot()) is not None]
+        mine = [held for held in found if held.text.snapshot_id.generation == generation]
+        return max(mine, key=lambda snapshot: snapshot.text.snapshot_id, default=None)
 
-    def holdings(self) -> list[Holding]:
+    def holdings(self) -> list[SnapshotReplica]:
         """What there is, own slots first."""
         return [
-            Holding(
-                step=text.moment.step, generation=text.moment.generation, rank=text.rank,
+            SnapshotReplica(
+                step=text.snapshot_id.step, generation=text.snapshot_id.generation, rank=text.rank,
                 world_size=text.world_size, slot_bytes=head.slot_bytes,
             )
             for _, head, text in self._all()
         ]  # fmt: skip
 
-    def find(self, moment: Moment, rank: int, world_size: int) -> Held | None:
+    def find(self, snapshot_id: SnapshotId, rank: int, world_size: int) -> StoredSnapshot | None:
         """A certain one."""
-        asked = (moment, rank, world_size)
+        asked = (snapshot_id, rank, world_size)
         found = (
             held
             for held in self._all()
-            if (held.text.moment, held.text.rank, held.text.world_size) == asked
+            if (held.text.snapshot_id, held.text.rank, held.text.world_size) == asked
         )
         return next(found, None)
 
-    def place_for(self, local_rank: int, head: Head) -> mmap.mmap:
+    def allocate(self, local_rank: int, head: SlotHeader) -> mmap.mmap:
         """Memory for the next snapshot of a rank of the node before: where the oldest one lies.
 
         Raises:
@@ -129,7 +135,7 @@ class HeldSnapshots:
         """
         most_bytes = usable_memory_bytes() // (_LEAST_SLOTS * self.local_ranks)
         if head.slot_bytes > most_bytes:
-            raise SnapshotRefusedError(
+            raise SnapshotRejectedError(
                 f"a snapshot of {format_bytes(head.slot_bytes)} has no room here, where each may "
                 f"have {format_bytes(most_bytes)}"
             )
@@ -137,22 +143,24 @@ class HeldSnapshots:
         try:
             slot.memory.grow(head.slot_bytes)
         except OSError as error:
-            raise SnapshotRefusedError(
+            raise SnapshotRejectedError(
                 f"the system refuses memory for {format_bytes(head.slot_bytes)} ({error.strerror})"
             ) from error
         view = slot.view()
         assert view is not None
         return view
 
-    def _all(self) -> list[Held]:
+    def _all(self) -> list[StoredSnapshot]:
         slots = [slot for kind in (self._own, self._neighbours) for of in kind for slot in of]
-        return [held for slot in slots if (held := slot.held()) is not None]
+        return [held for slot in slots if (held := slot.snapshot()) is not None]
 
 
 def _age(slot: _Slot) -> tuple[int, int]:
     """The smallest is of the oldest, or empty."""
-    held = slot.held()
-    return (-1, -1) if held is None else (held.text.moment.generation, held.text.moment.step)
+    held = slot.snapshot()
+    return (
+        (-1, -1) if held is None else (held.text.snapshot_id.generation, held.text.snapshot_id.step)
+    )
 
 
 # Takes in the snapshots of the node before, and gives out those that this agent holds.
@@ -165,7 +173,7 @@ _MOST_LINKS = 64
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedSnapshots:
     """Whose snapshots are taken in."""
 
     generation: int
@@ -177,7 +185,9 @@ class Expected:
 class SnapshotServer:
     """Answers until it is closed."""
 
-    def __init__(self, host: str, secret: bytes, held: HeldSnapshots, expected: Expected) -> None:
+    def __init__(
+        self, host: str, secret: bytes, snapshots: SnapshotStore, expected: ExpectedSnapshots
+    ) -> None:
         """Listen on a free port.
 
         Args:
@@ -186,12 +196,12 @@ class SnapshotServer:
         Raises:
             OSError: The address cannot be used.
         """
-        self._secret, self._held, self._expected = secret, held, expected
+        self._secret, self._snapshots, self._expected = secret, snapshots, expected
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family)
         self.port = int(self._listener.getsockname()[1])
-        self._room = threading.BoundedSemaphore(_MOST_LINKS)
-        self._taking_in = threading.Lock()
+        self._link_slots = threading.BoundedSemaphore(_MOST_LINKS)
+        self._receive_lock = threading.Lock()
         self._links: set[socket.socket] = set()
         self._is_over = False
         self._thread = threading.Thread(target=self._listen, name="snapshots", daemon=True)
@@ -205,7 +215,7 @@ class SnapshotServer:
                 each.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for it
         self._thread.join()
         self._listener.close()
-        with self._taking_in:  # nothing is written from now on
+        with self._receive_lock:  # nothing is written from now on
             pass
 
     def _listen(self) -> None:
@@ -215,7 +225,7 @@ class SnapshotServer:
                 link, _ = self._listener.accept()
             except OSError:
                 return
-            self._room.acquire()
+            self._link_slots.acquire()
             self._links.add(link)
             threading.Thread(
                 target=self._serve, args=(link,), name="snapshot-link", daemon=True
@@ -226,44 +236,44 @@ class SnapshotServer:
         link.settimeout(wire.PATIENCE_S)
         try:
             with link:
-                if not wire.admit(link, self._secret):
-                    raise wire.SnapshotRefusedError("who asked does not know the secret")
-                while (asked := wire.next_asked(link)) is not None:
+                if not wire.authenticate(link, self._secret):
+                    raise wire.SnapshotRejectedError("who asked does not know the secret")
+                while (asked := wire.next_request(link)) is not None:
                     self._answer(link, asked)
-        except (OSError, wire.SnapshotRefusedError) as error:
+        except (OSError, wire.SnapshotRejectedError) as error:
             if not self._is_over:
                 print(f"a snapshot was not taken in or given out: {error}", file=sys.stderr)
         finally:
             self._links.discard(link)
-            self._room.release()
+            self._link_slots.release()
 
-    def _answer(self, link: socket.socket, asked: wire.Asked) -> None:
-        match asked:
-            case wire.Asked.PUT:
-                with self._taking_in:  # one after the other: there is one node before
-                    wire.receive_slot(link, self._place)
-            case wire.Asked.GET:
-                self._give_out(link)
+    def _answer(self, link: socket.socket, request: wire.RequestKind) -> None:
+        match request:
+            case wire.RequestKind.PUT:
+                with self._receive_lock:  # one after the other: there is one node before
+                    wire.receive_slot(link, self._allocate)
+            case wire.RequestKind.GET:
+                self._send(link)
 
-    def _place(self, text: SlotText, head: Head) -> mmap.mmap:
+    def _allocate(self, text: SlotText, head: SlotHeader) -> mmap.mmap:
         expected = self._expected
-        whose = (text.moment.generation, text.world_size)
+        whose = (text.snapshot_id.generation, text.world_size)
         if self._is_over or whose != (expected.generation, expected.world_size):
-            raise wire.SnapshotRefusedError(
-                f"it is of generation {text.moment.generation} with {text.world_size} ranks, and "
+            raise wire.SnapshotRejectedError(
+                f"it is of generation {text.snapshot_id.generation} with {text.world_size} ranks, and "
                 f"this is generation {expected.generation} with {expected.world_size}"
             )
         if text.rank not in expected.ranks:
-            raise wire.SnapshotRefusedError(f"rank {text.rank} is not on the node before this one")
-        return self._held.place_for(text.rank - expected.ranks.start, head)
+            raise wire.SnapshotRejectedError(f"rank {text.rank} is not on the node before this one")
+        return self._snapshots.allocate(text.rank - expected.ranks.start, head)
 
-    def _give_out(self, link: socket.socket) -> None:
-        moment, rank, world_size = wire.asked_for(link)
-        held = self._held.find(moment, rank, world_size)
+    def _send(self, link: socket.socket) -> None:
+        moment, rank, world_size = wire.read_get_request(link)
+        held = self._snapshots.find(moment, rank, world_size)
         if held is None:
-            wire.answer(link, f"there is no snapshot of rank {rank} and step {moment.step} here")
+            wire.reply(link, f"there is no snapshot of rank {rank} and step {moment.step} here")
             return
-        wire.answer(link)
+        wire.reply(link)
         wire.send_slot(link, held.memory, held.head)
 
 
@@ -289,12 +299,12 @@ _AGAIN_S = 60.0
 """Until a neighbour that could not be reached, or refused a snapshot, is tried again: the first
 time, and later."""
 
-Report = Callable[[str], None]
+ReportFunction = Callable[[str], None]
 """Tells why snapshots of this node are not copied; called from a thread."""
 
 
 @dataclass(frozen=True)
-class Place:
+class RingPosition:
     """A node's place among those of a generation."""
 
     generation: int
@@ -306,7 +316,7 @@ class Place:
     """Of the attempt."""
 
     @classmethod
-    def of(cls, group: WorkerGroup, generation: int, seal: Seal) -> "Place":
+    def of(cls, group: WorkerGroup, generation: int, seal: Seal) -> "RingPosition":
         """After a rendezvous, which sets all of it."""
         return cls(
             generation=generation,
@@ -317,21 +327,25 @@ class Place:
         )
 
 
-class Neighbour:
+class PeerReplication:
     """One node's part in the ring."""
 
-    def __init__(self, held: HeldSnapshots, sent: AgentMemory, elsewhere: AgentMemory) -> None:
-        self.held = held
-        self._elsewhere = elsewhere
-        sent.grow(Sent.bytes_for(held.local_ranks))
+    def __init__(
+        self, snapshots: SnapshotStore, sent: AgentMemory, peer_index: AgentMemory
+    ) -> None:
+        self.snapshots = snapshots
+        self._peer_index = peer_index
+        sent.grow(ReplicationState.bytes_for(snapshots.local_ranks))
         noted = sent.view()
         assert noted is not None
-        self._sent = Sent(noted)
+        self._sent = ReplicationState(noted)
         self._server: SnapshotServer | None = None
         self._sender: Sender | None = None
 
     @classmethod
-    def of(cls, owned: Mapping[str, AgentMemory | None], recipe: Recipe) -> "Neighbour | None":
+    def of(
+        cls, owned: Mapping[str, AgentMemory | None], recipe: Recipe
+    ) -> "PeerReplication | None":
         """None: the recipe wants no copies, or the system has no such memory.
 
         Args:
@@ -341,18 +355,20 @@ class Neighbour:
         if SENT not in slots:
             return None
         assert isinstance(recipe.cluster.devices, int)
-        held = HeldSnapshots(slots, local_ranks=recipe.cluster.devices)
+        held = SnapshotStore(slots, local_ranks=recipe.cluster.devices)
         return cls(held, slots[SENT], slots[ELSEWHERE])
 
-    def begin(self, place: Place, notices: Notices, report: Report) -> None:
+    def begin(
+        self, position: RingPosition, messages: AgentMessages, report: ReportFunction
+    ) -> None:
         """Enter the ring of a generation, before its workers start. All agents call it."""
         self.close()
         self._sent.begin()
-        self._elsewhere.write(b"")
-        if place.num_nodes == 1:
+        self._peer_index.write(b"")
+        if position.num_nodes == 1:
             return
         try:
-            self._enter(place, notices, report)
+            self._enter(position, messages, report)
         except OSError as error:
             report(str(error))
             self.close()
@@ -365,38 +381,40 @@ class Neighbour:
             self._server.close()
         self._sender = self._server = None
 
-    def _enter(self, place: Place, notices: Notices, report: Report) -> None:
+    def _enter(
+        self, position: RingPosition, messages: AgentMessages, report: ReportFunction
+    ) -> None:
         """Raises:
         OSError: Nothing can listen here, or an agent that is needed does not say anything.
         """
-        ranks, me = self.held.local_ranks, place.group_rank
-        before, after = ((me + way) % place.num_nodes for way in (-1, 1))
-        mine = {"host": address_towards(*place.store)}
-        hosts = _exchange(notices, "snapshot-hosts", me, mine)
-        host = reachable(mine["host"], [each["host"] for each in hosts.values()])
-        secret = place.seal.derived(f"snapshots of generation {place.generation}")
+        ranks, me = self.snapshots.local_ranks, position.group_rank
+        before, after = ((me + way) % position.num_nodes for way in (-1, 1))
+        mine = {"host": address_towards(*position.store)}
+        hosts = _exchange(messages, "snapshot-hosts", me, mine)
+        host = reachable_address(mine["host"], [each["host"] for each in hosts.values()])
+        secret = position.seal.derived(f"snapshots of generation {position.generation}")
         self._server = SnapshotServer(
             host,
             secret,
-            self.held,
-            Expected(
-                generation=place.generation,
+            self.snapshots,
+            ExpectedSnapshots(
+                generation=position.generation,
                 ranks=range(before * ranks, (before + 1) * ranks),
-                world_size=place.num_nodes * ranks,
+                world_size=position.num_nodes * ranks,
             ),
         )
-        held = [asdict(holding) for holding in self.held.holdings()]
+        held = [asdict(holding) for holding in self.snapshots.holdings()]
         told = {"host": host, "port": self._server.port, "held": held}
-        agents = _exchange(notices, "snapshots", me, told)
-        self._elsewhere.write(
-            offers_to_json(secret, [agents[other] for other in agents if other != me])
+        agents = _exchange(messages, "snapshots", me, told)
+        self._peer_index.write(
+            remote_snapshots_to_json(secret, [agents[other] for other in agents if other != me])
         )
         to = agents[after]
         self._sender = Sender(
-            partial(wire.meet, to["host"], to["port"], secret),
-            self.held,
+            partial(wire.connect, to["host"], to["port"], secret),
+            self.snapshots,
             self._sent,
-            generation=place.generation,
+            generation=position.generation,
             report=report,
         )
 
@@ -407,13 +425,13 @@ class Sender:
     def __init__(
         self,
         meet: Callable[[], socket.socket],
-        held: HeldSnapshots,
-        sent: Sent,
+        snapshots: SnapshotStore,
+        sent: ReplicationState,
         *,
         generation: int,
-        report: Report,
+        report: ReportFunction,
     ) -> None:
-        self._meet, self._held, self._sent = meet, held, sent
+        self._meet, self._snapshots, self._sent = meet, snapshots, sent
         self._generation, self._report = generation, report
         self._failures = 0
         """In a row."""
@@ -435,43 +453,43 @@ class Sender:
         while not self._is_over.is_set():
             try:
                 with self._meet() as self._link:
-                    self._sent.have_neighbour(True)
+                    self._sent.set_has_peer(True)
                     self._send_to(self._link)
-            except (OSError, wire.SnapshotRefusedError) as error:
+            except (OSError, wire.SnapshotRejectedError) as error:
                 self._failures += 1
                 if self._failures > 1 and not self._is_over.is_set():
                     self._report(f"the next node does not take them: {error}")
             finally:
                 self._link = None
-                self._sent.have_neighbour(False)
+                self._sent.set_has_peer(False)
             # a node that is lost ends the generation before the second try
             self._is_over.wait(_SOON_S if self._failures == 1 else _AGAIN_S)
 
     def _send_to(self, link: socket.socket) -> None:
         """Until the ring is over, or the connection breaks."""
         while not self._is_over.wait(_LOOK_S):
-            for local_rank in range(self._held.local_ranks):
-                found = self._held.newest(local_rank, self._generation)
-                if found is None or found.text.moment.step <= self._sent.step(local_rank):
+            for local_rank in range(self._snapshots.local_ranks):
+                found = self._snapshots.latest(local_rank, self._generation)
+                if found is None or found.text.snapshot_id.step <= self._sent.step(local_rank):
                     continue
                 wire.put(link, found.memory, found.head)
-                self._sent.note(local_rank, found.text.moment.step)
+                self._sent.note(local_rank, found.text.snapshot_id.step)
                 self._failures = 0
 
 
 def _exchange(
-    notices: Notices, kind: str, group_rank: int, mine: dict[str, Any]
+    messages: AgentMessages, kind: str, group_rank: int, payload: dict[str, Any]
 ) -> dict[int, dict[str, Any]]:
     """Tell the other agents something; what all have told, by group rank.
 
     Raises:
         TimeoutError: One of them has not.
     """
-    me = {"group_rank": group_rank, **mine}
-    notices.publish(kind, [me])
-    told = [me, *notices.from_others(kind, wait_s=_OTHERS_S)]
+    me = {"group_rank": group_rank, **payload}
+    messages.publish(kind, [me])
+    told = [me, *messages.from_others(kind, wait_s=_OTHERS_S)]
     by_rank = {each["group_rank"]: each for each in told}
-    if silent := notices.silent(kind):
+    if silent := messages.silent(kind):
         which = ", ".join(map(str, silent))
         raise TimeoutError(f"the agent of node {which} has not said where it is")
     return by_rank

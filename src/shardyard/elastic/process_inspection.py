@@ -73,31 +73,31 @@ def dump_on_signal() -> None:
     faulthandler.register(_SIGNAL, file=sys.stderr, all_threads=True)
 
 
-def dump_stacks(logs: Mapping[int, Path], *, why: str) -> dict[int, list[Frame]]:
+def dump_stacks(logs: Mapping[int, Path], *, header: str) -> dict[int, list[Frame]]:
     """Ask processes that have called ``dump_on_signal``.
 
     Args:
         logs: The file to which each process, by its id, writes its stderr.
-        why: Written above the stacks.
+        header: Written above the stacks.
 
     Returns:
         The stack of the main thread, innermost first, of each process that answered in time.
     """
-    begins = {pid: _announce(log, why) for pid, log in logs.items()}
+    begins = {pid: _announce(log, header) for pid, log in logs.items()}
     for pid in logs:
         with suppress(ProcessLookupError):
             os.kill(pid, _SIGNAL)
-    found: dict[int, list[Frame]] = {}
+    stacks: dict[int, list[Frame]] = {}
 
-    def all_answered() -> bool:
-        for pid in logs.keys() - found.keys():
+    def all_responded() -> bool:
+        for pid in logs.keys() - stacks.keys():
             text = _read_from(logs[pid], begins[pid])
             if (stack := main_stack(text)) and text.endswith("\n"):
-                found[pid] = stack
-        return found.keys() == logs.keys()
+                stacks[pid] = stack
+        return stacks.keys() == logs.keys()
 
-    wait_for(all_answered, within_s=_ANSWER_WITHIN_S, every_s=_POLL_S)
-    return found
+    wait_for(all_responded, within_s=_ANSWER_WITHIN_S, every_s=_POLL_S)
+    return stacks
 
 
 def main_stack(dump: str) -> list[Frame]:
@@ -111,10 +111,10 @@ def main_stack(dump: str) -> list[Frame]:
     return frames
 
 
-def _announce(log: Path, why: str) -> int:
+def _announce(log: Path, header: str) -> int:
     """Say in a log what the stacks are for; returns where they will begin."""
     with suppress(OSError), log.open("ab") as file:  # a full disk
-        file.write(f"{why}\n".encode())
+        file.write(f"{header}\n".encode())
     with suppress(OSError):
         return log.stat().st_size
     return 0

@@ -17,8 +17,8 @@ from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
 
 from shardyard import torch_private
 from shardyard.elastic import forkserver
-from shardyard.elastic.devshm_errors import semaphores_told
-from shardyard.elastic.standby import Parking
+from shardyard.elastic.devshm_errors import translate_semaphore_errors
+from shardyard.elastic.standby import StandbyPool
 from shardyard.io.polling import wait_for
 
 
@@ -36,9 +36,9 @@ class OwnLogs(LogsSpecs):
         return os.devnull
 
 
-def parking_of(spec: WorkerSpec, resolved: Path) -> Parking:
-    """Standby workers of a node, of which none has started; arguments as of ``Parking``."""
-    return Parking(resolved, processes=spec.local_world_size, logs=OwnLogs())
+def standby_pool_of(spec: WorkerSpec, resolved: Path) -> StandbyPool:
+    """Standby workers of a node, of which none has started; arguments as of ``StandbyPool``."""
+    return StandbyPool(resolved, processes=spec.local_world_size, logs=OwnLogs())
 
 
 class ProcessesAgent(LocalElasticAgent):
@@ -48,24 +48,27 @@ class ProcessesAgent(LocalElasticAgent):
         super().__init__(
             spec, logs_specs=OwnLogs(), start_method="forkserver", exit_barrier_timeout=60
         )
-        torch_private.end_without_waiting(self)
-        self._parking: Parking | None = None
+        torch_private.kill_without_grace(self)
+        self._standby_pool: StandbyPool | None = None
         self._variables: dict[str, str] = {}
         """Of each worker, in addition to torch's: they are forks of a server that has others."""
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        with semaphores_told(), torch_private.starting_by(self._start_processes):
+        with (
+            translate_semaphore_errors(),
+            torch_private.replaced_start_processes(self._start_processes),
+        ):
             pids: dict[int, Any] = super()._start_workers(worker_group)
         return pids
 
-    def _start_processes(self, **asked: Any) -> PContext:
+    def _start_processes(self, **kwargs: Any) -> PContext:
         """Start the workers, or give those that are parked their orders."""
         secrets = forkserver.variables_of_workers()
         envs = {
-            rank: {**secrets, **env, **self._variables} for rank, env in asked.pop("envs").items()
+            rank: {**secrets, **env, **self._variables} for rank, env in kwargs.pop("envs").items()
         }
-        start = start_processes if self._parking is None else self._parking.start
-        return start(**asked, envs=envs)
+        start = start_processes if self._standby_pool is None else self._standby_pool.start
+        return start(**kwargs, envs=envs)
 
     def _wait_for_ends(
         self, is_over: Callable[[], bool], *, within_s: float, every_s: float

@@ -14,14 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardyard.elastic.hang_watch import Doing, Hang
+from shardyard.elastic.hang_watch import Activity, Hang
 from shardyard.elastic.worker_failures import OWN_SIGNALS, Loss, LostNode
-from shardyard.io.polling import growing_wait_s
+from shardyard.io.polling import backoff_s
 from shardyard.rundir.jsonl import read_lines, read_lines_backwards
 from shardyard.rundir.layout import RunDir
 
 HOUR_S = 3600.0
-_OWN_HANGS = (Doing.COMPUTING, Doing.SLEEPING, Doing.WAITING)
+_OWN_HANGS = (Activity.COMPUTING, Activity.SLEEPING, Activity.WAITING)
 """What a rank does of itself; its process was stopped, its storage or processor failed it from
 outside."""
 _AT_STEP = ("worker_lost", "checkpoint_loaded", "snapshot_restored", "checkpoint_durable")
@@ -52,7 +52,7 @@ class Failure:
         return Failure._of(loss.event())
 
     @staticmethod
-    def told(event: dict[str, Any]) -> "Failure | None":
+    def from_event(event: dict[str, Any]) -> "Failure | None":
         """As ``of``, from an event; None too where an older version wrote it."""
         if event["kind"] == "worker_hung" and type(event.get("finished_step")) is int:
             return Failure._of_hang(event, step=event["finished_step"])
@@ -76,7 +76,7 @@ class Failure:
 
 
 @dataclass
-class Restarts:
+class RestartBudget:
     """Those of one node's agent in one attempt; all agents of a run come to the same verdicts."""
 
     limit: int
@@ -86,14 +86,14 @@ class Restarts:
     """Whether the newest failure was an earlier one again."""
     _times_s: list[float] = field(default_factory=list)
     _durable_step: int | None = None
-    _in_vain: int = 0
+    _without_progress: int = 0
 
     def used(self) -> int:
         """How many there were within the last hour."""
         now_s = time.monotonic()
         return sum(now_s - at_s < HOUR_S for at_s in self._times_s)
 
-    def is_worth(
+    def should_restart(
         self,
         loss: Loss | LostNode,
         *,
@@ -116,23 +116,23 @@ class Restarts:
             self.earlier.add(failure)
         return not self.is_crash_loop and self.used() < self.limit
 
-    def give_back(self, number: int) -> None:
+    def refund(self, number: int) -> None:
         """Count the newest restarts no more: what they were taken for is gone."""
         del self._times_s[max(0, len(self._times_s) - number) :]
 
-    def take(self, durable_step: int | None) -> float:
+    def record_restart(self, durable_step: int | None) -> float:
         """Count a restart; returns the seconds to wait before it.
 
         The first one after a durable checkpoint comes at once. Each further one without another
         waits twice as long as the one before: what is wrong outside may need time to mend.
         """
         is_first = not self._times_s or durable_step != self._durable_step
-        self._in_vain = 0 if is_first else self._in_vain + 1
+        self._without_progress = 0 if is_first else self._without_progress + 1
         self._durable_step = durable_step
         self._times_s.append(time.monotonic())
-        if not self._in_vain:
+        if not self._without_progress:
             return 0.0
-        return growing_wait_s(self._in_vain - 1, first_s=1.0, longest_s=_LONGEST_PAUSE_S)
+        return backoff_s(self._without_progress - 1, first_s=1.0, longest_s=_LONGEST_PAUSE_S)
 
 
 def earlier_failures(run: RunDir, attempt: int) -> set[Failure]:
@@ -141,18 +141,18 @@ def earlier_failures(run: RunDir, attempt: int) -> set[Failure]:
     An attempt that failed by itself (exit code 1) is started again by people alone, who may have
     mended why; one that lost a node, or was killed, by its scheduler.
     """
-    found: set[Failure] = set()
+    failures: set[Failure] = set()
     for event in read_lines(run.events):
         number, kind, step = event.get("attempt"), event["kind"], event.get("step")
         if number is None or number > attempt:
             continue
         if kind == "attempt_ended" and number != attempt and event.get("exit_code") == 1:
-            found.clear()
+            failures.clear()
         if kind in _AT_STEP and type(step) is int:
-            found = _not_passed(found, step)
-        if (failure := Failure.told(event)) is not None:
-            found.add(failure)
-    return found
+            failures = _not_passed(failures, step)
+        if (failure := Failure.from_event(event)) is not None:
+            failures.add(failure)
+    return failures
 
 
 def _not_passed(failures: set[Failure], step: int) -> set[Failure]:

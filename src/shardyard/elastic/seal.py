@@ -13,7 +13,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # built
 from shardyard.errors import AccessError
 
 
-class ForeignValueError(AccessError):
+class UntrustedValueError(AccessError):
     """A value that no node of this attempt wrote."""
 
     def __init__(self, name: str) -> None:
@@ -46,7 +46,7 @@ class Seal:
         """
         mark, _, content = value.partition(b" ")
         if not hmac.compare_digest(mark, self._mac(name, content).hex().encode()):
-            raise ForeignValueError(name)
+            raise UntrustedValueError(name)
         return content
 
     def _mac(self, name: str, content: bytes) -> bytes:

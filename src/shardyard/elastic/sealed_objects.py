@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, BinaryIO
 
 from shardyard.elastic.seal import Seal
-from shardyard.torch_private import send_objects_as
+from shardyard.torch_private import set_object_pickler
 
 _NAME = "object of a rank"
 
@@ -35,4 +35,4 @@ class _Unpickler:
 
 def seal_objects(seal: Seal) -> None:
     """Have this process send and read objects sealed, in every collective."""
-    send_objects_as(partial(_Pickler, seal), partial(_Unpickler, seal))
+    set_object_pickler(partial(_Pickler, seal), partial(_Unpickler, seal))

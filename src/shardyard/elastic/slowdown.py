@@ -4,11 +4,11 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from shardyard.elastic.agent_messages import Notices
+from shardyard.elastic.agent_messages import AgentMessages
 from shardyard.elastic.hang_watch import HangWatch
-from shardyard.elastic.heartbeat import AgentMemory, NotedStep, read_steps
-from shardyard.elastic.pauses import StopWatch
-from shardyard.telemetry.health.ranks import BLOCK_STEPS, RankBlock, RankJudge, Slowness
+from shardyard.elastic.heartbeat import AgentMemory, StepRecord, read_steps
+from shardyard.elastic.pauses import PauseWatch
+from shardyard.telemetry.health.ranks import BLOCK_STEPS, RankBlock, Slowness, StragglerDetector
 
 # Has the ranks of a run judged by what they note of their steps, while it runs.
 #
@@ -52,11 +52,11 @@ class Straggler:
             "is_since_start": slow.is_since_start,
         }
         if slow.what == "link":
-            times = {"exchange_s": round(slow.took_s, 4), "peers_s": round(slow.peers_s, 4)}
+            times = {"exchange_s": round(slow.duration_s, 4), "peers_s": round(slow.peers_s, 4)}
             return {"ranks": list(slow.ranks), "nodes": list(self.nodes)} | fields | times
-        times = {"compute_s": round(slow.took_s, 4), "peers_s": round(slow.peers_s, 4)}
+        times = {"compute_s": round(slow.duration_s, 4), "peers_s": round(slow.peers_s, 4)}
         told = {"rank": slow.ranks[0], "node": self.nodes[0], "what": slow.what}
-        return told | fields | times | {"is_held_up": slow.is_held_up}
+        return told | fields | times | {"is_held_up": slow.is_intermittent}
 
 
 class StragglerWatch:
@@ -64,7 +64,7 @@ class StragglerWatch:
 
     def __init__(
         self,
-        notices: Notices,
+        messages: AgentMessages,
         *,
         node: str,
         ranks: Sequence[int],
@@ -75,27 +75,27 @@ class StragglerWatch:
         ranks: Those of this node, by local rank.
         ranks_of_stage: So many ranks, in order, compute the same part of the model.
         """
-        self._notices = notices
+        self._messages = messages
         self._node = node
         self._ranks = ranks
         self._world_size = world_size
-        self._judge = RankJudge(ranks_of_stage)
-        self._judged = -1
+        self._detector = StragglerDetector(ranks_of_stage)
+        self._last_evaluated = -1
         """The newest block that was."""
-        self.newest = [0] * len(ranks)
+        self.latest_steps = [0] * len(ranks)
         """Step of each rank that was seen last, by local rank."""
-        self._steps: list[list[NotedStep]] = [[] for _ in ranks]
+        self._steps: list[list[StepRecord]] = [[] for _ in ranks]
         """Of each rank, those of the block that is not over."""
         self._blocks: dict[int, tuple[float, list[RankBlock]]] = {}
         """Number -> when it was over, and what this node's ranks took."""
-        self._looked_s = time.monotonic()
+        self._polled_s = time.monotonic()
 
-    def look(self, steps: Sequence[Sequence[NotedStep]], *, judges: bool) -> list[Straggler]:
+    def poll(self, steps: Sequence[Sequence[StepRecord]], *, is_evaluator: bool) -> list[Straggler]:
         """Take in what the ranks of this node noted; now and then, tell or judge.
 
         Args:
-            steps: Of each rank those behind ``newest``, in order.
-            judges: Whether this node's agent compares those of all nodes.
+            steps: Of each rank those behind ``latest_steps``, in order.
+            is_evaluator: Whether this node's agent compares those of all nodes.
 
         Returns:
             What is to be told.
@@ -103,18 +103,18 @@ class StragglerWatch:
         for local_rank, noted in enumerate(steps):
             for step in noted:
                 self._take(local_rank, step)
-        if time.monotonic() - self._looked_s < _LOOK_EVERY_S:
+        if time.monotonic() - self._polled_s < _LOOK_EVERY_S:
             return []
-        self._looked_s = time.monotonic()
-        mine = self._told()
-        if not judges:
-            self._notices.publish("blocks", [asdict(block) for block in mine])
+        self._polled_s = time.monotonic()
+        mine = self._recent_blocks()
+        if not is_evaluator:
+            self._messages.publish("blocks", [asdict(block) for block in mine])
             return []
-        theirs = [RankBlock(**each) for each in self._notices.from_others("blocks")]
-        return list(self._judge_all([*mine, *theirs]))
+        theirs = [RankBlock(**each) for each in self._messages.from_others("blocks")]
+        return list(self._evaluate([*mine, *theirs]))
 
-    def _take(self, local_rank: int, step: NotedStep) -> None:
-        self.newest[local_rank] = step.step
+    def _take(self, local_rank: int, step: StepRecord) -> None:
+        self.latest_steps[local_rank] = step.step
         begun = self._steps[local_rank]
         if begun and _block(begun[0]) != _block(step):
             if len(begun) == BLOCK_STEPS:  # a start cuts one, and a late look may miss steps
@@ -123,7 +123,7 @@ class StragglerWatch:
             begun.clear()
         begun.append(step)
 
-    def _told(self) -> list[RankBlock]:
+    def _recent_blocks(self) -> list[RankBlock]:
         """The newest blocks that are whole, thinned where they are many."""
         old_s = time.monotonic() - _TOLD_S
         newest = max(self._blocks, default=0)
@@ -138,21 +138,21 @@ class StragglerWatch:
             stride *= 2
         return [block for n in sorted(whole) if n % stride == 0 for block in whole[n]]
 
-    def _judge_all(self, blocks: Sequence[RankBlock]) -> Iterator[Straggler]:
+    def _evaluate(self, blocks: Sequence[RankBlock]) -> Iterator[Straggler]:
         """Those blocks that no look has seen and that all ranks have told."""
         by_number: dict[int, dict[int, RankBlock]] = {}
         for block in blocks:
             by_number.setdefault(block.block, {})[block.rank] = block
         for number, by_rank in sorted(by_number.items()):
-            if number <= self._judged or len(by_rank) < self._world_size:
+            if number <= self._last_evaluated or len(by_rank) < self._world_size:
                 continue
-            self._judged = number
-            for slowness in self._judge.look(list(by_rank.values())):
+            self._last_evaluated = number
+            for slowness in self._detector.evaluate(list(by_rank.values())):
                 nodes = tuple(dict.fromkeys(by_rank[rank].node for rank in slowness.ranks))
                 yield Straggler(slowness=slowness, nodes=nodes)
 
 
-def block_of(steps: Sequence[NotedStep], *, rank: int, node: str) -> RankBlock:
+def block_of(steps: Sequence[StepRecord], *, rank: int, node: str) -> RankBlock:
     """What a rank took in each step of one block."""
     names = set(steps[0].exchange_ns).intersection(*(step.exchange_ns for step in steps))
     return RankBlock(
@@ -171,12 +171,12 @@ def _seconds(duration_ns: int) -> float:
     return float(f"{duration_ns / 1e9:.4g}")  # all nodes tell these to one
 
 
-def _block(step: NotedStep) -> int:
+def _block(step: StepRecord) -> int:
     return (step.step - 1) // BLOCK_STEPS
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class SlowdownEvent:
     """Something that is new."""
 
     kind: str
@@ -190,44 +190,44 @@ class Told:
     """Whether the run would be quicker without this rank from now on."""
 
 
-class SlowRanks:
+class SlowdownWatch:
     """One node's part in finding them, in one generation."""
 
     def __init__(
-        self, notices: Notices, *, node: str, ranks: Sequence[int], world_size: int,
-        stages: int | None, notes: AgentMemory | None, looks: HangWatch | None,
+        self, messages: AgentMessages, *, node: str, ranks: Sequence[int], world_size: int,
+        stages: int | None, heartbeats: AgentMemory | None, hang_watch: HangWatch | None,
     ) -> None:  # fmt: skip
         """Args:
         ranks: Those of this node, by local rank.
         stages: Of a pipeline, or 1; None: on these devices notes do not tell ranks apart.
-        looks: Sees which processes are stopped; None: nothing looks.
+        hang_watch: Sees which processes are stopped; None: nothing looks.
         """
-        self._notes, self._ranks = notes, ranks
-        self._stops = None if looks is None else StopWatch(
-            looks.stops, notices, node=node, ranks=ranks, step_of=looks.step_of
+        self._heartbeats, self._ranks = heartbeats, ranks
+        self._stops = None if hang_watch is None else PauseWatch(
+            hang_watch.pauses, messages, node=node, ranks=ranks, step_of=hang_watch.step_of
         )  # fmt: skip
         self._stragglers = None if stages is None else StragglerWatch(
-            notices, node=node, ranks=ranks, world_size=world_size,
+            messages, node=node, ranks=ranks, world_size=world_size,
             ranks_of_stage=max(1, world_size // stages),
         )  # fmt: skip
 
-    def look(self, *, writes: bool) -> Iterator[Told]:
+    def poll(self, *, writes: bool) -> Iterator[SlowdownEvent]:
         """Tell the node that writes events, or find what is to be written.
 
         Args:
             writes: Whether this node's agent writes events.
         """
         if self._stops is not None:
-            for turn in self._stops.look(writes=writes):
-                yield Told(
+            for turn in self._stops.poll(writes=writes):
+                yield SlowdownEvent(
                     kind="straggler", fields=turn.event(), rank=turn.rank, factor=turn.factor,
                     is_slow_rank=not turn.is_over,
                 )  # fmt: skip
         if self._stragglers is None:
             return
-        steps = read_steps(self._notes, len(self._ranks), after=self._stragglers.newest)
-        for found in self._stragglers.look(steps, judges=writes):
-            yield Told(
+        steps = read_steps(self._heartbeats, len(self._ranks), after=self._stragglers.latest_steps)
+        for found in self._stragglers.poll(steps, is_evaluator=writes):
+            yield SlowdownEvent(
                 kind=found.kind, fields=found.event(), rank=found.slowness.ranks[0],
                 factor=found.slowness.factor, is_slow_rank=found.is_slow_rank,
             )  # fmt: skip

@@ -46,7 +46,7 @@ _GONE_S = 10
 """For killed processes to be gone."""
 
 
-class Parking:
+class StandbyPool:
     """The parked processes of one node, seen by its agent."""
 
     def __init__(self, resolved: Path, *, processes: int, logs: LogsSpecs) -> None:
@@ -57,28 +57,28 @@ class Parking:
         self._resolved = resolved
         self._processes = processes
         self._logs = logs
-        self._parked: PContext | None = None
-        self._orders: list[Connection] = []
+        self._standby: PContext | None = None
+        self._pipes: list[Connection] = []
 
     @property
     def is_empty(self) -> bool:
         """Whether none were started since the last were employed."""
-        return self._parked is None
+        return self._standby is None
 
-    def park(self) -> None:
+    def spawn(self) -> None:
         """Start as many processes as the node has workers; returns before they are ready."""
         pipe = multiprocessing.get_context(_METHOD).Pipe
         pipes = dict(enumerate(pipe() for _ in range(self._processes)))
         size = {"LOCAL_WORLD_SIZE": str(self._processes)}
-        self._parked = start_processes(
+        self._standby = start_processes(
             "parked",
-            wait_for_orders,
+            run_standby_worker,
             args={rank: (str(self._resolved), theirs) for rank, (_, theirs) in pipes.items()},
             envs={rank: {**size, "LOCAL_RANK": str(rank)} for rank in pipes},
             logs_specs=self._logs,
             start_method=_METHOD,
         )
-        self._orders = [ours for ours, _ in pipes.values()]
+        self._pipes = [ours for ours, _ in pipes.values()]
         for _, theirs in pipes.values():
             theirs.close()
 
@@ -88,21 +88,21 @@ class Parking:
         Args:
             asked: As torch's ``start_processes``, all by name.
         """
-        parked, self._parked = self._parked, None
+        parked, self._standby = self._standby, None
         if parked is None:
             return start_processes(**asked)
-        if parked.wait(0) is not None or not all(order.poll() for order in self._orders):
+        if parked.wait(0) is not None or not all(order.poll() for order in self._pipes):
             # one has ended, or with it the fork server; or one still compiles, for who knows how
             # long, and would take the time of the cores from those that are needed now
             parked.close(signal.SIGKILL, _GONE_S)
             return start_processes(**asked)
-        for rank, order in enumerate(self._orders):
+        for rank, order in enumerate(self._pipes):
             order.send((asked["envs"][rank], asked["entrypoint"], asked["args"][rank]))
             order.close()
         return parked
 
 
-def wait_for_orders(resolved: str, orders: Connection) -> str:
+def run_standby_worker(resolved: str, pipe: Connection) -> str:
     """Entry point of a parked process: get ready, and become the worker that the agent names."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a worker; SIGTERM is held back until it is
     die_with_agent()
@@ -113,8 +113,8 @@ def wait_for_orders(resolved: str, orders: Connection) -> str:
     except Exception as error:  # noqa: BLE001  a worker that is not warm is slow, and no more
         print(f"a parked process could not warm up: {error!r}", file=sys.stderr)
     name_process(READY_NAME)
-    orders.send(READY_NAME)
-    environment, entrypoint, arguments = orders.recv()
+    pipe.send(READY_NAME)
+    environment, entrypoint, arguments = pipe.recv()
     name_process(_WORKER_NAME)
     os.environ.update(environment)
     outcome: str = entrypoint(*arguments)

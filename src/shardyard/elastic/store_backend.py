@@ -13,7 +13,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend, Token
 
 from shardyard.elastic.rendezvous.state import empty_state, from_json, to_json
-from shardyard.elastic.seal import ForeignValueError, Seal
+from shardyard.elastic.seal import Seal, UntrustedValueError
 from shardyard.io.files import parse_json
 
 _NOTHING = "nothing"
@@ -30,10 +30,10 @@ log = logging.getLogger(__name__)
 class StoreBackend(RendezvousBackend):
     """Keeps a sealed state in a TCPStore."""
 
-    def __init__(self, store: Any, meeting_id: str, seal: Seal) -> None:
+    def __init__(self, store: Any, rendezvous_id: str, seal: Seal) -> None:
         self._store, self._seal = store, seal
-        self._key = f"shardyard/meeting/{meeting_id}"
-        self._newest, self._number = empty_state(), 0
+        self._key = f"shardyard/meeting/{rendezvous_id}"
+        self._latest, self._number = empty_state(), 0
         self._has_warned = False
 
     @property
@@ -68,11 +68,11 @@ class StoreBackend(RendezvousBackend):
             try:
                 content = parse_json(self._seal.opened(self._key, text))
                 if content["number"] < self._number:
-                    raise ForeignValueError(self._key)
-                self._newest = from_json(json.dumps(content["state"]).encode())
+                    raise UntrustedValueError(self._key)
+                self._latest = from_json(json.dumps(content["state"]).encode())
                 self._number = content["number"]
-            except ForeignValueError:
+            except UntrustedValueError:
                 if not self._has_warned:
                     log.warning(_FOREIGN)
                 self._has_warned = True
-        return self._newest, text
+        return self._latest, text

@@ -25,9 +25,9 @@ import torch.distributed as dist
 
 from shardyard.config.schema.recipe import Recipe
 from shardyard.cpu_quota import usable_cores
-from shardyard.elastic.devshm_errors import semaphores_told
+from shardyard.elastic.devshm_errors import translate_semaphore_errors
 from shardyard.elastic.drain import signal_at_parent_death
-from shardyard.elastic.heartbeat import attach, own_notes
+from shardyard.elastic.heartbeat import attach, own_heartbeat
 from shardyard.elastic.process_inspection import dump_on_signal
 from shardyard.elastic.rendezvous.c10d import worker_store
 from shardyard.elastic.seal import Seal
@@ -39,7 +39,7 @@ from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.jsonl import EventWriter
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.run_secret import run_secret
-from shardyard.set_up import set_up_errors_named
+from shardyard.set_up import translate_set_up_errors
 
 Body = Callable[[RunDir, int, int, Callable[[], bool]], str]
 """What a set-up worker does: (run, attempt, generation, drain_requested) -> outcome."""
@@ -65,10 +65,10 @@ def work(run_dir: str, attempt: int, generation: int, *, body: Body) -> str:
     try:
         _redirect_output(run.log(attempt, rank))
         dump_on_signal()  # before the first note: who notes is asked
-        own_notes()
+        own_heartbeat()
         drain_requested = _listen_for_drain()
         _join_process_group(run, attempt, generation)
-        with semaphores_told():
+        with translate_semaphore_errors():
             outcome = body(run, attempt, generation, drain_requested)
         gc.collect()  # what still holds the process group aborts the process at its end
         dist.destroy_process_group()
@@ -165,7 +165,7 @@ def _train(run: RunDir, attempt: int, generation: int, drain_requested: Callable
         else None,
         memory=attach,
         faults=read_faults(os.environ, rank=dist.get_rank(), generation=generation),
-        notes=own_notes(),
+        heartbeat=own_heartbeat(),
     )
     return train(run, attempt, hooks)
 
@@ -217,7 +217,7 @@ def _join_process_group(run: RunDir, attempt: int, generation: int) -> None:
     device = take_device(recipe)
     seal_objects(Seal(run_secret(run, attempt)))
     store = worker_store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), generation)
-    with set_up_errors_named(os.environ):
+    with translate_set_up_errors(os.environ):
         dist.init_process_group(
             process_group_backend(recipe.cluster.device),
             store=store,

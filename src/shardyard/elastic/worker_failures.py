@@ -151,17 +151,17 @@ def describe_loss(
     )
 
 
-def of_host_memory(loss: Loss, why: str, *, steps_done: int) -> Loss:
+def host_memory_loss(loss: Loss, reason: str, *, steps_done: int) -> Loss:
     """A loss by SIGKILL where the kernel has killed for want of memory.
 
     Its first steps need as much as all others: if it ends in these, a restart would end so too.
 
     Args:
-        why: Which limit was reached.
+        reason: Which limit was reached.
         steps_done: By its generation.
     """
     is_final = steps_done < FIRST_STEPS
-    cause = f"out of host memory: {why}, and the kernel killed it"
+    cause = f"out of host memory: {reason}, and the kernel killed it"
     if is_final:
         cause = (
             f"rank {loss.rank} on {loss.node} ran {cause}. Use a smaller optim.micro_batch or "
@@ -204,7 +204,7 @@ def describe_hung(hangs: Sequence[Hang], *, pids: Mapping[int, int], node: str) 
     ]  # fmt: skip
 
 
-def describe_unanswered(pids: Mapping[int, int], *, node: str, waited_s: float, t: float) -> Loss:
+def describe_unresponsive(pids: Mapping[int, int], *, node: str, waited_s: float, t: float) -> Loss:
     """Of a node whose ranks wait for others that no agent speaks for; arguments as above."""
     rank = min(pids)
     cause = f"its ranks waited for others, whose agent did not answer for {waited_s:g} s"

@@ -9,8 +9,8 @@ from typing import Any
 from shardyard.families.family import (
     ConfigJson,
     Family,
+    ModuleSpec,
     Preset,
-    Row,
     always,
     heads,
     hidden,
@@ -32,7 +32,7 @@ def _kinds_of_pairs(_: ModelShape) -> int:
     return 2
 
 
-def _judges_pairs(shape: ModelShape) -> bool:
+def _has_pair_head(shape: ModelShape) -> bool:
     return shape.judges_pairs
 
 
@@ -71,7 +71,7 @@ _PRESETS = {
 }
 
 
-def _refused(config: Mapping[str, Any]) -> Mapping[str, bool]:
+def _unsupported(config: Mapping[str, Any]) -> Mapping[str, bool]:
     kind = config.get("position_embedding_type", "absolute")
     return {
         f"type_vocab_size={config['type_vocab_size']}: only {TOKEN_TYPES} kinds of tokens are "
@@ -121,27 +121,27 @@ BERT = Family(
     is_one_graph=True,
     is_causal=False,
     is_gated=False,
-    embedding=Row("bert.embeddings.word_embeddings", vocabulary, hidden, split="rows"),
-    positions=Row("bert.embeddings.position_embeddings", positions, hidden),
-    token_types=Row("bert.embeddings.token_type_embeddings", _token_types, hidden),
-    embedding_norm=Row("bert.embeddings.LayerNorm", hidden, bias=always),
+    embedding=ModuleSpec("bert.embeddings.word_embeddings", vocabulary, hidden, split="rows"),
+    positions=ModuleSpec("bert.embeddings.position_embeddings", positions, hidden),
+    token_types=ModuleSpec("bert.embeddings.token_type_embeddings", _token_types, hidden),
+    embedding_norm=ModuleSpec("bert.embeddings.LayerNorm", hidden, bias=always),
     block=(
-        Row("attention.self.query", heads, hidden, bias=always, split="rows"),
-        Row("attention.self.key", kv_heads, hidden, bias=always, split="rows"),
-        Row("attention.self.value", kv_heads, hidden, bias=always, split="rows"),
-        Row("attention.output.dense", hidden, heads, bias=always, split="columns"),
-        Row("attention.output.LayerNorm", hidden, bias=always),
-        Row("intermediate.dense", inner, hidden, bias=always, split="rows"),
-        Row("output.dense", hidden, inner, bias=always, split="columns"),
-        Row("output.LayerNorm", hidden, bias=always),
+        ModuleSpec("attention.self.query", heads, hidden, bias=always, split="rows"),
+        ModuleSpec("attention.self.key", kv_heads, hidden, bias=always, split="rows"),
+        ModuleSpec("attention.self.value", kv_heads, hidden, bias=always, split="rows"),
+        ModuleSpec("attention.output.dense", hidden, heads, bias=always, split="columns"),
+        ModuleSpec("attention.output.LayerNorm", hidden, bias=always),
+        ModuleSpec("intermediate.dense", inner, hidden, bias=always, split="rows"),
+        ModuleSpec("output.dense", hidden, inner, bias=always, split="columns"),
+        ModuleSpec("output.LayerNorm", hidden, bias=always),
     ),
     # a dense layer and a norm: with the head's bias 0.3 % of bert-large; the planner was held
     # against published runs without them
-    norm=Row("cls.predictions.transform", _not_counted),
-    head=Row("cls.predictions.decoder", vocabulary, hidden, split="rows"),
-    pooler=Row("bert.pooler.dense", hidden, hidden, bias=always, only_if=_judges_pairs),
-    pair_head=Row(
-        "cls.seq_relationship", _kinds_of_pairs, hidden, bias=always, only_if=_judges_pairs
+    norm=ModuleSpec("cls.predictions.transform", _not_counted),
+    head=ModuleSpec("cls.predictions.decoder", vocabulary, hidden, split="rows"),
+    pooler=ModuleSpec("bert.pooler.dense", hidden, hidden, bias=always, only_if=_has_pair_head),
+    pair_head=ModuleSpec(
+        "cls.seq_relationship", _kinds_of_pairs, hidden, bias=always, only_if=_has_pair_head
     ),
     blocks="bert.encoder.layer",
     operators=(
@@ -183,7 +183,7 @@ BERT = Family(
         norm_eps="layer_norm_eps",
         activation="gelu",
         dropout="hidden_dropout_prob",
-        refused=_refused,
+        refused=_unsupported,
         written=_written,
     ),
     refused_schedules={

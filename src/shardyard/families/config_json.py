@@ -52,14 +52,14 @@ _ROPE_WORDS = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 
 
 def shape_of_config(
-    config: Mapping[str, Any], source: str, *, is_random: bool, says_dropout: bool = False
+    config: Mapping[str, Any], source: str, *, is_random: bool, overrides_dropout: bool = False
 ) -> ModelShape:
     """Sizes from the content of a config.json.
 
     Args:
         source: What messages call it.
         is_random: Whether weights will be drawn, and not loaded.
-        says_dropout: Whether model.dropout was given, in place of what the config drops.
+        overrides_dropout: Whether model.dropout was given, in place of what the config drops.
 
     Raises:
         RequestError: It is of no family, or says something that is not built.
@@ -76,7 +76,7 @@ def shape_of_config(
     if form.window_switch is not None and not config.get(form.window_switch):
         config["sliding_window"] = None  # it names one and a switch
     unknown = _not_representable(config, family, is_random=is_random)
-    if not says_dropout:
+    if not overrides_dropout:
         unknown += _other_dropout(config, form)
     if unknown:
         lines = "\n".join(f"  {line}" for line in unknown)

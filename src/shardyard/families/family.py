@@ -35,7 +35,7 @@ class Fused:
 
 
 @dataclass(frozen=True)
-class Row:
+class ModuleSpec:
     """A matrix or a norm: a module's ``weight``, and its ``bias`` where it has one."""
 
     module: str
@@ -143,26 +143,26 @@ class Family:
     is_gated: bool = True
     """The MLP has a gate, norms do not subtract the mean, positions are angles."""
 
-    embedding: Row
+    embedding: ModuleSpec
     """The table of tokens."""
-    positions: Row | None = None
+    positions: ModuleSpec | None = None
     """A table of learned positions, added to the embedding of a token."""
-    token_types: Row | None = None
+    token_types: ModuleSpec | None = None
     """A table of kinds of tokens: the row of a token's kind is added to its embedding."""
     scales_embedding: bool = False
     """The embedding of a token is multiplied by the root of its width."""
-    embedding_norm: Row | None = None
+    embedding_norm: ModuleSpec | None = None
     """The norm before the first block."""
     embedding_end: str | None = None
     """What the sum of these passes through where no norm does; it has no parameters."""
-    block: tuple[Row, ...]
+    block: tuple[ModuleSpec, ...]
     """Of one block, in the order of its forward pass."""
-    norm: Row
+    norm: ModuleSpec
     """What comes between the last block and the head."""
-    head: Row
-    pooler: Row | None = None
+    head: ModuleSpec
+    pooler: ModuleSpec | None = None
     """Where a model may judge pairs of texts: a dense layer over the first token of a sample."""
-    pair_head: Row | None = None
+    pair_head: ModuleSpec | None = None
     """Two logits of what that says: the second text follows the first, or it is from elsewhere."""
 
     blocks: str
@@ -220,13 +220,13 @@ class Family:
         return sum(row.columns is None and row.rows is hidden for row in self.block)
 
     @property
-    def before(self) -> tuple[Row, ...]:
+    def before(self) -> tuple[ModuleSpec, ...]:
         """What is before the first block, on the first stage of a pipeline."""
         rows = (self.embedding, self.positions, self.token_types, self.embedding_norm)
         return tuple(row for row in rows if row is not None)
 
     @property
-    def after(self) -> tuple[Row, ...]:
+    def after(self) -> tuple[ModuleSpec, ...]:
         """What is after the last block, on the last stage."""
         rows = (self.norm, self.head, self.pooler, self.pair_head)
         return tuple(row for row in rows if row is not None)
@@ -285,14 +285,14 @@ class Family:
             found.append(Product(outputs, inputs, split, per_expert))
         return tuple(found)
 
-    def _matrices(self) -> Iterator[Row]:
+    def _matrices(self) -> Iterator[ModuleSpec]:
         return (row for row in self.block if row.is_built and not row.per_expert)
 
 
-def _input_of(shape: ModelShape) -> Callable[[Row], tuple[Any, ...]]:
+def _input_of(shape: ModelShape) -> Callable[[ModuleSpec], tuple[Any, ...]]:
     """What two matrices that multiply the same input have in common."""
 
-    def key(row: Row) -> tuple[Any, ...]:
+    def key(row: ModuleSpec) -> tuple[Any, ...]:
         assert row.columns is not None, "no norm"
         return row.columns(shape), row.split, row.per_expert, row.module.rpartition(".")[0]
 
@@ -342,7 +342,7 @@ def shared_inner(shape: ModelShape) -> int:
     return shape.shared_expert_intermediate_size
 
 
-def if_asked(shape: ModelShape) -> bool:
+def has_attention_bias(shape: ModelShape) -> bool:
     """A bias that the config decides on."""
     return shape.attention_bias
 

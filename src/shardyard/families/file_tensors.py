@@ -8,12 +8,12 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from shardyard.families.family import Family, Row
+from shardyard.families.family import Family, ModuleSpec
 from shardyard.families.shape import ModelShape
 
 
 @dataclass(frozen=True)
-class Piece:
+class ParameterPiece:
     """A parameter, or one expert of it, in a tensor of Hugging Face's files."""
 
     parameter: str
@@ -28,73 +28,75 @@ class Piece:
 
 def file_tensors(
     shapes: Mapping[str, Sequence[int]], family: Family
-) -> dict[str, tuple[Piece, ...]]:
+) -> dict[str, tuple[ParameterPiece, ...]]:
     """Names in Hugging Face's files, and what of our parameters each tensor is made of.
 
     Args:
         shapes: Of whole parameters, by our names.
     """
-    found: dict[str, tuple[Piece, ...]] = {}
+    tensors: dict[str, tuple[ParameterPiece, ...]] = {}
     begin, ends = f"{family.blocks}.", (*family.before, *family.after)
     renamed = {f"{row.module}.{row.parameter}": row.in_files for row in ends if row.in_files}
     for block, group in groupby(shapes, key=lambda name: _block_of(name, begin)):
         names = list(group)
         if block is None:
             for name in names:
-                found[renamed.get(name, name)] = (Piece(name, tuple(shapes[name])),)
+                tensors[renamed.get(name, name)] = (ParameterPiece(name, tuple(shapes[name])),)
             continue
         prefix = f"{begin}{block}."
         inside = {name.removeprefix(prefix): shapes[name] for name in names}
         for in_files, pieces in pieces_in_block(inside, family).items():
-            found[f"{prefix}{in_files}"] = tuple(
+            tensors[f"{prefix}{in_files}"] = tuple(
                 replace(piece, parameter=f"{prefix}{piece.parameter}") for piece in pieces
             )
-    return found
+    return tensors
 
 
 def pieces_in_block(
     shapes: Mapping[str, Sequence[int]], family: Family
-) -> dict[str, tuple[Piece, ...]]:
+) -> dict[str, tuple[ParameterPiece, ...]]:
     """The same in one block, by names from its top."""
     rows = {f"{row.module}.{row.parameter}": row for row in family.block}
-    found: dict[str, list[Piece]] = {}
+    tensors: dict[str, list[ParameterPiece]] = {}
     for name, sizes in shapes.items():
         module, _, kind = name.rpartition(".")
         row = rows.get(name) or rows.get(f"{module}.weight")
         shape = tuple(sizes)
         if row is None:
-            found[name] = [Piece(name, shape)]
+            tensors[name] = [ParameterPiece(name, shape)]
         elif row.per_expert and row.in_files is not None:
             for expert in range(shape[0]):
-                piece = Piece(name, shape[1:], expert)
-                found[row.in_files.format(expert)] = [piece]
+                piece = ParameterPiece(name, shape[1:], expert)
+                tensors[row.in_files.format(expert)] = [piece]
         else:
             in_files = name if row.fused is None else f"{row.fused.module}.{kind}"
             is_transposed = row.is_transposed and kind == row.parameter
-            piece = Piece(name, shape, is_transposed=is_transposed)
-            found.setdefault(row.in_files or in_files, []).append(piece)
-    return {in_files: _stacked(pieces, rows) for in_files, pieces in found.items()}
+            piece = ParameterPiece(name, shape, is_transposed=is_transposed)
+            tensors.setdefault(row.in_files or in_files, []).append(piece)
+    return {in_files: _stacked(pieces, rows) for in_files, pieces in tensors.items()}
 
 
-def _stacked(pieces: list[Piece], rows: Mapping[str, Row]) -> tuple[Piece, ...]:
+def _stacked(
+    pieces: list[ParameterPiece], rows: Mapping[str, ModuleSpec]
+) -> tuple[ParameterPiece, ...]:
     """Pieces in the order in which their tensor has them."""
     if len(pieces) == 1:
         return tuple(pieces)
 
-    def place(piece: Piece) -> int:
+    def part_index(piece: ParameterPiece) -> int:
         module = piece.parameter.rpartition(".")[0]
         fused = rows[f"{module}.weight"].fused
         assert fused is not None, "several in one tensor"
         return fused.parts.index(module.rpartition(".")[2])
 
     found, offset = [], 0
-    for piece in sorted(pieces, key=place):
+    for piece in sorted(pieces, key=part_index):
         found.append(replace(piece, offset=offset))
         offset += piece.shape[0]
     return tuple(found)
 
 
-def whole_shape(pieces: Sequence[Piece]) -> tuple[int, ...]:
+def whole_shape(pieces: Sequence[ParameterPiece]) -> tuple[int, ...]:
     """Of the tensor in the files."""
     ours = (sum(piece.shape[0] for piece in pieces), *pieces[0].shape[1:])
     return ours[::-1] if pieces[0].is_transposed else ours
@@ -118,7 +120,9 @@ def parameter_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def _shapes_of(rows: Iterable[Row], shape: ModelShape) -> Iterable[tuple[str, tuple[int, ...]]]:
+def _shapes_of(
+    rows: Iterable[ModuleSpec], shape: ModelShape
+) -> Iterable[tuple[str, tuple[int, ...]]]:
     for row in rows:
         if not row.is_built or not row.elements(shape):
             continue
@@ -139,32 +143,37 @@ def table_of(family: Family) -> str:
     return family.embedding.in_files or f"{family.embedding.module}.{family.embedding.parameter}"
 
 
-def stored_names(stored: Iterable[str], wanted: Container[str], family: Family) -> dict[str, str]:
+def stored_names(stored: Iterable[str], required: Container[str], family: Family) -> dict[str, str]:
     """Name of each wanted tensor -> its name in the files, as transformers finds it.
 
     Files of other versions have other names, files of a model without its head lack a prefix, and
     of a tied pair either name will do.
     """
-    found: dict[str, str] = {}
+    stored_as: dict[str, str] = {}
     for name in stored:
-        now = name_now(name, wanted, family)
-        if now == name or now not in found:
-            found[now] = name
+        now = name_now(name, required, family)
+        if now == name or now not in stored_as:
+            stored_as[now] = name
     for target, source in {head_of(family): table_of(family), **family.tied_names}.items():
-        if source in wanted and source not in found and target not in wanted and target in found:
-            found[source] = found[target]
-    return {name: theirs for name, theirs in found.items() if name in wanted}
+        if (
+            source in required
+            and source not in stored_as
+            and target not in required
+            and target in stored_as
+        ):
+            stored_as[source] = stored_as[target]
+    return {name: theirs for name, theirs in stored_as.items() if name in required}
 
 
-def name_now(name: str, wanted: Container[str], family: Family) -> str:
+def name_now(name: str, required: Container[str], family: Family) -> str:
     """The name that a tensor in a file of another version, or without its head, has now."""
     for older, now in family.other_names.items():
         if name.endswith(older):
             name = name.removesuffix(older) + now
-    if name in wanted:
+    if name in required:
         return name
     prefix = f"{family.blocks.partition('.')[0]}."
     inner = name.removeprefix(prefix)
-    if inner != name and inner in wanted:
+    if inner != name and inner in required:
         return inner
-    return f"{prefix}{name}" if f"{prefix}{name}" in wanted else name
+    return f"{prefix}{name}" if f"{prefix}{name}" in required else name

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from shardyard.families.config_json import FULL, SLIDING, decoder_fields
-from shardyard.families.family import ConfigJson, Preset, Row, hidden
+from shardyard.families.family import ConfigJson, ModuleSpec, Preset, hidden
 from shardyard.families.llama import ATTENTION, INPUT_NORM, LLAMA, MLP, MLP_NORM
 from shardyard.families.shape import ModelShape
 
@@ -59,7 +59,7 @@ def _alternating(config: Mapping[str, Any]) -> list[str]:
     return _types(config["num_hidden_layers"])
 
 
-def _refused(config: Mapping[str, Any]) -> Mapping[str, bool]:
+def _unsupported(config: Mapping[str, Any]) -> Mapping[str, bool]:
     return {
         "use_bidirectional_attention=true: only attention to earlier tokens is built": (
             bool(config.get("use_bidirectional_attention"))
@@ -90,9 +90,9 @@ GEMMA2 = replace(
         INPUT_NORM,
         *ATTENTION,
         MLP_NORM,
-        Row("pre_feedforward_layernorm", hidden),
+        ModuleSpec("pre_feedforward_layernorm", hidden),
         *MLP,
-        Row("post_feedforward_layernorm", hidden),
+        ModuleSpec("post_feedforward_layernorm", hidden),
     ),
     initial_norm=0.0,  # (1 + weight) multiplies
     config_json=ConfigJson(
@@ -111,7 +111,7 @@ GEMMA2 = replace(
         activation=_ACTIVATION,
         layer_types=_alternating,
         own=("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"),
-        refused=_refused,
+        refused=_unsupported,
         written=_fields,
     ),
     presets=_PRESETS,

@@ -15,8 +15,8 @@ from shardyard.families.family import (
     ConfigJson,
     Family,
     Fused,
+    ModuleSpec,
     Preset,
-    Row,
     always,
     heads,
     hidden,
@@ -27,8 +27,8 @@ from shardyard.families.family import (
 )
 from shardyard.families.shape import ModelShape
 
-_Input = partial(Row, bias=always, split="rows", is_transposed=True)
-_Output = partial(Row, bias=always, split="columns", is_transposed=True)
+_Input = partial(ModuleSpec, bias=always, split="rows", is_transposed=True)
+_Output = partial(ModuleSpec, bias=always, split="columns", is_transposed=True)
 _QKV = Fused("attn.c_attn", ("q_proj", "k_proj", "v_proj"))
 
 
@@ -77,7 +77,7 @@ def _read(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**config, "intermediate_size": inner_width, **own}
 
 
-def _refused(config: Mapping[str, Any]) -> Mapping[str, bool]:
+def _unsupported(config: Mapping[str, Any]) -> Mapping[str, bool]:
     return {
         "scale_attn_weights=false: scores that are not divided by the root of the width of a head "
         "are not built": not config["scale_attn_weights"],
@@ -110,21 +110,21 @@ GPT2 = Family(
     model_type="gpt2",
     is_one_graph=True,
     is_gated=False,
-    embedding=Row("transformer.wte", vocabulary, hidden, split="rows"),
-    positions=Row("transformer.wpe", positions, hidden),
+    embedding=ModuleSpec("transformer.wte", vocabulary, hidden, split="rows"),
+    positions=ModuleSpec("transformer.wpe", positions, hidden),
     embedding_end="transformer.drop",
     block=(
-        Row("ln_1", hidden, bias=always),
+        ModuleSpec("ln_1", hidden, bias=always),
         _Input("attn.q_proj", heads, hidden, fused=_QKV),
         _Input("attn.k_proj", kv_heads, hidden, fused=_QKV),
         _Input("attn.v_proj", kv_heads, hidden, fused=_QKV),
         _Output("attn.c_proj", hidden, heads),
-        Row("ln_2", hidden, bias=always),
+        ModuleSpec("ln_2", hidden, bias=always),
         _Input("mlp.c_fc", inner, hidden),
         _Output("mlp.c_proj", hidden, inner),
     ),
-    norm=Row("transformer.ln_f", hidden, bias=always),
-    head=Row("lm_head", vocabulary, hidden, split="rows"),
+    norm=ModuleSpec("transformer.ln_f", hidden, bias=always),
+    head=ModuleSpec("lm_head", vocabulary, hidden, split="rows"),
     blocks="transformer.h",
     operators=("attn", "mlp", "mlp.act_fn"),
     dropped=("attn", "mlp"),
@@ -154,7 +154,7 @@ GPT2 = Family(
         activation="gelu_new",
         other_activations=("gelu", "gelu_fast", "gelu_pytorch_tanh", "relu"),
         dropout="resid_pdrop",
-        refused=_refused,
+        refused=_unsupported,
         written=_written,
     ),
     begins_smaller_by_depth=True,

@@ -12,28 +12,31 @@ from shardyard.families.config_json import decoder_fields, without_attention_bia
 from shardyard.families.family import (
     ConfigJson,
     Family,
+    ModuleSpec,
     Preset,
-    Row,
+    has_attention_bias,
     heads,
     hidden,
-    if_asked,
     inner,
     kv_heads,
     vocabulary,
 )
 from shardyard.families.shape import ModelShape
 
-INPUT_NORM, MLP_NORM = Row("input_layernorm", hidden), Row("post_attention_layernorm", hidden)
+INPUT_NORM, MLP_NORM = (
+    ModuleSpec("input_layernorm", hidden),
+    ModuleSpec("post_attention_layernorm", hidden),
+)
 ATTENTION = (
-    Row("self_attn.q_proj", heads, hidden, bias=if_asked, split="rows"),
-    Row("self_attn.k_proj", kv_heads, hidden, bias=if_asked, split="rows"),
-    Row("self_attn.v_proj", kv_heads, hidden, bias=if_asked, split="rows"),
-    Row("self_attn.o_proj", hidden, heads, bias=if_asked, split="columns"),
+    ModuleSpec("self_attn.q_proj", heads, hidden, bias=has_attention_bias, split="rows"),
+    ModuleSpec("self_attn.k_proj", kv_heads, hidden, bias=has_attention_bias, split="rows"),
+    ModuleSpec("self_attn.v_proj", kv_heads, hidden, bias=has_attention_bias, split="rows"),
+    ModuleSpec("self_attn.o_proj", hidden, heads, bias=has_attention_bias, split="columns"),
 )
 MLP = (
-    Row("mlp.gate_proj", inner, hidden, split="rows"),
-    Row("mlp.up_proj", inner, hidden, split="rows"),
-    Row("mlp.down_proj", hidden, inner, split="columns"),
+    ModuleSpec("mlp.gate_proj", inner, hidden, split="rows"),
+    ModuleSpec("mlp.up_proj", inner, hidden, split="rows"),
+    ModuleSpec("mlp.down_proj", hidden, inner, split="columns"),
 )
 
 
@@ -167,10 +170,10 @@ _PRESETS = {
 
 LLAMA = Family(
     model_type="llama",
-    embedding=Row("model.embed_tokens", vocabulary, hidden, split="rows"),
+    embedding=ModuleSpec("model.embed_tokens", vocabulary, hidden, split="rows"),
     block=(INPUT_NORM, *ATTENTION, MLP_NORM, *MLP),
-    norm=Row("model.norm", hidden),
-    head=Row("lm_head", vocabulary, hidden, split="rows"),
+    norm=ModuleSpec("model.norm", hidden),
+    head=ModuleSpec("lm_head", vocabulary, hidden, split="rows"),
     blocks="model.layers",
     operators=("self_attn", "mlp", "mlp.act_fn"),
     rotary="model.rotary_emb",
@@ -185,7 +188,7 @@ LLAMA = Family(
 )
 
 
-def _mistral_refused(config: Mapping[str, Any]) -> Mapping[str, bool]:
+def _mistral_unsupported(config: Mapping[str, Any]) -> Mapping[str, bool]:
     return without_attention_bias(config, "mistral")
 
 
@@ -203,7 +206,7 @@ MISTRAL = replace(
             "sliding_window": 4096,
             "num_key_value_heads": 8,
         },
-        refused=_mistral_refused,
+        refused=_mistral_unsupported,
         written=_mistral_fields,
     ),
     presets={},

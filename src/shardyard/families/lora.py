@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from shardyard.errors import Problem
-from shardyard.families.family import Row
+from shardyard.families.family import ModuleSpec
 from shardyard.families.shape import ModelShape
 from shardyard.families.trainable import is_frozen, parameters_of
 
@@ -24,12 +24,12 @@ A, B = "lora_A", "lora_B"
 
 
 @dataclass(frozen=True)
-class Target:
+class LoraTarget:
     """A matrix with an adapter."""
 
     module: str
     """From the top of the model."""
-    row: Row
+    row: ModuleSpec
     """Of the family's table."""
 
     def elements(self, shape: ModelShape, rank: int) -> tuple[int, int]:
@@ -59,7 +59,7 @@ def scale_of(*, rank: int, alpha: float, rslora: bool) -> float:
     return alpha / (math.sqrt(rank) if rslora else rank)
 
 
-def targets_of(shape: ModelShape, patterns: Sequence[str]) -> dict[int, list[Target]]:
+def targets_of(shape: ModelShape, patterns: Sequence[str]) -> dict[int, list[LoraTarget]]:
     """Block -> its matrices with an adapter; no pattern names all that can have one.
 
     These are the matrices of attention and of a dense MLP; not those of experts, nor routers.
@@ -69,14 +69,14 @@ def targets_of(shape: ModelShape, patterns: Sequence[str]) -> dict[int, list[Tar
     for block in range(shape.num_hidden_layers):
         above = f"{family.blocks}.{block}."
         found[block] = [
-            Target(above + row.module, row)
+            LoraTarget(above + row.module, row)
             for row in _matrices(shape)
             if not patterns or _is_named(above, row.module, patterns)
         ]
     return found
 
 
-def target_problems(shape: ModelShape, patterns: Sequence[str]) -> list[Problem]:
+def lora_target_errors(shape: ModelShape, patterns: Sequence[str]) -> list[Problem]:
     """Patterns that name no matrix that can have an adapter."""
     above = f"{shape.family.blocks}.0."
     known = [row.module for row in _matrices(shape)]
@@ -85,7 +85,7 @@ def target_problems(shape: ModelShape, patterns: Sequence[str]) -> list[Problem]
         for names in parameters_of(shape).values()
         for name in names
     }
-    found = list(_fused_problems(shape, patterns))
+    found = list(_fused_target_errors(shape, patterns))
     for pattern in patterns:
         if any(targets_of(shape, [pattern]).values()):
             continue
@@ -104,7 +104,7 @@ def target_problems(shape: ModelShape, patterns: Sequence[str]) -> list[Problem]
     return found
 
 
-def _fused_problems(shape: ModelShape, patterns: Sequence[str]) -> Iterable[Problem]:
+def _fused_target_errors(shape: ModelShape, patterns: Sequence[str]) -> Iterable[Problem]:
     """Targets that are no matrix of their own in files: PEFT would look for a larger one."""
     targets = [each for block in targets_of(shape, patterns).values() for each in block]
     fused = list(dict.fromkeys(each.row.module for each in targets if each.row.fused is not None))
@@ -135,7 +135,7 @@ def peft_targets(shape: ModelShape, patterns: Sequence[str]) -> list[str]:
     return wanted
 
 
-def _matrices(shape: ModelShape) -> list[Row]:
+def _matrices(shape: ModelShape) -> list[ModuleSpec]:
     return [
         row
         for row in shape.family.block

@@ -14,8 +14,8 @@ from shardyard.families.config_json import (
 )
 from shardyard.families.family import (
     ConfigJson,
+    ModuleSpec,
     Preset,
-    Row,
     expert_inner,
     experts,
     hidden,
@@ -26,26 +26,28 @@ from shardyard.families.shape import ModelShape
 
 # a model here has no expert that every token visits; the planner counts those of other people's
 SHARED_EXPERT = (
-    Row("mlp.shared_expert.gate_proj", shared_inner, hidden, split="rows", is_built=False),
-    Row("mlp.shared_expert.up_proj", shared_inner, hidden, split="rows", is_built=False),
-    Row("mlp.shared_expert.down_proj", hidden, shared_inner, split="columns", is_built=False),
+    ModuleSpec("mlp.shared_expert.gate_proj", shared_inner, hidden, split="rows", is_built=False),
+    ModuleSpec("mlp.shared_expert.up_proj", shared_inner, hidden, split="rows", is_built=False),
+    ModuleSpec(
+        "mlp.shared_expert.down_proj", hidden, shared_inner, split="columns", is_built=False
+    ),
 )
 
 
-def expert_rows(router: str, gate: str, up: str, down: str) -> tuple[Row, ...]:
+def expert_rows(router: str, gate: str, up: str, down: str) -> tuple[ModuleSpec, ...]:
     """The rows of ``models/moe.py``, which has one tensor of all experts, by their file names."""
     return (
-        Row("mlp.router", experts, hidden, in_files=router),
+        ModuleSpec("mlp.router", experts, hidden, in_files=router),
         *SHARED_EXPERT,
-        Row(
+        ModuleSpec(
             "mlp.experts", expert_inner, hidden,
             parameter="gate", split="rows", per_expert=True, in_files=gate,
         ),
-        Row(
+        ModuleSpec(
             "mlp.experts", expert_inner, hidden,
             parameter="up", split="rows", per_expert=True, in_files=up,
         ),
-        Row(
+        ModuleSpec(
             "mlp.experts", hidden, expert_inner,
             parameter="down", split="columns", per_expert=True, in_files=down,
         ),
@@ -89,7 +91,7 @@ _PRESETS = {
 }  # fmt: skip
 
 
-def _refused(config: Mapping[str, Any]) -> Mapping[str, bool]:
+def _unsupported(config: Mapping[str, Any]) -> Mapping[str, bool]:
     return {**without_attention_bias(config, "mixtral"), **without_mixture_options(config)}
 
 
@@ -117,7 +119,7 @@ MIXTRAL = replace(
             "num_local_experts": 8,
             "num_experts_per_tok": 2,
         },
-        refused=_refused,
+        refused=_unsupported,
         written=_fields,
     ),
     presets=_PRESETS,

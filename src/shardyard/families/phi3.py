@@ -45,7 +45,7 @@ _PRESETS = {
 }  # fmt: skip
 
 
-def _refused(config: Mapping[str, Any]) -> Mapping[str, bool]:
+def _unsupported(config: Mapping[str, Any]) -> Mapping[str, bool]:
     rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     kind = str(rope.get("rope_type", rope.get("type", "default")))
     drops = {key: config.get(key) for key in ("resid_pdrop", "embd_pdrop") if config.get(key)}
@@ -80,7 +80,7 @@ PHI3 = replace(
     unfused={"self_attn": "attention", "mlp": "gated_mlp"},
     config_json=ConfigJson(
         defaults={"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "sliding_window": None},
-        refused=_refused,
+        refused=_unsupported,
         written=_fields,
     ),
     presets=_PRESETS,

@@ -42,7 +42,7 @@ _PRESETS = {
 }  # fmt: skip
 
 
-def _refused(config: Mapping[str, Any]) -> Mapping[str, bool]:
+def _unsupported(config: Mapping[str, Any]) -> Mapping[str, bool]:
     return without_attention_bias(config, "qwen2")
 
 
@@ -66,7 +66,7 @@ QWEN2 = replace(
         },
         window_switch="use_sliding_window",
         layer_types=windows_from_block,
-        refused=_refused,
+        refused=_unsupported,
         written=_fields,
     ),
     presets=_PRESETS,

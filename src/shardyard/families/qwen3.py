@@ -7,15 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 from shardyard.families.config_json import decoder_fields, windows_by_number, windows_from_block
-from shardyard.families.family import ConfigJson, Preset, Row, head
+from shardyard.families.family import ConfigJson, ModuleSpec, Preset, head
 from shardyard.families.llama import ATTENTION, INPUT_NORM, LLAMA, MLP, MLP_NORM
 from shardyard.families.shape import ModelShape
 
 *_PROJECTIONS, _OUTPUT = ATTENTION
 NORMED_ATTENTION = (
     *_PROJECTIONS,
-    Row("self_attn.q_norm", head),
-    Row("self_attn.k_norm", head),
+    ModuleSpec("self_attn.q_norm", head),
+    ModuleSpec("self_attn.k_norm", head),
     _OUTPUT,
 )
 

@@ -3,7 +3,7 @@
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
-from shardyard.plugins import brought, loaded, part
+from shardyard.plugins import load_entry_point, load_object, plug_in_named
 
 if TYPE_CHECKING:
     from shardyard.families.family import Family
@@ -33,14 +33,14 @@ def family_of(model_type: str) -> "Family":
     """
     family: Family
     if model_type in FAMILIES:
-        family = part(None, FAMILIES[model_type])
+        family = load_object(None, FAMILIES[model_type])
     else:
-        wrong = partial(_why_no_family, model_type=model_type)
-        family = loaded("families", model_type, ours=FAMILIES, wrong=wrong)
+        wrong = partial(_registration_error, model_type=model_type)
+        family = load_entry_point("families", model_type, builtin=FAMILIES, validate=wrong)
     return family
 
 
-def _why_no_family(content: object, *, model_type: str) -> str:
+def _registration_error(content: object, *, model_type: str) -> str:
     from shardyard.families.family import Family
 
     if not isinstance(content, Family):
@@ -52,4 +52,4 @@ def _why_no_family(content: object, *, model_type: str) -> str:
 def is_family(model_type: object) -> bool:
     """Whether there is a family of this name, ours or a package's."""
     name = str(model_type)
-    return name in FAMILIES or brought("families", name) is not None
+    return name in FAMILIES or plug_in_named("families", name) is not None

@@ -96,7 +96,7 @@ class ModelShape:
         """Whether tokens attend to earlier ones alone."""
         return self.family.is_causal
 
-    def sees_a_part_of(self, tokens: int) -> bool:
+    def has_window_below(self, tokens: int) -> bool:
         """Whether any block has a window shorter than samples of that length."""
         return self.sliding_window is not None and self.sliding_window < tokens
 

@@ -20,7 +20,7 @@ def is_frozen(name: str, patterns: Iterable[str]) -> bool:
     return any(_names(pattern, name) for pattern in patterns)
 
 
-def frozen_problems(
+def frozen_pattern_errors(
     patterns: Sequence[str], parameters: Mapping[str, Sequence[str]]
 ) -> list[Problem]:
     """Patterns that name nothing, or leave nothing to train.
@@ -46,7 +46,7 @@ def frozen_problems(
 
 
 def parameters_of(shape: ModelShape) -> dict[str, tuple[str, ...]]:
-    """The parameters of a known family's model by name, as ``frozen_problems`` takes them.
+    """The parameters of a known family's model by name, as ``frozen_pattern_errors`` takes them.
 
     A tied head is a name of the table of tokens: whoever freezes one has frozen the other.
     """

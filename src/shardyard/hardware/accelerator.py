@@ -86,13 +86,13 @@ HALVES = frozenset({"bf16", "fp16"})
 HALVES_AND_FP8 = HALVES | {"fp8"}
 
 
-def wrong_kind(device: str) -> str | None:
+def device_kind_error(device: str) -> str | None:
     """Why a word is no kind of device; None if it may be one: a vendor may have added it."""
     meant = next((kind for kind, words in _OTHER_WORDS.items() if device in words), None)
     return None if meant is None else f"={device} is called {meant} by torch. Use {meant}."
 
 
-def reached(
+def measured_efficiency(
     peak_tflops: dict[str, float], *, bf16: float, fp8: float | None = None
 ) -> dict[str, float]:
     """Measured TFLOP/s of the best matrix product, as shares of the peak.
@@ -107,6 +107,8 @@ def reached(
     return shares
 
 
-def as_reached_by(sibling: dict[str, float], peak_tflops: dict[str, float]) -> dict[str, float]:
+def sibling_efficiency(
+    sibling: dict[str, float], peak_tflops: dict[str, float]
+) -> dict[str, float]:
     """Shares of a part nobody measured: those of the measured part that is most like it."""
     return {name: sibling.get(name, sibling["bf16"]) for name in peak_tflops}

@@ -9,7 +9,7 @@ from shardyard.hardware.links import ALONE, Link, network, nvlink
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cluster:
+class ClusterHardware:
     """Equal nodes with equal devices."""
 
     name: str
@@ -69,7 +69,7 @@ _NVLINKS = {
 """Instances that have fewer links between their devices than the vendor's system."""
 
 
-def cluster_of(instance: Instance, nodes: int) -> Cluster:
+def cluster_of(instance: Instance, nodes: int) -> ClusterHardware:
     """So many instances of one type.
 
     Raises:
@@ -84,7 +84,7 @@ def cluster_of(instance: Instance, nodes: int) -> Cluster:
         hop_s=hop_s,
     )
     inside = _NVLINKS.get(instance.name) or _inside(instance.accelerator, instance.count)
-    return Cluster(
+    return ClusterHardware(
         name=instance.name,
         accelerator=instance.accelerator,
         devices_per_node=instance.count,
@@ -99,7 +99,7 @@ def cluster_of(instance: Instance, nodes: int) -> Cluster:
     )
 
 
-def with_efa(cluster: Cluster, instance: Instance, interfaces: int) -> Cluster:
+def with_efa(cluster: ClusterHardware, instance: Instance, interfaces: int) -> ClusterHardware:
     """Nodes whose pods are given so many of their instance's EFA interfaces; 0: TCP instead."""
     asked = f"launch.kubernetes.efa={interfaces}, and {instance.name} has {instance.efa_count}"
     if interfaces == 0:
@@ -120,7 +120,9 @@ def with_efa(cluster: Cluster, instance: Instance, interfaces: int) -> Cluster:
     return replace(cluster, between=link)
 
 
-def default_cluster(accelerator: Accelerator, *, devices_per_node: int, nodes: int) -> Cluster:
+def default_cluster(
+    accelerator: Accelerator, *, devices_per_node: int, nodes: int
+) -> ClusterHardware:
     """Nodes of the vendor's reference system, where nothing else is known of a cluster.
 
     Raises:
@@ -132,7 +134,7 @@ def default_cluster(accelerator: Accelerator, *, devices_per_node: int, nodes: i
             "vendor has no reference system. Name an EC2 type with cluster.instance, or give the "
             "network in a file with cluster.file."
         )
-    return Cluster(
+    return ClusterHardware(
         name=f"{devices_per_node} x {accelerator.name}",
         accelerator=accelerator,
         devices_per_node=devices_per_node,

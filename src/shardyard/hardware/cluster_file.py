@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.errors import Problem, RecipeError, RequestError
-from shardyard.file_faults import link_to_nothing
-from shardyard.hardware.accelerator import GIB, Accelerator, wrong_kind
+from shardyard.file_faults import broken_link_on_path
+from shardyard.hardware.accelerator import GIB, Accelerator, device_kind_error
 from shardyard.hardware.catalogue import accelerator_by_name
-from shardyard.hardware.cluster import Cluster
+from shardyard.hardware.cluster import ClusterHardware
 from shardyard.hardware.links import ALONE, Link, direct, network
 from shardyard.io.yaml import read_yaml
 
@@ -41,7 +41,7 @@ _ACCELERATOR_KEYS = (
 _FORMATS = ("fp32", "fp16", "bf16", "fp8")
 
 
-def read_cluster_file(path: Path, nodes: int) -> Cluster:
+def read_cluster_file(path: Path, nodes: int) -> ClusterHardware:
     """So many nodes as the file describes one.
 
     Raises:
@@ -49,17 +49,17 @@ def read_cluster_file(path: Path, nodes: int) -> Cluster:
         RecipeError: It describes no possible cluster; all problems.
     """
     form = _Form(_content(path))
-    form.refuse_unknown(_CLUSTER_KEYS)
+    form.reject_unknown(_CLUSTER_KEYS)
     accelerator = _accelerator(form)
     devices = form.whole("devices_per_node", needed=True)
     inside = _inside(form, accelerator, devices)
     between = _between(form, devices, nodes)
     host_gib, disk_gb = form.above_zero("host_memory_gib"), form.number("local_disk_gb")
     cluster_name, usd = form.text("name") or path.stem, form.number("usd_per_node_hour")
-    if form.problems:
-        raise RecipeError(form.problems, f"cluster file {path}")
+    if form.errors:
+        raise RecipeError(form.errors, f"cluster file {path}")
     assert accelerator and devices and inside and between  # else there was a problem
-    return Cluster(
+    return ClusterHardware(
         name=cluster_name,
         accelerator=accelerator,
         devices_per_node=devices,
@@ -79,23 +79,23 @@ class _Form:
     def __init__(self, tree: dict[str, Any], prefix: str = "") -> None:
         self.tree = tree
         self.prefix = prefix
-        self.problems: list[Problem] = []
+        self.errors: list[Problem] = []
 
-    def refuse_unknown(self, keys: tuple[str, ...]) -> None:
+    def reject_unknown(self, keys: tuple[str, ...]) -> None:
         for key in self.tree:
             if key not in keys:
                 near = difflib.get_close_matches(key, keys, n=1, cutoff=0.6)
                 hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(keys)}."
-                self.problem(key, f"there is no such key. {hint}")
+                self.add_error(key, f"there is no such key. {hint}")
 
-    def problem(self, key: str, text: str) -> None:
-        self.problems.append(Problem(f"{self.prefix}{key}", text))
+    def add_error(self, key: str, text: str) -> None:
+        self.errors.append(Problem(f"{self.prefix}{key}", text))
 
     def text(self, key: str) -> str | None:
         value = self.tree.get(key)
         if value is None or isinstance(value, str):
             return value
-        self.problem(key, f"={value} is no text. Put it in quotes.")
+        self.add_error(key, f"={value} is no text. Put it in quotes.")
         return None
 
     def number(self, key: str, *, needed: bool = False) -> float | None:
@@ -103,12 +103,12 @@ class _Form:
         value = self.tree.get(key)
         if value is None:
             if needed:
-                self.problem(key, "is missing, and nothing else says it. Give a number.")
+                self.add_error(key, "is missing, and nothing else says it. Give a number.")
             return None
         if isinstance(value, bool) or not isinstance(value, int | float):
-            self.problem(key, f"={value} is no number. Write digits without a unit.")
+            self.add_error(key, f"={value} is no number. Write digits without a unit.")
         elif not math.isfinite(value) or value < 0:
-            self.problem(key, f"={value} cannot be. Give a number of 0 or more.")
+            self.add_error(key, f"={value} cannot be. Give a number of 0 or more.")
         else:
             return value
         return None
@@ -116,7 +116,7 @@ class _Form:
     def above_zero(self, key: str, *, needed: bool = False) -> float | None:
         value = self.number(key, needed=needed)
         if value == 0:
-            self.problem(key, "=0 cannot be: nothing would ever arrive. Give a number above 0.")
+            self.add_error(key, "=0 cannot be: nothing would ever arrive. Give a number above 0.")
             return None
         return value
 
@@ -125,7 +125,7 @@ class _Form:
         if value is None:
             return None
         if value < 1 or value != int(value):
-            self.problem(key, f"={value} cannot be. Give a whole number of at least 1.")
+            self.add_error(key, f"={value} cannot be. Give a whole number of at least 1.")
             return None
         return int(value)
 
@@ -134,7 +134,7 @@ def _content(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # ValueError: no UTF-8, or NUL in the path
-        if link := link_to_nothing(path):
+        if link := broken_link_on_path(path):
             raise RequestError(f"cluster file {path}{link}") from error
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise RequestError(
@@ -155,39 +155,39 @@ def _accelerator(form: _Form) -> Accelerator | None:
     if isinstance(value, dict):
         own = _Form(value, "accelerator.")
         found = _own_accelerator(own)
-        form.problems += own.problems
+        form.errors += own.errors
         return found
     if not isinstance(value, str):
         text = "is missing. Name one of the catalogue, such as H100 SXM, or give its numbers."
-        form.problem("accelerator", text)
+        form.add_error("accelerator", text)
         return None
     try:
         return accelerator_by_name(value)
     except RequestError as error:
-        form.problem("accelerator", str(error).removeprefix("accelerator "))
+        form.add_error("accelerator", str(error).removeprefix("accelerator "))
         return None
 
 
 def _own_accelerator(form: _Form) -> Accelerator | None:
-    form.refuse_unknown(_ACCELERATOR_KEYS)
+    form.reject_unknown(_ACCELERATOR_KEYS)
     name = form.text("name") or "own device"
     memory_gib = form.above_zero("memory_gib", needed=True)
     bandwidth = form.above_zero("bandwidth_gb_per_s", needed=True)
     host_link = form.above_zero("host_link_gb_per_s")
     peaks = _by_format(form, "peak_tflops")
     if not peaks:
-        form.problem("peak_tflops", "says no rate. Give some of " + ", ".join(_FORMATS) + ".")
+        form.add_error("peak_tflops", "says no rate. Give some of " + ", ".join(_FORMATS) + ".")
     given = _by_format(form, "achievable")
     for number_format, share in given.items():
         if share > 1:
             text = f"={share} is more than the whole peak. Give a share, such as 0.8."
-            form.problem(f"achievable.{number_format}", text)
+            form.add_error(f"achievable.{number_format}", text)
     processors = form.whole("processors")
     device = form.text("device") or "cuda"
-    wrong = wrong_kind(device)
+    wrong = device_kind_error(device)
     if wrong is not None:
-        form.problem("device", wrong)
-    if memory_gib is None or form.problems:
+        form.add_error("device", wrong)
+    if memory_gib is None or form.errors:
         return None
     return Accelerator(
         name=name,
@@ -208,12 +208,12 @@ def _by_format(form: _Form, key: str) -> dict[str, float]:
     """``{bf16: 989}``: a number above 0 for each format that is given."""
     tree = form.tree.get(key, {})
     if not isinstance(tree, dict):
-        form.problem(key, f"={tree} says no format. Write it like {{bf16: {tree}}}.")
+        form.add_error(key, f"={tree} says no format. Write it like {{bf16: {tree}}}.")
         return {}
     inner = _Form(tree, f"{form.prefix}{key}.")
-    inner.refuse_unknown(_FORMATS)
+    inner.reject_unknown(_FORMATS)
     found = {name: inner.above_zero(name) for name in _FORMATS}
-    form.problems += inner.problems
+    form.errors += inner.errors
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -228,7 +228,7 @@ def _inside(form: _Form, accelerator: Accelerator | None, devices: int | None) -
             f"is missing, and the catalogue knows no link of {accelerator.name}. Give what one of "
             f"the {devices} devices sends to the others, in one direction."
         )
-        form.problem("inside_gb_per_s", text)
+        form.add_error("inside_gb_per_s", text)
     return accelerator.link if accelerator is not None else None
 
 
@@ -238,12 +238,12 @@ def _between(form: _Form, devices: int | None, nodes: int) -> Link | None:
     given = [key for key in keys if form.tree.get(key) is not None]
     if len(given) == 2:
         text = "and between_gb_per_s say the same, of a node and of a device. Keep one."
-        form.problem("network_gbps", text)
+        form.add_error("network_gbps", text)
     if not given and nodes == 1:
         return ALONE
     if not given:
         text = f"is missing, but cluster.nodes={nodes}. Give the Gb/s of one node, one direction."
-        form.problem("network_gbps", text)
+        form.add_error("network_gbps", text)
     source = "the cluster file"
     if of_device is not None:
         return network("network", gbps=of_device * 8, source=source)

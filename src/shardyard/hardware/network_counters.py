@@ -68,7 +68,7 @@ def link_bits_per_s(root: Path = Path("/")) -> int | None:
     return sum(speeds) if speeds else None
 
 
-def since(before: dict[str, int], now: dict[str, int]) -> dict[str, int]:
+def sent_since(before: dict[str, int], now: dict[str, int]) -> dict[str, int]:
     """Interface -> bytes sent between two answers of ``sent_bytes``; none that sent nothing."""
     grown = {name: value - before.get(name, 0) for name, value in now.items()}
     return {name: value for name, value in grown.items() if value > 0}

@@ -11,8 +11,8 @@ from shardyard.hardware.accelerator import (
     HALVES_AND_FP8,
     MIB,
     Accelerator,
-    as_reached_by,
-    reached,
+    measured_efficiency,
+    sibling_efficiency,
 )
 from shardyard.hardware.links import (
     NVLINK_2,
@@ -58,10 +58,10 @@ _4090 = {"fp32": 82.6, "fp16": 165.2, "bf16": 165.2, "fp8": 330.3}
 _A6000 = {"fp32": 38.7, "fp16": 154.8, "bf16": 154.8}
 _PRO_6000 = {"fp32": 120.0, "fp16": 500.0, "bf16": 500.0, "fp8": 1000.0}
 
-_A100_REACHED = reached(_A100, bf16=271.2)
-_A100_PCIE_REACHED = reached(_A100, bf16=252.9)
-_H100_REACHED = reached(_HOPPER, bf16=794.5, fp8=1402.6)
-_GB200_REACHED = reached(_GB200, bf16=1822, fp8=3615.6)
+_A100_REACHED = measured_efficiency(_A100, bf16=271.2)
+_A100_PCIE_REACHED = measured_efficiency(_A100, bf16=252.9)
+_H100_REACHED = measured_efficiency(_HOPPER, bf16=794.5, fp8=1402.6)
+_GB200_REACHED = measured_efficiency(_GB200, bf16=1822, fp8=3615.6)
 _AS_A100 = "not measured; as A100 SXM, the oldest SXM board that was"
 _AS_A100_PCIE = "not measured; as A100 PCIe, the only PCIe board that was"
 _AS_H100 = "not measured; as H100 SXM, the same chip"
@@ -83,28 +83,28 @@ ROWS: tuple[Accelerator, ...] = (
     Accelerator(
         name="V100 16GB", memory_bytes=16 * GIB, bandwidth_bytes_per_s=900e9, processors=80,
         capability=(7, 0),
-        peak_tflops=_V100, achievable=as_reached_by(_A100_REACHED, _V100),
+        peak_tflops=_V100, achievable=sibling_efficiency(_A100_REACHED, _V100),
         achievable_source=_AS_A100, link=NVLINK_2, host_link_bytes_per_s=PCIE_BYTES_PER_S[3],
         network=_DGX_V100, driver_names=(r"Tesla V100-SXM2-16GB",), source=_V100_SOURCE,
     ),
     Accelerator(
         name="V100 32GB", memory_bytes=32 * GIB, bandwidth_bytes_per_s=900e9, processors=80,
         capability=(7, 0),
-        peak_tflops=_V100, achievable=as_reached_by(_A100_REACHED, _V100),
+        peak_tflops=_V100, achievable=sibling_efficiency(_A100_REACHED, _V100),
         achievable_source=_AS_A100, link=NVLINK_2, host_link_bytes_per_s=PCIE_BYTES_PER_S[3],
         network=_DGX_V100, driver_names=(r"Tesla V100-SXM2-32GB(-LS)?",), source=_V100_SOURCE,
     ),
     Accelerator(
         name="V100 PCIe 16GB", memory_bytes=16 * GIB, bandwidth_bytes_per_s=900e9, processors=80,
         capability=(7, 0),
-        peak_tflops=_V100_PCIE, achievable=as_reached_by(_A100_PCIE_REACHED, _V100_PCIE),
+        peak_tflops=_V100_PCIE, achievable=sibling_efficiency(_A100_PCIE_REACHED, _V100_PCIE),
         achievable_source=_AS_A100_PCIE, link=pcie(3), host_link_bytes_per_s=PCIE_BYTES_PER_S[3],
         driver_names=(r"Tesla V100-PCIE-16GB",), source=_V100_SOURCE,
     ),
     Accelerator(
         name="V100 PCIe 32GB", memory_bytes=32 * GIB, bandwidth_bytes_per_s=900e9, processors=80,
         capability=(7, 0),
-        peak_tflops=_V100_PCIE, achievable=as_reached_by(_A100_PCIE_REACHED, _V100_PCIE),
+        peak_tflops=_V100_PCIE, achievable=sibling_efficiency(_A100_PCIE_REACHED, _V100_PCIE),
         achievable_source=_AS_A100_PCIE, link=pcie(3), host_link_bytes_per_s=PCIE_BYTES_PER_S[3],
         driver_names=(r"Tesla V100-PCIE-32GB",), source=_V100_SOURCE,
     ),
@@ -156,7 +156,7 @@ ROWS: tuple[Accelerator, ...] = (
     Accelerator(
         name="H100 PCIe", memory_bytes=80 * GIB, bandwidth_bytes_per_s=2000e9, processors=114,
         capability=(9, 0),
-        peak_tflops=_H100_PCIE, achievable=as_reached_by(_H100_REACHED, _H100_PCIE),
+        peak_tflops=_H100_PCIE, achievable=sibling_efficiency(_H100_REACHED, _H100_PCIE),
         achievable_source=_AS_H100, link=pcie(5), host_link_bytes_per_s=PCIE_BYTES_PER_S[5],
         driver_names=(r"NVIDIA H100 PCIe",),
         source=f"{PEAKS}; bandwidth: NVIDIA H100 datasheet",
@@ -164,7 +164,7 @@ ROWS: tuple[Accelerator, ...] = (
     Accelerator(
         name="H100 NVL", memory_bytes=94 * GIB, bandwidth_bytes_per_s=3900e9, processors=132,
         capability=(9, 0),
-        peak_tflops=_H100_NVL, achievable=as_reached_by(_H100_REACHED, _H100_NVL),
+        peak_tflops=_H100_NVL, achievable=sibling_efficiency(_H100_REACHED, _H100_NVL),
         achievable_source=_AS_H100, link=pcie(5), host_link_bytes_per_s=PCIE_BYTES_PER_S[5],
         driver_names=(r"NVIDIA H100 NVL",),
         source="NVIDIA H100 NVL datasheet, half of its figures with sparsity; its NVLink joins two "
@@ -174,14 +174,14 @@ ROWS: tuple[Accelerator, ...] = (
         name="H100 96GB HBM2e", memory_bytes=96 * GIB, bandwidth_bytes_per_s=2400e9,
         capability=(9, 0),
         processors=132, peak_tflops=_HOPPER, power_share=(500 / 700) ** 0.5,
-        achievable=as_reached_by(_H100_REACHED, _HOPPER), achievable_source=_AS_H100,
+        achievable=sibling_efficiency(_H100_REACHED, _HOPPER), achievable_source=_AS_H100,
         link=NVLINK_4, host_link_bytes_per_s=PCIE_BYTES_PER_S[5], network=_GRAND_TETON,
         source=_CUSTOM_H100,
     ),
     Accelerator(
         name="H200", memory_bytes=144384 * MIB, bandwidth_bytes_per_s=4800e9, processors=132,
         capability=(9, 0),
-        peak_tflops=_HOPPER, achievable=reached(_HOPPER, bf16=794.5, fp8=1453.4),
+        peak_tflops=_HOPPER, achievable=measured_efficiency(_HOPPER, bf16=794.5, fp8=1453.4),
         achievable_source=MEASURED,
         measured=HALVES_AND_FP8, link=NVLINK_4, host_link_bytes_per_s=PCIE_BYTES_PER_S[5],
         network=_DGX_H200, driver_names=(r"NVIDIA H200",),
@@ -190,7 +190,7 @@ ROWS: tuple[Accelerator, ...] = (
     Accelerator(
         name="GH200", memory_bytes=96 * GIB, bandwidth_bytes_per_s=4000e9, processors=132,
         capability=(9, 0),
-        peak_tflops=_HOPPER, achievable=reached(_HOPPER, bf16=828.6, fp8=1535),
+        peak_tflops=_HOPPER, achievable=measured_efficiency(_HOPPER, bf16=828.6, fp8=1535),
         achievable_source=f"{MEASURED} (900 W, HBM3e)",
         measured=HALVES_AND_FP8, link=NVLINK_4,
         host_link_bytes_per_s=C2C_BYTES_PER_S, network=_DGX_GH200,
@@ -200,7 +200,7 @@ ROWS: tuple[Accelerator, ...] = (
     Accelerator(
         name="B200", memory_bytes=183359 * MIB, bandwidth_bytes_per_s=8000e9, processors=148,
         capability=(10, 0),
-        peak_tflops=_B200, achievable=reached(_B200, bf16=1745, fp8=3432.5),
+        peak_tflops=_B200, achievable=measured_efficiency(_B200, bf16=1745, fp8=3432.5),
         achievable_source=MEASURED,
         measured=HALVES_AND_FP8, link=NVLINK_5, host_link_bytes_per_s=PCIE_BYTES_PER_S[5],
         network=_DGX_B200, driver_names=(r"NVIDIA B200",),
@@ -209,7 +209,7 @@ ROWS: tuple[Accelerator, ...] = (
     Accelerator(
         name="B300", memory_bytes=275040 * MIB, bandwidth_bytes_per_s=8000e9,
         capability=(10, 3),
-        peak_tflops=_B200, achievable=reached(_B200, bf16=1769, fp8=3353.3),
+        peak_tflops=_B200, achievable=measured_efficiency(_B200, bf16=1769, fp8=3353.3),
         achievable_source=MEASURED,
         measured=HALVES_AND_FP8, link=NVLINK_5, host_link_bytes_per_s=PCIE_BYTES_PER_S[5],
         network=_DGX_B300, driver_names=(r"NVIDIA B300 SXM6 AC",),
@@ -228,7 +228,7 @@ ROWS: tuple[Accelerator, ...] = (
     Accelerator(
         name="GB300", memory_bytes=277 * GIB, bandwidth_bytes_per_s=8000e9,
         capability=(10, 3),
-        peak_tflops=_GB200, achievable=as_reached_by(_GB200_REACHED, _GB200),
+        peak_tflops=_GB200, achievable=sibling_efficiency(_GB200_REACHED, _GB200),
         achievable_source="not measured; as GB200, the generation before in the same rack",
         link=NVLINK_5, host_link_bytes_per_s=C2C_BYTES_PER_S / 2, network=_GB300_NVL72,
         nvlink_domain=72, driver_names=(r"NVIDIA GB300",),
@@ -238,7 +238,7 @@ ROWS: tuple[Accelerator, ...] = (
     Accelerator(
         name="L4", memory_bytes=22888 * MIB, bandwidth_bytes_per_s=300e9, processors=58,
         capability=(8, 9),
-        peak_tflops=_L4, achievable=as_reached_by(_A100_PCIE_REACHED, _L4),
+        peak_tflops=_L4, achievable=sibling_efficiency(_A100_PCIE_REACHED, _L4),
         achievable_source=_AS_A100_PCIE, link=pcie(4), host_link_bytes_per_s=PCIE_BYTES_PER_S[4],
         driver_names=(r"NVIDIA L4",),
         source=f"NVIDIA L4 datasheet, half of its figures with sparsity; {EC2_MEMORY}",
@@ -246,7 +246,7 @@ ROWS: tuple[Accelerator, ...] = (
     Accelerator(
         name="L40S", memory_bytes=45776 * MIB, bandwidth_bytes_per_s=864e9, processors=142,
         capability=(8, 9),
-        peak_tflops=_L40S, achievable=as_reached_by(_A100_PCIE_REACHED, _L40S),
+        peak_tflops=_L40S, achievable=sibling_efficiency(_A100_PCIE_REACHED, _L40S),
         achievable_source=_AS_A100_PCIE, link=pcie(4), host_link_bytes_per_s=PCIE_BYTES_PER_S[4],
         driver_names=(r"NVIDIA L40S",), source=f"{PEAKS}; NVIDIA L40S datasheet; {EC2_MEMORY}",
     ),
@@ -259,14 +259,14 @@ ROWS: tuple[Accelerator, ...] = (
     Accelerator(
         name="T4", memory_bytes=16 * GIB, bandwidth_bytes_per_s=320e9, processors=40,
         capability=(7, 5),
-        peak_tflops=_T4, achievable=as_reached_by(_A100_PCIE_REACHED, _T4),
+        peak_tflops=_T4, achievable=sibling_efficiency(_A100_PCIE_REACHED, _T4),
         achievable_source=_AS_A100_PCIE, link=pcie(3), host_link_bytes_per_s=PCIE_BYTES_PER_S[3],
         driver_names=(r"Tesla T4",), source="NVIDIA T4 datasheet; no bf16",
     ),
     Accelerator(
         name="RTX 4090", memory_bytes=24 * GIB, bandwidth_bytes_per_s=1008e9, processors=128,
         capability=(8, 9),
-        peak_tflops=_4090, achievable=as_reached_by(_A100_PCIE_REACHED, _4090),
+        peak_tflops=_4090, achievable=sibling_efficiency(_A100_PCIE_REACHED, _4090),
         achievable_source=_AS_A100_PCIE, link=pcie(4), host_link_bytes_per_s=PCIE_BYTES_PER_S[4],
         driver_names=(r"NVIDIA GeForce RTX 4090",),
         source="NVIDIA Ada GPU architecture white paper, appendix A: dense, fp32 accumulation",
@@ -274,7 +274,7 @@ ROWS: tuple[Accelerator, ...] = (
     Accelerator(
         name="RTX A6000", memory_bytes=48 * GIB, bandwidth_bytes_per_s=768e9, processors=84,
         capability=(8, 6),
-        peak_tflops=_A6000, achievable=as_reached_by(_A100_PCIE_REACHED, _A6000),
+        peak_tflops=_A6000, achievable=sibling_efficiency(_A100_PCIE_REACHED, _A6000),
         achievable_source=_AS_A100_PCIE, link=pcie(4), host_link_bytes_per_s=PCIE_BYTES_PER_S[4],
         driver_names=(r"NVIDIA RTX A6000",),
         source="NVIDIA RTX A6000 datasheet, half of its figures with sparsity",
@@ -282,7 +282,7 @@ ROWS: tuple[Accelerator, ...] = (
     Accelerator(
         name="RTX PRO 6000", memory_bytes=96 * GIB, bandwidth_bytes_per_s=1597e9, processors=188,
         capability=(12, 0),
-        peak_tflops=_PRO_6000, achievable=as_reached_by(_A100_PCIE_REACHED, _PRO_6000),
+        peak_tflops=_PRO_6000, achievable=sibling_efficiency(_A100_PCIE_REACHED, _PRO_6000),
         achievable_source=_AS_A100_PCIE, link=pcie(5), host_link_bytes_per_s=PCIE_BYTES_PER_S[5],
         driver_names=(r"NVIDIA RTX PRO 6000 Blackwell Server Edition",),
         source="NVIDIA RTX PRO 6000 Blackwell Server Edition datasheet, half of its figures with "

@@ -8,8 +8,8 @@ from shardyard.hardware.accelerator import (
     HALVES,
     HALVES_AND_FP8,
     Accelerator,
-    as_reached_by,
-    reached,
+    measured_efficiency,
+    sibling_efficiency,
 )
 from shardyard.hardware.links import PCIE_BYTES_PER_S, direct, network
 from shardyard.hardware.nvidia import MEASURED, PEAKS
@@ -31,9 +31,9 @@ _MI250X_GCD = {"fp32": 23.95, "fp16": 191.5, "bf16": 191.5}
 _GAUDI = {"fp32": 15.6, "bf16": 62.3}
 _GAUDI2 = {"bf16": 432.0, "fp8": 865.0}
 _GAUDI3 = {"fp32": 229.0, "fp16": 459.0, "bf16": 1677.0, "fp8": 1677.0}
-_GAUDI2_REACHED = reached(_GAUDI2, bf16=418.7, fp8=826.5)
+_GAUDI2_REACHED = measured_efficiency(_GAUDI2, bf16=418.7, fp8=826.5)
 
-_MI300X_REACHED = reached(_CDNA3, bf16=668.4, fp8=990)
+_MI300X_REACHED = measured_efficiency(_CDNA3, bf16=668.4, fp8=990)
 _MI300X_FP8 = "fp8: about 990 TFLOP/s, SemiAnalysis, MI300X vs H100 vs H200, December 2024"
 _AMD_PLATFORM = network(
     "RoCE", gbps=400, source="AMD Instinct MI300X platform reference: 8 x 400 Gb/s"
@@ -42,7 +42,7 @@ _AMD_PLATFORM = network(
 ROWS: tuple[Accelerator, ...] = (
     Accelerator(
         name="MI250X", memory_bytes=64 * GIB, bandwidth_bytes_per_s=1638e9, processors=110,
-        peak_tflops=_MI250X_GCD, achievable=as_reached_by(_MI300X_REACHED, _MI250X_GCD),
+        peak_tflops=_MI250X_GCD, achievable=sibling_efficiency(_MI300X_REACHED, _MI250X_GCD),
         achievable_source="not measured; as MI300X, the generation after it",
         network=network("Slingshot 11", gbps=100, source="OLCF Frontier user guide: 4 x 200 Gb/s "
                         "for 8 devices"),
@@ -63,7 +63,7 @@ ROWS: tuple[Accelerator, ...] = (
     ),
     Accelerator(
         name="MI325X", memory_bytes=256 * GIB, bandwidth_bytes_per_s=6000e9, processors=304,
-        peak_tflops=_CDNA3, achievable=reached(_CDNA3, bf16=784.9), achievable_source=MEASURED,
+        peak_tflops=_CDNA3, achievable=measured_efficiency(_CDNA3, bf16=784.9), achievable_source=MEASURED,
         measured=HALVES,
         link=direct("Infinity Fabric", gb_per_s=448, source="AMD MI325X platform datasheet: 7 x "
                     "128 GB/s both ways"),
@@ -73,7 +73,7 @@ ROWS: tuple[Accelerator, ...] = (
     ),
     Accelerator(
         name="MI355X", memory_bytes=288 * GIB, bandwidth_bytes_per_s=8000e9, processors=256,
-        peak_tflops=_MI355X, achievable=reached(_MI355X, bf16=1565), achievable_source=MEASURED,
+        peak_tflops=_MI355X, achievable=measured_efficiency(_MI355X, bf16=1565), achievable_source=MEASURED,
         measured=HALVES,
         link=direct("Infinity Fabric", gb_per_s=537.6, source="AMD MI355X platform datasheet: 7 x "
                     "153.6 GB/s both ways"),
@@ -83,7 +83,7 @@ ROWS: tuple[Accelerator, ...] = (
     ),
     Accelerator(
         name="Gaudi", device="hpu", memory_bytes=32 * GIB, bandwidth_bytes_per_s=1000e9,
-        processors=4, peak_tflops=_GAUDI, achievable=as_reached_by(_GAUDI2_REACHED, _GAUDI),
+        processors=4, peak_tflops=_GAUDI, achievable=sibling_efficiency(_GAUDI2_REACHED, _GAUDI),
         achievable_source="not measured; as Gaudi2, the same kind of matrix engine",
         link=direct("7 x 100 Gb/s RoCE", gb_per_s=87.5, source="Habana Gaudi white paper: HLS-1, "
                     "one port to each of 7 peers"),
@@ -105,7 +105,7 @@ ROWS: tuple[Accelerator, ...] = (
     ),
     Accelerator(
         name="Gaudi3", device="hpu", memory_bytes=128 * GIB, bandwidth_bytes_per_s=3700e9,
-        processors=8, peak_tflops=_GAUDI3, achievable=reached(_GAUDI3, bf16=1243, fp8=1289.5),
+        processors=8, peak_tflops=_GAUDI3, achievable=measured_efficiency(_GAUDI3, bf16=1243, fp8=1289.5),
         achievable_source=MEASURED,
         measured=HALVES_AND_FP8,
         link=direct("21 x 200 Gb/s RoCE", gb_per_s=525, source="Intel Gaudi documentation, network "

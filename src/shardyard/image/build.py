@@ -7,17 +7,17 @@ from pathlib import Path
 
 from shardyard import __version__
 from shardyard.errors import RequestError
-from shardyard.image.container_cli import find_tool, without_tag
+from shardyard.image.container_cli import find_container_cli, without_tag
 from shardyard.image.dockerfile import (
     Base,
+    check_base_image,
     is_image,
     parse_base,
-    refuse_unfit,
     render_dockerfile,
     write_context,
 )
 from shardyard.image.ecr import Registry, ecr_registry
-from shardyard.log import say
+from shardyard.log import info
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +38,8 @@ class Build:
             tool: Program that builds; None: the first found.
             options: Its own.
         """
-        refuse_unfit(self.base)
-        program = find_tool(tool)
+        check_base_image(self.base)
+        program = find_container_cli(tool)
         with tempfile.TemporaryDirectory(prefix="shardyard-image-") as folder:
             write_context(Path(folder), self.base)
             with program.logged_in_to_read(self.base.image):
@@ -58,9 +58,9 @@ class Push:
 
     def run(self, tool: str | None = None) -> str | None:
         """Push it; its digest, where the tool says one."""
-        program = find_tool(tool)
+        program = find_container_cli(tool)
         if self.registry is not None and self.registry.create():
-            say(f"created ECR repository {self.registry.repository}")
+            info(f"created ECR repository {self.registry.repository}")
         return program.push(self.local, self.remote)
 
     def pinned(self, digest: str | None) -> str:

@@ -17,7 +17,7 @@ TOOLS = ("docker", "podman", "buildah")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tool:
+class ContainerCli:
     """One program that builds images."""
 
     name: str
@@ -118,7 +118,7 @@ class Tool:
             )
 
 
-def find_tool(name: str | None = None) -> Tool:
+def find_container_cli(name: str | None = None) -> ContainerCli:
     """The tool of this name, or the first that is installed.
 
     Raises:
@@ -127,7 +127,7 @@ def find_tool(name: str | None = None) -> Tool:
     for each in TOOLS if name is None else (name,):
         path = shutil.which(each)
         if path is not None:
-            return Tool(name=each, path=path)
+            return ContainerCli(name=each, path=path)
     missing = f"{name} is not installed" if name else f"none of {', '.join(TOOLS)} is installed"
     raise RequestError(
         f"{missing} on this machine, or not on its PATH. An image is built by one of them. Install "

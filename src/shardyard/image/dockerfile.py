@@ -27,7 +27,7 @@ USER_ID = 10001
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stack:
+class ImageStack:
     """Versions that fit each other."""
 
     base_image: str
@@ -38,15 +38,15 @@ class Stack:
     source: str
 
 
-STACKS: dict[Kind, Stack] = {
-    "cpu": Stack(
+STACKS: dict[Kind, ImageStack] = {
+    "cpu": ImageStack(
         base_image="docker.io/library/python:3.12.12-slim-bookworm",
         torch="2.13.0",
         wheel="cpu",
         labels={},
         source="constraints.txt",
     ),
-    "cuda-efa": Stack(
+    "cuda-efa": ImageStack(
         base_image="docker.io/nvidia/cuda:13.0.2-base-ubuntu24.04",
         torch="2.13.0",
         wheel="cu130",
@@ -58,7 +58,7 @@ STACKS: dict[Kind, Stack] = {
         },
         source="docs.aws.amazon.com, EFA release notes of 1.50.0 (2026-08-21); torch 2.13.0+cu130",
     ),
-    "cuda126-efa": Stack(
+    "cuda126-efa": ImageStack(
         base_image="docker.io/nvidia/cuda:12.6.3-base-ubuntu24.04",
         torch="2.13.0",
         wheel=WHEEL_OF_OLDER,
@@ -69,7 +69,7 @@ STACKS: dict[Kind, Stack] = {
         },
         source="as cuda-efa; torch's support matrix, RELEASE.md of 2.12 (2026-05-07)",
     ),
-    "gaudi": Stack(
+    "gaudi": ImageStack(
         base_image="vault.habana.ai/gaudi-docker/1.23.0/ubuntu24.04/habanalabs/"
         "pytorch-installer-2.9.0:latest",
         torch="2.9.0",
@@ -157,7 +157,7 @@ def is_image(text: str) -> bool:
     return _IMAGE.fullmatch(text) is not None
 
 
-def refuse_unfit(base: Base) -> None:
+def check_base_image(base: Base) -> None:
     """Refuse to build on what is known to lack a torch that is new enough.
 
     Raises:

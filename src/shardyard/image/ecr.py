@@ -4,7 +4,7 @@ import base64
 import re
 from dataclasses import dataclass
 
-from shardyard.io.aws import aws_client, aws_errors, aws_session, error_code
+from shardyard.io.aws import aws_client, aws_session, error_code, translate_aws_errors
 
 # docs.aws.amazon.com/AmazonECR, private registries; .com.cn is China's partition
 _HOST = re.compile(
@@ -31,7 +31,7 @@ class Registry:
             AccessError: AWS does not let this user in.
         """
         client = aws_client(aws_session(self.region), "ecr")
-        with aws_errors("log in to ECR", self.region):
+        with translate_aws_errors("log in to ECR", self.region):
             answer = client.get_authorization_token(registryIds=[self.account])
         token = base64.b64decode(answer["authorizationData"][0]["authorizationToken"]).decode()
         user, _, password = token.partition(":")
@@ -49,7 +49,7 @@ class Registry:
         import botocore.exceptions as aws
 
         client = aws_client(aws_session(self.region), "ecr")
-        with aws_errors(f"look for {image}", self.region):
+        with translate_aws_errors(f"look for {image}", self.region):
             try:
                 answer = client.describe_images(
                     registryId=self.account,
@@ -78,7 +78,7 @@ class Registry:
         import botocore.exceptions as aws
 
         client = aws_client(aws_session(self.region), "ecr")
-        with aws_errors(f"create the ECR repository {self.repository}", self.region):
+        with translate_aws_errors(f"create the ECR repository {self.repository}", self.region):
             try:
                 client.create_repository(
                     registryId=self.account,

@@ -74,11 +74,11 @@ def ask_registry(image: str) -> Answer:
     """Whether an image is there for everybody; never raises."""
     name = ImageName.of(image)
     try:
-        status, challenge = _look(name.url, {})
+        status, challenge = _probe(name.url, {})
         if status == 401:
             token = _token(challenge)
             if token:
-                status, _ = _look(name.url, {"Authorization": f"Bearer {token}"})
+                status, _ = _probe(name.url, {"Authorization": f"Bearer {token}"})
     except (OSError, ValueError, HTTPException):
         return "silent"
     if status == 200:
@@ -137,7 +137,7 @@ def _missing(what: str) -> Finding:
     )  # fmt: skip
 
 
-def _look(url: str, headers: Mapping[str, str]) -> tuple[int, str]:
+def _probe(url: str, headers: Mapping[str, str]) -> tuple[int, str]:
     """Status, and how to be let in."""
     request = urllib.request.Request(
         url, method="HEAD", headers={"Accept": ", ".join(_MANIFESTS), **headers}

@@ -68,7 +68,7 @@ def aws_session(region: str | None, *, no_region: str = _NO_REGION) -> Any:
         import boto3.session
     except ImportError as error:
         raise RequestError(INSTALL_HINT) from error
-    with aws_errors("read the AWS configuration", region or "?"):
+    with translate_aws_errors("read the AWS configuration", region or "?"):
         session = boto3.session.Session(region_name=region)
     if session.region_name is None:
         raise RequestError(no_region)
@@ -89,16 +89,16 @@ def aws_client(session: Any, service: str, *, retries: int = 6) -> Any:
         retries={"mode": "standard", "total_max_attempts": retries},
         user_agent_extra="shardyard",
     )
-    with aws_errors(f"reach {service}", session.region_name):
+    with translate_aws_errors(f"reach {service}", session.region_name):
         return session.client(service, config=config)
 
 
 @contextmanager
-def aws_errors(doing: str, region: str) -> Iterator[None]:
+def translate_aws_errors(action: str, region: str) -> Iterator[None]:
     """Turn botocore's errors into ours.
 
     Args:
-        doing: What was tried, to follow "cannot": ``submit the job``.
+        action: What was tried, to follow "cannot": ``submit the job``.
 
     Raises:
         AccessError: Credentials or rights are missing.
@@ -109,13 +109,13 @@ def aws_errors(doing: str, region: str) -> Iterator[None]:
     import botocore.exceptions as aws
     from botocore.parsers import ResponseParserError
 
-    where = f"cannot {doing} in {region}"
+    where = f"cannot {action} in {region}"
     try:
         yield
     except aws.ClientError as error:
-        raise _of_client_error(error, where) from error
+        raise _translate_client_error(error, where) from error
     except aws.BotoCoreError as error:
-        raise _of_own_error(error, where) from error
+        raise _translate_botocore_error(error, where) from error
     except ResponseParserError as error:  # a proxy's page
         raise UncertainError(
             f"{where}: the answer is none of AWS's. Something between you and AWS gave it: look at "
@@ -145,7 +145,7 @@ _NOT_CONNECTED = frozenset({"ConnectionError", "EndpointConnectionError"})
 _ANSWER_LOST = frozenset({"HTTPClientError"})  # read timeout, connection closed
 
 
-def _of_own_error(error: Exception, where: str) -> ShardyardError:
+def _translate_botocore_error(error: Exception, where: str) -> ShardyardError:
     names = {kind.__name__ for kind in type(error).__mro__}
     where = f"{where}: {_sentence(error)}"
     if names & _CREDENTIAL_ERRORS:
@@ -169,7 +169,7 @@ def error_code(error: Any) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
-def _of_client_error(error: Any, where: str) -> ShardyardError:
+def _translate_client_error(error: Any, where: str) -> ShardyardError:
     code = error_code(error)
     said = str(error.response.get("Error", {}).get("Message") or code).rstrip(".")
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
@@ -215,7 +215,7 @@ def s3_client(*, attempts: int = 6) -> Any:
         retries={"mode": "standard", "total_max_attempts": attempts},
         user_agent_extra="shardyard",
     )
-    with aws_errors("reach S3", "your AWS configuration"):
+    with translate_aws_errors("reach S3", "your AWS configuration"):
         session = boto3.session.Session()
         return session.client("s3", region_name=session.region_name or "us-east-1", config=config)
 
@@ -236,13 +236,15 @@ _LOST = frozenset(
 
 
 @contextmanager
-def errors_of_s3(doing: str, bucket: str, *, rights: str, again: str) -> Iterator[None]:
+def translate_s3_errors(
+    action: str, bucket: str, *, rights: str, retry_hint: str
+) -> Iterator[None]:
     """Turn botocore's errors into ours, in the words of S3.
 
     Args:
-        doing: What was tried, to follow "cannot": ``read s3://bucket/key``.
+        action: What was tried, to follow "cannot": ``read s3://bucket/key``.
         rights: That it takes.
-        again: What to do once the connection is mended.
+        retry_hint: What to do once the connection is mended.
 
     Raises:
         LostError: The connection broke, or S3 itself failed.
@@ -250,22 +252,22 @@ def errors_of_s3(doing: str, bucket: str, *, rights: str, again: str) -> Iterato
         RequestError: There is no such bucket, or it is in another region.
     """
     try:
-        with aws_errors(doing, "S3"):
+        with translate_aws_errors(action, "S3"):
             yield
     except ShardyardError as error:
-        told = _in_words_of_s3(error, f"cannot {doing}", bucket, rights, again)
+        told = _describe_s3_error(error, f"cannot {action}", bucket, rights, retry_hint)
         raise told from error.__cause__
 
 
-def _in_words_of_s3(
-    error: ShardyardError, where: str, bucket: str, rights: str, again: str
+def _describe_s3_error(
+    error: ShardyardError, where: str, bucket: str, rights: str, retry_hint: str
 ) -> ShardyardError:
     cause = error.__cause__
     names = {kind.__name__ for kind in type(cause).__mro__}
     if names & _LOST:
         return LostError(
             f"{where}: {str(cause).strip().rstrip('.')}. Check the network and AWS_ENDPOINT_URL, "
-            f"then {again}."
+            f"then {retry_hint}."
         )
     if "ClientError" not in names:
         return error
@@ -291,5 +293,5 @@ def _in_words_of_s3(
             "job's role."
         )
     if meta.get("HTTPStatusCode", 0) >= 500:
-        return LostError(f"{where}: S3 itself failed ({code}). In a minute, {again}.")
+        return LostError(f"{where}: S3 itself failed ({code}). In a minute, {retry_hint}.")
     return error

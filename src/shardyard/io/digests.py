@@ -33,12 +33,12 @@ class FileDigest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Complete:
+class FolderDigests:
     """Content of ``complete.json``."""
 
     files: Mapping[str, FileDigest]
     """Name, with ``/`` between folders, -> what the file must be."""
-    made_of: Mapping[str, Any]
+    provenance: Mapping[str, Any]
     """Where it came from, such as run and step; the same content has the same."""
 
     @property
@@ -49,7 +49,7 @@ class Complete:
     def text(self) -> str:
         """The file's text; the same files give the same text."""
         files = {name: asdict(self.files[name]) for name in sorted(self.files)}
-        content = {"format": FORMAT, "made_of": dict(self.made_of), "files": files}
+        content = {"format": FORMAT, "made_of": dict(self.provenance), "files": files}
         return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
     @property
@@ -58,7 +58,7 @@ class Complete:
         return hashlib.sha256(self.text().encode()).hexdigest()
 
 
-def write_complete(folder: Path, made_of: Mapping[str, Any]) -> Complete:
+def write_digests(folder: Path, provenance: Mapping[str, Any]) -> FolderDigests:
     """Read every file of a folder and write down what it is.
 
     Raises:
@@ -70,26 +70,26 @@ def write_complete(folder: Path, made_of: Mapping[str, Any]) -> Complete:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path != folder / COMPLETE
     }
-    complete = Complete(files=files, made_of=made_of)
+    complete = FolderDigests(files=files, provenance=provenance)
     write_text(folder / COMPLETE, complete.text())
     return complete
 
 
-def read_complete(folder: Path) -> Complete:
+def read_digests(folder: Path) -> FolderDigests:
     """What a folder must hold.
 
     Raises:
         DataError: There is no such file, or it is damaged; the text says only why.
     """
     try:
-        return parse_complete((folder / COMPLETE).read_bytes())
+        return parse_digests((folder / COMPLETE).read_bytes())
     except FileNotFoundError as error:
         raise DataError(f"{COMPLETE} is missing, so it was never finished") from error
     except OSError as error:
         raise DataError(f"{COMPLETE} cannot be read: {error.strerror}") from error
 
 
-def parse_complete(data: bytes) -> Complete:
+def parse_digests(data: bytes) -> FolderDigests:
     """What the content of a ``complete.json`` says.
 
     Raises:
@@ -100,9 +100,9 @@ def parse_complete(data: bytes) -> Complete:
         if content["format"] != FORMAT:
             raise ValueError(f"format {content['format']!r} is not known here")
         files = {
-            checked_name(name): parse_digest(entry) for name, entry in content["files"].items()
+            validate_name(name): parse_digest(entry) for name, entry in content["files"].items()
         }
-        return Complete(files=files, made_of=dict(content["made_of"]))
+        return FolderDigests(files=files, provenance=dict(content["made_of"]))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{COMPLETE} is damaged ({type(error).__name__}: {error})") from error
 
@@ -121,7 +121,7 @@ def parse_digest(entry: Any) -> FileDigest:
     return FileDigest(size, sha256)
 
 
-def checked_name(name: Any) -> str:
+def validate_name(name: Any) -> str:
     """A name that stays below the folder that it is put into.
 
     Raises:
@@ -158,28 +158,28 @@ def digest_file(path: Path, seen: Callable[[int], None] = lambda _: None) -> Fil
     return FileDigest(size, checksum.hexdigest())
 
 
-def why_differs(path: Path, wanted: FileDigest) -> str | None:
+def digest_mismatch(path: Path, expected: FileDigest) -> str | None:
     """Why a file is not what it must be; None: it is."""
     try:
         size = path.stat().st_size
-        if size != wanted.bytes:
-            return f"{size:,} bytes long instead of {wanted.bytes:,}"
+        if size != expected.bytes:
+            return f"{size:,} bytes long instead of {expected.bytes:,}"
         found = digest_file(path).sha256
     except FileNotFoundError:
         return "missing"
     except OSError as error:
         return f"cannot be read: {error.strerror}"
-    if found != wanted.sha256:
-        return f"SHA-256 is {found[:12]}... instead of {wanted.sha256[:12]}..."
+    if found != expected.sha256:
+        return f"SHA-256 is {found[:12]}... instead of {expected.sha256[:12]}..."
     return None
 
 
-def damage_of(folder: Path, complete: Complete) -> list[str]:
+def find_damage(folder: Path, complete: FolderDigests) -> list[str]:
     """What of a folder is not as its ``complete.json`` says, a line for each file; empty: sound."""
     return [
         f"{name}: {why}"
         for name, wanted in complete.files.items()
-        if (why := why_differs(folder / name, wanted)) is not None
+        if (why := digest_mismatch(folder / name, wanted)) is not None
     ]
 
 

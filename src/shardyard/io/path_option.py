@@ -21,12 +21,12 @@ class LocalPath(click.Path):
         ctx: click.Context | None,
     ) -> Any:
         # `--help` waits for no schema
-        from shardyard.config.paths import why_not_reached
-        from shardyard.config.rules.data import why_no_path
+        from shardyard.config.paths import unreadable_reason
+        from shardyard.config.rules.data import path_error
         from shardyard.config.secrets import show, without_secrets
 
         text = os.fspath(value)
-        why = why_no_path(text) or why_not_reached(text)
+        why = path_error(text) or unreadable_reason(text)
         if why is not None:
             self.fail(f"{show(without_secrets(text))} {why}", param, ctx)
         return super().convert(Path(text).expanduser() if text[:1] == "~" else text, param, ctx)

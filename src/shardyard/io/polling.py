@@ -13,7 +13,7 @@ _MOST_DOUBLINGS = 60
 """Longer than any limit by then, and still a float: 2.0 ** 1024 is none."""
 
 
-def wait_for(look: Callable[[], T], *, every_s: float, within_s: float = math.inf) -> T:
+def wait_for(poll: Callable[[], T], *, every_s: float, within_s: float = math.inf) -> T:
     """Look until something is found, or the time is over.
 
     Returns:
@@ -22,18 +22,18 @@ def wait_for(look: Callable[[], T], *, every_s: float, within_s: float = math.in
     deadline_s = time.monotonic() + within_s
     while True:
         is_last = time.monotonic() >= deadline_s  # asked before: what comes in time is seen
-        found = look()
+        found = poll()
         if is_last or not (found is None or found is False):
             return found
         time.sleep(every_s)
 
 
-def growing_wait_s(failures: int, *, first_s: float, longest_s: float) -> float:
+def backoff_s(failures: int, *, first_s: float, longest_s: float) -> float:
     """Seconds to wait after so many failures in a row: each wait is twice the one before it."""
     return min(longest_s, first_s * 2.0 ** min(failures, _MOST_DOUBLINGS))
 
 
-def until_over(
+def poll_until(
     is_over: Callable[[], bool], *, every_s: float, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[bool]:
     """One turn a look, each with whether it is the last; for a loop that reads what grows.
@@ -48,21 +48,21 @@ def until_over(
 
 
 @contextmanager
-def meanwhile(
-    look: Callable[[], object], *, every_s: float, name: str, looks_at_end: bool = False
+def poll_in_background(
+    poll: Callable[[], object], *, every_s: float, name: str, poll_at_end: bool = False
 ) -> Iterator[None]:
     """Look now and then, in a thread, while the block runs; no look goes on behind it.
 
     Args:
-        look: Returns True where no other is needed.
+        poll: Returns True where no other is needed.
         name: Of the thread.
-        looks_at_end: Once more when the block has ended, so that nothing of it is missed.
+        poll_at_end: Once more when the block has ended, so that nothing of it is missed.
     """
     is_over = threading.Event()
 
     def keep_looking() -> None:
-        while not (has_ended := is_over.wait(every_s)) or looks_at_end:
-            if look() is True or has_ended:
+        while not (has_ended := is_over.wait(every_s)) or poll_at_end:
+            if poll() is True or has_ended:
                 return
 
     thread = threading.Thread(target=keep_looking, name=name, daemon=True)

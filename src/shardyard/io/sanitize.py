@@ -15,15 +15,15 @@ _ACTING = re.compile(
 )
 
 
-def printable(text: str) -> str:
+def sanitize(text: str) -> str:
     r"""A text whose control characters are written out: ``\x1b``, ``\u202e``.
 
     Line ends and tabs stay. Nothing is lost, so that a person sees what was tried.
     """
-    return _ACTING.sub(lambda found: ascii(found[0])[1:-1], text)
+    return _ACTING.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def log_line(text: str) -> str:
     """One line of output as a terminal would leave it: of a progress bar its last state."""
     states = [state for state in text.split("\r") if state]
-    return printable(states[-1]) if states else ""
+    return sanitize(states[-1]) if states else ""

@@ -17,25 +17,25 @@ import click
 
 from shardyard.ending_signals import signals_as_exceptions
 from shardyard.errors import EXIT_INTERRUPTED, ShardyardError
-from shardyard.io.sanitize import printable
+from shardyard.io.sanitize import sanitize
 from shardyard.log import LOG
-from shardyard.plugins import whose
+from shardyard.plugins import raised_by
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
 
 
-def tell(text: object = "") -> None:
+def echo(text: object = "") -> None:
     """Print on stdout: the answer of a verb."""
-    click.echo(printable(str(text)))
+    click.echo(sanitize(str(text)))
 
 
-def say(text: object) -> None:
+def echo_err(text: object) -> None:
     """Print on stderr, at once: what a verb says beside its answer."""
-    print(printable(str(text)), file=sys.stderr, flush=True)
+    print(sanitize(str(text)), file=sys.stderr, flush=True)
 
 
-def tell_exactly(text: str) -> None:
+def echo_raw(text: str) -> None:
     """Print on stdout without a change: what the user wrote, or asked for as it is."""
     sys.stdout.write(text)
     sys.stdout.flush()
@@ -48,12 +48,12 @@ def run(program: click.Command, arguments: Sequence[str] | None = None, *, obj: 
         arguments: None: those that the process was started with.
         obj: What its commands find as ``context.obj``.
     """
-    _outlive_terminal()
-    with talk_shown(), signals_as_exceptions():
+    _survive_closed_terminal()
+    with logs_to_stderr(), signals_as_exceptions():
         return _run(program, arguments, obj)
 
 
-class _Outlived(io.FileIO):
+class _DetachableStream(io.FileIO):
     """A terminal that may be closed while this process goes on: then nothing is shown any more."""
 
     def write(self, data: "Buffer") -> int:
@@ -68,33 +68,33 @@ class _Outlived(io.FileIO):
             return len(memoryview(data).cast("B"))
 
 
-def _outlive_terminal() -> None:
+def _survive_closed_terminal() -> None:
     """Let a closed terminal end neither a training nor its report."""
     for name, stream in (("stdout", sys.__stdout__), ("stderr", sys.__stderr__)):
         is_replaced = getattr(sys, name) is not stream  # by a test, or outlived already
         if stream is None or is_replaced or stream.closed or not stream.isatty():
             continue
-        raw = io.BufferedWriter(_Outlived(stream.fileno(), "w", closefd=False))
+        raw = io.BufferedWriter(_DetachableStream(stream.fileno(), "w", closefd=False))
         outlived = io.TextIOWrapper(
             raw, encoding=stream.encoding, errors=stream.errors, line_buffering=True
         )
         setattr(sys, name, outlived)
 
 
-class _Shown(logging.Handler):
+class _StderrHandler(logging.Handler):
     """What operations say beside their results, as lines on stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        say(f"{'warning: ' * (record.levelno >= logging.WARNING)}{record.getMessage()}")
+        echo_err(f"{'warning: ' * (record.levelno >= logging.WARNING)}{record.getMessage()}")
 
 
 @contextmanager
-def talk_shown() -> Iterator[None]:
+def logs_to_stderr() -> Iterator[None]:
     """Show on stderr what operations say; once, whoever asks for it inside."""
-    if any(isinstance(handler, _Shown) for handler in LOG.handlers):
+    if any(isinstance(handler, _StderrHandler) for handler in LOG.handlers):
         yield
         return
-    handler, level, propagates = _Shown(), LOG.level, LOG.propagate
+    handler, level, propagates = _StderrHandler(), LOG.level, LOG.propagate
     LOG.addHandler(handler)
     LOG.setLevel(logging.INFO)
     LOG.propagate = False  # a package that sets up the root logger would print it again
@@ -121,23 +121,23 @@ def _run(program: click.Command, arguments: Sequence[str] | None, obj: Any) -> i
     except click.exceptions.Exit as leaving:  # --help, --version
         return leaving.exit_code
     except click.ClickException as error:
-        say(f"error: {_describe(error)}")
+        echo_err(f"error: {_describe(error)}")
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        say("interrupted")
+        echo_err("interrupted")
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         return _end_quietly()
     except ShardyardError as error:
         if is_debugging:
             _show_traceback()
-        say(f"error: {error}")
+        echo_err(f"error: {error}")
         return error.exit_code
     except OSError as error:  # of stdout, or of a file that nobody thought would refuse
         if is_debugging:
             _show_traceback()
         where = f" ({error.filename})" if error.filename else ""
-        say(
+        echo_err(
             f"error: {error.strerror or error}{where}. The operating system refused to read or "
             "write. Check that the place exists, is yours and has room; --debug shows where it was."
         )
@@ -145,12 +145,12 @@ def _run(program: click.Command, arguments: Sequence[str] | None, obj: Any) -> i
     except Exception as error:  # noqa: BLE001 - the outermost line
         if is_debugging:
             _show_traceback()
-        say(f"error: {type(error).__name__}: {error}. {_whose_fault(error)}")
+        echo_err(f"error: {type(error).__name__}: {error}. {_error_origin(error)}")
         return 1
 
 
-def _whose_fault(error: Exception) -> str:
-    plug_in = whose(error)
+def _error_origin(error: Exception) -> str:
+    plug_in = raised_by(error)
     if plug_in is None:
         return (
             "This is a bug of shardyard, not of your request. Run the same command with --debug to "

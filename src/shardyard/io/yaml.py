@@ -14,7 +14,7 @@ import yaml
 from shardyard.errors import RequestError
 
 
-class WrongYamlError(RequestError):
+class InvalidYamlError(RequestError):
     """A text breaks YAML's grammar; its characters are all allowed."""
 
 
@@ -117,7 +117,7 @@ def read_yaml(text: str, *, source: str, is_file: bool = True) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise WrongYamlError(
+        raise InvalidYamlError(
             f"{source}{place}: {error.problem or error.context}. "
             + (_needs_quotes(text, error) or (_FORM if is_file else _ONE_VALUE))
         ) from error
@@ -134,15 +134,15 @@ def read_yaml(text: str, *, source: str, is_file: bool = True) -> Any:
     return content
 
 
-def _count_values(content: Any, known: dict[int, int]) -> int:
+def _count_values(content: Any, counts: dict[int, int]) -> int:
     """Values that a text stands for once its aliases are written out; each is counted once."""
     if not isinstance(content, dict | list):
         return 1
-    if id(content) not in known:
-        known[id(content)] = MOST_VALUES  # of what holds itself
+    if id(content) not in counts:
+        counts[id(content)] = MOST_VALUES  # of what holds itself
         inner = content.values() if isinstance(content, dict) else content
-        known[id(content)] = 1 + sum(_count_values(each, known) for each in inner)
-    return known[id(content)]
+        counts[id(content)] = 1 + sum(_count_values(each, counts) for each in inner)
+    return counts[id(content)]
 
 
 MOST_VALUES = 200_000

@@ -12,19 +12,19 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Literal, Protocol, get_args, runtime_checkable
 
-from shardyard.config.paths import Sight
-from shardyard.config.resolved import BackTo
+from shardyard.config.paths import NodePaths
+from shardyard.config.resolved import RollbackTarget
 from shardyard.config.schema.launch import Launch
 from shardyard.config.schema.recipe import Recipe
 from shardyard.doctor.finding import Finding
 from shardyard.errors import RequestError, ShardyardError
-from shardyard.hardware.cluster import Cluster
+from shardyard.hardware.cluster import ClusterHardware
 from shardyard.io.files import parse_json
 from shardyard.launchers.bundle import Bundle
 from shardyard.launchers.ledger import SIDE_DETAIL, EntryForm, Ledger
 from shardyard.launchers.log_markers import NONCE_VARIABLE
-from shardyard.launchers.node_rank import Place, Variables
-from shardyard.plugins import PlugIn, installed, loaded, part
+from shardyard.launchers.node_rank import NodeAssignment, Variables
+from shardyard.plugins import PlugIn, installed, load_entry_point, load_object
 from shardyard.rundir.network import BENCH_VARIABLE, NetworkBench
 from shardyard.units import parse_seconds
 
@@ -37,7 +37,7 @@ LAUNCHERS: dict[str, str] = {
 """Name -> module:class, imported on first use; packages add others (``plug_ins.py``)."""
 
 
-PLACES: dict[str, str] = {
+NODE_ASSIGNMENT_READERS: dict[str, str] = {
     "slurm": "shardyard.launchers.slurm.node_rank:in_job",
     "jobset": "shardyard.launchers.kubernetes.node_rank:in_jobset",
     "trainjob": "shardyard.launchers.kubernetes.node_rank:in_trainjob",
@@ -45,7 +45,7 @@ PLACES: dict[str, str] = {
     "aws-batch": "shardyard.launchers.aws_batch.node_rank:in_job",
 }
 """Word behind ``--place`` -> what reads a node's place; a light file, apart from its launcher."""
-GIVEN = "given"
+EXPLICIT = "given"
 """The word of a place that other options say."""
 
 
@@ -139,7 +139,7 @@ class LaunchRequest:
     """YAML, overrides applied; what the nodes read."""
     nodes: int
     devices_per_node: int
-    cluster: Cluster | None
+    cluster: ClusterHardware | None
     """None: the machines are not in the catalogue; nothing about their devices is rendered."""
     run_dir: str
     """The run's folder as the nodes see it."""
@@ -158,7 +158,7 @@ class LaunchRequest:
     """For how long the instances of a capacity block are there; None: they are in none."""
     bench: NetworkBench | None = None
     """What its nodes measure in place of a training."""
-    back_to: BackTo | None = None
+    back_to: RollbackTarget | None = None
     """Earlier step that node 0 goes back to before it trains."""
 
     @property
@@ -205,10 +205,10 @@ _LAUNCHER_VARIABLE = "SHARDYARD_LAUNCHER"
 """Tells node 0, which need not have the package, whose launcher has started it."""
 
 
-def take_launched_by(environ: MutableMapping[str, str]) -> PlugIn | None:
+def pop_launched_by(environ: MutableMapping[str, str]) -> PlugIn | None:
     """The launcher that started this node; None: it is one of ours, or does not say."""
     try:
-        return PlugIn(place="", **parse_json(environ.pop(_LAUNCHER_VARIABLE, "")))
+        return PlugIn(object_reference="", **parse_json(environ.pop(_LAUNCHER_VARIABLE, "")))
     except (ValueError, TypeError, RecursionError):
         return None
 
@@ -216,7 +216,7 @@ def take_launched_by(environ: MutableMapping[str, str]) -> PlugIn | None:
 _BACK_TO_VARIABLE = "SHARDYARD_BACK_TO"
 
 
-def take_back_to(environ: MutableMapping[str, str]) -> BackTo | None:
+def pop_back_to(environ: MutableMapping[str, str]) -> RollbackTarget | None:
     """The step that this job was asked to go back to; None: it continues from the newest.
 
     Raises:
@@ -226,9 +226,9 @@ def take_back_to(environ: MutableMapping[str, str]) -> BackTo | None:
     if not text:
         return None
     try:
-        back_to = BackTo(**parse_json(text), is_asked=True)
+        back_to = RollbackTarget(**parse_json(text), is_requested=True)
     except (ValueError, TypeError, RecursionError):
-        back_to = BackTo(step=0)
+        back_to = RollbackTarget(step=0)
     numbers = (back_to.step, back_to.skip_steps, back_to.submission)
     if any(type(number) is not int or number < 0 for number in numbers) or back_to.step < 1:
         raise RequestError(
@@ -269,7 +269,7 @@ class Removal:
     """What came of the lines of a ledger, as a person reads it: kind and name of each object."""
 
     removed: list[str] = field(default_factory=list)
-    foreign: list[str] = field(default_factory=list)
+    not_owned: list[str] = field(default_factory=list)
     """Found under the name or number of a line, and not the run's: left alone."""
 
 
@@ -309,11 +309,11 @@ class LogLine:
     text: str
 
 
-def mounted(launch: Launch, *, launcher: str) -> Sight:
+def mounted_paths(launch: Launch, *, launcher: str) -> NodePaths:
     """What containers see that get ``launch.volumes``, and nothing else of any machine."""
     volumes = tuple(volume.path for volume in launch.volumes)
-    return Sight(
-        launcher=launcher, sees_this_machine=False, folders=(*volumes, *launch.image_paths)
+    return NodePaths(
+        launcher=launcher, shares_filesystem=False, folders=(*volumes, *launch.image_paths)
     )
 
 
@@ -325,7 +325,7 @@ class Launcher(Protocol):
     forms: ClassVar[Mapping[str, EntryForm]]
     """Of its lines in a ledger, by kind; what it reads there is checked before it gets a job."""
 
-    def sees(self, recipe: Recipe) -> Sight:
+    def node_paths(self, recipe: Recipe) -> NodePaths:
         """Which files its nodes see, of a launch with these settings. Pure."""
 
     def render(self, request: LaunchRequest) -> Rendered:
@@ -358,39 +358,42 @@ def launcher_class(name: str) -> type[Launcher]:
         RequestError: There is none, or a package's cannot be used.
     """
     ours = LAUNCHERS.get(name)
-    found: type[Launcher] = (
-        loaded("launchers", name, ours=LAUNCHERS, wrong=lambda kind: _why_no_launcher(kind, name))
+    launcher: type[Launcher] = (
+        load_entry_point(
+            "launchers", name, builtin=LAUNCHERS, validate=lambda kind: _launcher_error(kind, name)
+        )
         if ours is None
-        else part(None, ours)
+        else load_object(None, ours)
     )
-    return found
+    return launcher
 
 
-def place_in(word: str, environ: Mapping[str, str]) -> Place:
+def read_node_assignment(word: str, environ: Mapping[str, str]) -> NodeAssignment:
     """Read this node's place from the variables that a scheduler sets.
 
     Args:
-        word: Of ``PLACES``, or the name of a package's launcher that ``KnowsPlace``.
+        word: Of ``NODE_ASSIGNMENT_READERS``, or the name of a package's launcher that
+            ``ReadsNodeAssignment``.
 
     Raises:
         RequestError: Nobody reads it; or a variable is missing or is no number.
     """
-    ours = PLACES.get(word)
+    ours = NODE_ASSIGNMENT_READERS.get(word)
     if ours is None:
         theirs = launcher_class(word) if word in installed("launchers") else None
         read = getattr(theirs, "place", None)
     else:
-        read = part(None, ours)
+        read = load_object(None, ours)
     if read is None:
         raise RequestError(
             f"--place {word} is no place that can be read from the environment. "
-            f"Use one of {', '.join((*PLACES, GIVEN))}."
+            f"Use one of {', '.join((*NODE_ASSIGNMENT_READERS, EXPLICIT))}."
         )
-    found: Place = read(Variables(word, environ))
-    return found
+    assignment: NodeAssignment = read(Variables(word, environ))
+    return assignment
 
 
-def _why_no_launcher(kind: Any, name: str) -> str:
+def _launcher_error(kind: Any, name: str) -> str:
     if not isinstance(kind, type):
         return f"is {kind!r}, not a class"
     wanted = [*Launcher.__annotations__, *(key for key in vars(Launcher) if key[0] != "_")]
@@ -444,14 +447,14 @@ Answer = JobStatus | ShardyardError
 class AsksMany(Protocol):
     """A launcher whose scheduler tells of many jobs in one call."""
 
-    def answered_by(self, job: Submission) -> str:
+    def scheduler_of(self, job: Submission) -> str:
         """Which scheduler knows a job; empty where there is but one. Pure."""
 
     def statuses(self, jobs: Sequence[Submission]) -> list[Answer]:
         """What `status` says of each, in the order asked, in as few calls as can be.
 
         Args:
-            jobs: At least one, all of one scheduler (`answered_by`).
+            jobs: At least one, all of one scheduler (`scheduler_of`).
 
         Raises:
             CapacityError: It does not answer.
@@ -460,7 +463,7 @@ class AsksMany(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FoundJob:
+class SchedulerJob:
     """A job that a scheduler has and that says itself to be ours."""
 
     id: str
@@ -477,7 +480,7 @@ class FoundJob:
 class FindsJobs(Protocol):
     """A launcher whose jobs carry a mark of ours, by which they are found without any folder."""
 
-    def find(self, recipe: Recipe) -> list[FoundJob]:
+    def find(self, recipe: Recipe) -> list[SchedulerJob]:
         """All that are not over, where a recipe's section ``launch`` says; changes nothing."""
 
 
@@ -498,25 +501,25 @@ class SharesPython(Protocol):
 
 
 @runtime_checkable
-class KnowsPlace(Protocol):
+class ReadsNodeAssignment(Protocol):
     """A launcher of a package whose nodes find in their environment where they stand.
 
     They are started with ``--place`` and its name; of others a launcher says the place in full,
-    with ``--place given``. Ours are in ``PLACES``.
+    with ``--place given``. Ours are in ``NODE_ASSIGNMENT_READERS``.
     """
 
     @staticmethod
-    def place(variables: Variables) -> Place:
+    def node_assignment(variables: Variables) -> NodeAssignment:
         """Read this node's place. Imports no client of the scheduler: nodes may not have it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class InstallablePart:
     """One missing part of a target."""
 
     name: str
     """With its version."""
-    why: str
+    purpose: str
     text: str
     """Exactly what is run or sent."""
     command: tuple[str, ...] = ()
@@ -534,13 +537,13 @@ class Installs(Protocol):
     def target_name(self, request: LaunchRequest) -> str:
         """Of the cluster that a request means."""
 
-    def missing(self, request: LaunchRequest) -> list[Part]:
+    def missing(self, request: LaunchRequest) -> list[InstallablePart]:
         """What is not there and can be installed, in the order of installation."""
 
-    def needed(self, request: LaunchRequest) -> list[Part]:
+    def needed(self, request: LaunchRequest) -> list[InstallablePart]:
         """The same of a target that has nothing; pure, the target is not asked."""
 
-    def install(self, request: LaunchRequest, part: Part, ledger: Ledger) -> None:
+    def install(self, request: LaunchRequest, part: InstallablePart, ledger: Ledger) -> None:
         """Put it there, between its two lines in the ledger."""
 
     def uninstall(self, request: LaunchRequest, ledger: Ledger) -> list[str]:
@@ -555,8 +558,10 @@ Watchers = Literal["monitoring", "cloudwatch"]
 class InstallsWatchers(Installs, Protocol):
     """One whose target can be given what watches runs and devices."""
 
-    def watchers(self, request: LaunchRequest, kind: Watchers) -> list[Part]:
+    def watchers(self, request: LaunchRequest, kind: Watchers) -> list[InstallablePart]:
         """All that it takes, in the order of installation; pure, the target is not asked."""
 
-    def lacking(self, request: LaunchRequest, parts: Sequence[Part]) -> list[Part]:
+    def missing_watchers(
+        self, request: LaunchRequest, parts: Sequence[InstallablePart]
+    ) -> list[InstallablePart]:
         """Those parts of ``watchers`` that the target has not, whoever installed the others."""

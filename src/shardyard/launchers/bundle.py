@@ -18,8 +18,8 @@ from pathlib import Path, PurePosixPath
 
 from shardyard.errors import DataError, StorageError
 from shardyard.io.files import flush_folder, make_folder
-from shardyard.launchers.code_files import LIMIT_BYTES, code_files, read_code, refuse_tokens
-from shardyard.launchers.private_files import why_packed_private
+from shardyard.launchers.code_files import LIMIT_BYTES, check_no_credentials, code_files, read_code
+from shardyard.launchers.private_files import packed_private_reason
 from shardyard.units import format_bytes
 
 _AGAIN = "Launch again, which writes a new one."
@@ -35,7 +35,7 @@ class Bundle:
     files: int
     names: tuple[str, ...] = ()
     """Files of launch.code in it, by their paths below `code/`."""
-    left_out: Mapping[str, str] = field(default_factory=dict)
+    excluded_files: Mapping[str, str] = field(default_factory=dict)
     """Files of the listed folders that are not sent, and why."""
 
     @property
@@ -72,21 +72,21 @@ def bundle(
         archive=gzip.compress(archive, mtime=0),
         files=len(content),
         names=tuple(sorted(listed.sent)),
-        left_out=listed.left_out,
+        excluded_files=listed.excluded_files,
     )
 
 
-def write_bundle(made: Bundle, folder: Path) -> Path:
+def write_bundle(packed: Bundle, folder: Path) -> Path:
     """Write it durably as ``bundle-<digest>.tar.gz``; a sound one that is there already is kept.
 
     Raises:
         StorageError: The folder cannot be written.
     """
-    path = folder / made.name
+    path = folder / packed.name
     try:
-        read_archive(path, digest=made.digest)
+        read_archive(path, digest=packed.digest)
     except DataError:
-        _write(path, made.archive)
+        _write(path, packed.archive)
     return path
 
 
@@ -139,7 +139,7 @@ def read_archive(path: Path, *, digest: str, limit_bytes: int = 2 * LIMIT_BYTES)
     return archive
 
 
-def checked_again(path: Path, *, digest: str) -> Bundle:
+def recheck_bundle(path: Path, *, digest: str) -> Bundle:
     """A bundle that was written before, without files that would not be packed today.
 
     Raises:
@@ -153,9 +153,9 @@ def checked_again(path: Path, *, digest: str) -> Bundle:
         if name != "recipe.yaml"
     }
     private = {
-        name: why for name, content in code.items() if (why := why_packed_private(name, content))
+        name: why for name, content in code.items() if (why := packed_private_reason(name, content))
     }
-    refuse_tokens({name: content for name, content in code.items() if name not in private})
+    check_no_credentials({name: content for name, content in code.items() if name not in private})
     kept = {
         name: each for name, each in members.items() if name.removeprefix("code/") not in private
     }
@@ -165,14 +165,14 @@ def checked_again(path: Path, *, digest: str) -> Bundle:
         archive=gzip.compress(archive, mtime=0),
         files=len(kept),
         names=tuple(sorted(code.keys() - private.keys())),
-        left_out=dict(sorted(private.items())),
+        excluded_files=dict(sorted(private.items())),
     )
 
 
 def _members(path: Path, *, digest: str, limit_bytes: int) -> dict[str, tuple[bytes, int]]:
     """Content and mode of each file in a bundle."""
     archive = read_archive(path, digest=digest, limit_bytes=limit_bytes)
-    found: dict[str, tuple[bytes, int]] = {}
+    members: dict[str, tuple[bytes, int]] = {}
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         for member in tar.getmembers():
             if not member.isfile() or not _is_inside(member.name):
@@ -182,8 +182,8 @@ def _members(path: Path, *, digest: str, limit_bytes: int) -> dict[str, tuple[by
                 )
             content = tar.extractfile(member)
             assert content is not None  # a plain file
-            found[member.name] = (content.read(), member.mode)
-    return found
+            members[member.name] = (content.read(), member.mode)
+    return members
 
 
 def _holds(path: Path, content: bytes) -> bool:

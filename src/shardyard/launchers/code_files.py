@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardyard.config.globs import matches_of
-from shardyard.config.paths import why_not_reached
+from shardyard.config.paths import unreadable_reason
 from shardyard.errors import RequestError
 from shardyard.git import git
-from shardyard.launchers.private_files import tokens_in, why_private
+from shardyard.launchers.private_files import private_reason, tokens_in
 from shardyard.units import format_bytes
 
 LIMIT_BYTES = 64 * 2**20
@@ -23,7 +23,7 @@ class CodeFiles:
     """What is sent of launch.code, by its name in the archive."""
 
     sent: Mapping[str, Path]
-    left_out: Mapping[str, str]
+    excluded_files: Mapping[str, str]
     """Files of a listed folder or glob that are not sent, and why."""
 
 
@@ -38,17 +38,17 @@ def code_files(entries: Iterable[str], start: Path, *, limit_bytes: int = LIMIT_
             files together are too large.
     """
     sent: dict[str, Path] = {}
-    left_out: dict[str, str] = {}
+    excluded_files: dict[str, str] = {}
     for entry in entries:
         found = _files_of_entry(entry, start)
-        private = {name: why for name, file in found.items() if (why := why_private(name, file))}
+        private = {name: why for name, file in found.items() if (why := private_reason(name, file))}
         if private and len(private) == len(found):
             raise RequestError(_only_private(entry, private))
-        left_out |= private
+        excluded_files |= private
         sent |= {name: file for name, file in found.items() if name not in private}
-    _refuse_large(sent, limit_bytes)
-    refuse_shadowing(sent)
-    return CodeFiles(sent=sent, left_out=dict(sorted(left_out.items())))
+    _check_size(sent, limit_bytes)
+    check_no_shadowing(sent)
+    return CodeFiles(sent=sent, excluded_files=dict(sorted(excluded_files.items())))
 
 
 def read_code(files: Mapping[str, Path]) -> dict[str, bytes]:
@@ -58,11 +58,11 @@ def read_code(files: Mapping[str, Path]) -> dict[str, bytes]:
         RequestError: Files hold tokens or keys; all are named, and none is shown.
     """
     found = {name: file.read_bytes() for name, file in files.items()}
-    refuse_tokens(found)
+    check_no_credentials(found)
     return found
 
 
-def refuse_tokens(found: Mapping[str, bytes]) -> None:
+def check_no_credentials(contents: Mapping[str, bytes]) -> None:
     """Refuse files, by name, that hold tokens or keys.
 
     Raises:
@@ -70,7 +70,7 @@ def refuse_tokens(found: Mapping[str, bytes]) -> None:
     """
     places = [
         f"{name}:{line} ({kind})"
-        for name, content in sorted(found.items())
+        for name, content in sorted(contents.items())
         for line, kind in tokens_in(content)
     ]
     if not places:
@@ -86,11 +86,11 @@ def refuse_tokens(found: Mapping[str, bytes]) -> None:
 def _files_of_entry(entry: str, start: Path) -> dict[str, Path]:
     """Name in the archive -> file."""
     given = start / Path(entry).expanduser()
-    why_not = why_not_reached(str(given))
+    why_not = unreadable_reason(str(given))
     if why_not is not None:
         raise RequestError(f"launch.code={entry} {why_not}")
     places = [given] if given.exists() else _matches(given)
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for place in (place.resolve() for place in places):
         base = start if place.is_relative_to(start) else place.parent
         if not place.is_dir() and not place.is_file():
@@ -98,14 +98,14 @@ def _files_of_entry(entry: str, start: Path) -> dict[str, Path]:
         for file in _files_of(place):
             name = file.relative_to(base)
             if not _NEVER & set(name.parts):
-                _refuse_link(file, base, entry)
-                found[name.as_posix()] = file
+                _check_link(file, base, entry)
+                files[name.as_posix()] = file
     if not places:
         raise RequestError(
             f"launch.code: {entry!r} matches nothing in {start}. Give folders, files or globs "
             "of the code that the run needs."
         )
-    return found
+    return files
 
 
 def _only_private(entry: str, private: Mapping[str, str]) -> str:
@@ -120,20 +120,20 @@ def _only_private(entry: str, private: Mapping[str, str]) -> str:
 def _matches(pattern: Path) -> list[Path]:
     """What a glob matches; unlike a file that is named, one that git ignores is not meant."""
     places = [Path(name) for name in matches_of(str(pattern))]
-    return [place for place in sorted(places) if place.is_dir() or place in _around(place.parent)]
+    return [place for place in sorted(places) if place.is_dir() or place in _siblings(place.parent)]
 
 
-def _around(folder: Path) -> list[Path]:
+def _siblings(folder: Path) -> list[Path]:
     listed = _tracked(folder)
     return list(folder.iterdir()) if listed is None else listed
 
 
-def _files_of(place: Path) -> Iterator[Path]:
-    if place.is_file():
-        yield place
+def _files_of(root: Path) -> Iterator[Path]:
+    if root.is_file():
+        yield root
         return
-    listed = _tracked(place)
-    for path in place.rglob("*") if listed is None else listed:
+    listed = _tracked(root)
+    for path in root.rglob("*") if listed is None else listed:
         if path.is_file() or path.is_symlink():
             yield path
 
@@ -147,7 +147,7 @@ def _tracked(folder: Path) -> list[Path] | None:
     return None if answer is None else [folder / name for name in answer.split("\0") if name]
 
 
-def _refuse_link(file: Path, base: Path, entry: str) -> None:
+def _check_link(file: Path, base: Path, entry: str) -> None:
     target = file.resolve()
     if not target.is_file() or not target.is_relative_to(base):
         raise RequestError(
@@ -156,7 +156,7 @@ def _refuse_link(file: Path, base: Path, entry: str) -> None:
         )
 
 
-def refuse_shadowing(sent: Iterable[str]) -> None:
+def check_no_shadowing(sent: Iterable[str]) -> None:
     """Reject names under which Python would find sent code in place of its own modules.
 
     Args:
@@ -201,7 +201,7 @@ _TAKEN = (sys.stdlib_module_names - {"test", "idlelib", "this", "antigravity", "
 Nothing of a training imports Python's tests and toys."""
 
 
-def _refuse_large(code: dict[str, Path], limit_bytes: int) -> None:
+def _check_size(code: dict[str, Path], limit_bytes: int) -> None:
     sizes = {name: file.stat().st_size for name, file in code.items()}
     total = sum(sizes.values())
     if total <= limit_bytes:

@@ -11,8 +11,8 @@ created nothing by it, and the beginning of a line is passed over. Anything else
 named a job that runs and costs: every verb names the file and the line, and guesses nothing.
 
 What it names is asked about, ended and removed, so each line is checked before anything is done
-with it, whatever the verb: by the rules of ``_why_not``, and by the form that its launcher declares
-(``EntryForm``).
+with it, whatever the verb: by the rules of ``_line_error``, and by the form that its launcher
+declares (``EntryForm``).
 """
 
 import json
@@ -84,7 +84,7 @@ def form(pattern: str) -> re.Pattern[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class LedgerEntry:
     """One object outside."""
 
     kind: str
@@ -106,64 +106,64 @@ class Ledger:
         self.path = path
         self._clock = clock
 
-    def intend(self, kind: str, name: str, *, launcher: str, **details: str) -> Entry:
+    def intend(self, kind: str, name: str, *, launcher: str, **details: str) -> LedgerEntry:
         """Write down what is about to be created; on disk before this returns."""
-        entry = Entry(kind=kind, name=name, launcher=launcher, details=details)
+        entry = LedgerEntry(kind=kind, name=name, launcher=launcher, details=details)
         self._write("intended", entry)
         return entry
 
-    def confirm(self, entry: Entry, id: str, **details: str) -> Entry:
+    def confirm(self, entry: LedgerEntry, id: str, **details: str) -> LedgerEntry:
         """Write down that it exists, and the id it got."""
-        confirmed = Entry(
+        confirmed = LedgerEntry(
             kind=entry.kind, name=entry.name, launcher=entry.launcher, id=id,
             details={**entry.details, **details}, is_confirmed=True,
         )  # fmt: skip
         self._write("created", confirmed)
         return confirmed
 
-    def fail(self, entry: Entry, reason: str) -> None:
+    def fail(self, entry: LedgerEntry, reason: str) -> None:
         """Write down that it was not created."""
         self._write("failed", entry, reason=reason)
 
-    def remove(self, entry: Entry) -> None:
+    def remove(self, entry: LedgerEntry) -> None:
         """Write down that it is gone."""
         self._write("removed", entry)
 
     def note(self, kind: str, name: str, *, launcher: str) -> None:
         """Write down what is no object and worth knowing later."""
-        self._write("noted", Entry(kind=kind, name=name, launcher=launcher))
+        self._write("noted", LedgerEntry(kind=kind, name=name, launcher=launcher))
 
     def record(self, job: "Submission") -> None:
         """Write down what a submission returned; no object of its own, so nothing to remove."""
-        entry = Entry(
+        entry = LedgerEntry(
             kind="job", name=job.name, launcher=job.launcher, id=job.id, details=job.details
         )
         self._write("submitted", entry)
 
-    def jobs(self) -> list[Entry]:
+    def jobs(self) -> list[LedgerEntry]:
         """Every training or benchmark that was submitted, oldest first."""
         return [entry for entry in self._submitted() if SIDE_DETAIL not in entry.details]
 
-    def side_jobs(self, label: str | None = None) -> list[Entry]:
+    def side_jobs(self, label: str | None = None) -> list[LedgerEntry]:
         """Every side job that was submitted, or those of one label, oldest first."""
         found = [entry for entry in self._submitted() if SIDE_DETAIL in entry.details]
         return [entry for entry in found if label in (None, entry.details[SIDE_DETAIL])]
 
-    def _submitted(self) -> list[Entry]:
+    def _submitted(self) -> list[LedgerEntry]:
         return [_entry(line) for line in self._lines() if line["action"] == "submitted"]
 
-    def live(self) -> list[Entry]:
+    def live(self) -> list[LedgerEntry]:
         """What may exist, oldest first: intended or created, and not failed or removed."""
-        found: dict[tuple[str, str, str], Entry] = {}
+        entries: dict[tuple[str, str, str], LedgerEntry] = {}
         for line in self._lines():
             key = _key(line)
             if line["action"] in ("failed", "removed"):
-                found.pop(key, None)
+                entries.pop(key, None)
             elif line["action"] not in _NO_OBJECT:
-                found[key] = _entry(line)
-        return list(found.values())
+                entries[key] = _entry(line)
+        return list(entries.values())
 
-    def unfinished(self) -> list[Entry]:
+    def unfinished(self) -> list[LedgerEntry]:
         """What may exist of a training's submission that was cut off before it became a job."""
         since: list[tuple[str, str, str]] = []
         for line in self._lines():
@@ -178,7 +178,7 @@ class Ledger:
             and SIDE_DETAIL not in entry.details
         ]
 
-    def history(self) -> list[tuple[float, str, Entry]]:
+    def history(self) -> list[tuple[float, str, LedgerEntry]]:
         """When (unix seconds), which action and on what, oldest first; jobs are left out.
 
         Raises:
@@ -194,12 +194,12 @@ class Ledger:
                 )
         return [(float(line["t"]), line["action"], _entry(line)) for line in lines]
 
-    def begun(self) -> list[Entry]:
+    def ever_intended(self) -> list[LedgerEntry]:
         """Everything that was ever intended or confirmed, there or not, oldest first."""
         lines = [line for line in self._lines() if line["action"] in ("intended", "created")]
         return [_entry(line) for line in lines]
 
-    def all(self) -> list[Entry]:
+    def all(self) -> list[LedgerEntry]:
         """Everything that was ever confirmed, oldest first."""
         return [_entry(line) for line in self._lines() if line["action"] == "created"]
 
@@ -227,12 +227,12 @@ class Ledger:
         be lost.
         """
         parts = enumerate((self._read() or "").split("\n"), start=1)
-        torn = [(number, part) for number, part in parts if part.strip() and _breaks(part)]
+        torn = [(number, part) for number, part in parts if part.strip() and _is_truncated(part)]
         return [number for number, part in torn if not _ENDS.search(part)]
 
     def _lines(self) -> list[dict[str, Any]]:
         text = self._read()
-        if text is None or (not text and self._is_held()):
+        if text is None or (not text and self._is_locked()):
             return []
         lines, is_torn = [], False
         for number, part in enumerate(text.split("\n"), start=1):
@@ -242,7 +242,7 @@ class Ledger:
             if line is None and not why_not:
                 is_torn = True  # the line of a killed writer, who had created nothing by it yet
                 continue
-            why_not = why_not or _why_not(line, self.path.parent)
+            why_not = why_not or _line_error(line, self.path.parent)
             if why_not:
                 raise StorageError(
                     f"{self.path} line {number} is no line of a ledger: {why_not}. No launcher "
@@ -253,10 +253,10 @@ class Ledger:
                 )
             lines.append(line)
         if not lines or (is_torn and all(line["action"] == "noted" for line in lines)):
-            raise StorageError(_lost(self.path, "torn" if is_torn else "empty"))
+            raise StorageError(_damaged_message(self.path, "torn" if is_torn else "empty"))
         return lines
 
-    def _is_held(self) -> bool:
+    def _is_locked(self) -> bool:
         """Whether a command submits the run at this moment."""
         with self.path.open("rb") as file:
             is_free = take_lock(file.fileno(), is_shared=True)
@@ -271,7 +271,7 @@ class Ledger:
         """
         if not os.path.lexists(self.path):
             if (self.path.parent / _TRACE).exists():
-                raise StorageError(_lost(self.path, "missing"))
+                raise StorageError(_damaged_message(self.path, "missing"))
             return None
         try:
             if not stat.S_ISREG(self.path.stat().st_mode):
@@ -285,7 +285,7 @@ class Ledger:
                 "tools for what it may have named, and then remove what stands in its place."
             ) from error
 
-    def _write(self, action: str, entry: Entry, **more: str) -> None:
+    def _write(self, action: str, entry: LedgerEntry, **more: str) -> None:
         line = {
             "t": self._clock(), "action": action, "kind": entry.kind, "name": entry.name,
             "launcher": entry.launcher, "id": entry.id, "details": entry.details, **more,
@@ -308,10 +308,10 @@ class Ledger:
             ) from error
 
 
-def _lost(path: Path, how: str) -> str:
+def _damaged_message(path: Path, condition: str) -> str:
     """Message about a ledger that names nothing any more, though something was submitted."""
     return (
-        f"{path} is {how}, as a power cut leaves a file. It named what was created for this run, "
+        f"{path} is {condition}, as a power cut leaves a file. It named what was created for this run, "
         "which may still run and cost money. Bring the file back from a copy. Without a copy, look "
         "for the run's jobs with the scheduler's own tools (or `shardyard runs --strays --on "
         f"LAUNCHER`), end them, then write it anew: {_NEW_LEDGER} > {shlex.quote(str(path))}"
@@ -329,16 +329,16 @@ def _parse(text: str) -> tuple[Any, str]:
     try:
         return parse_json(text), ""
     except ValueError as error:
-        if isinstance(error, json.JSONDecodeError) and _breaks_off(text, error):
+        if isinstance(error, json.JSONDecodeError) and _is_json_prefix(text, error):
             return None, ""
         return None, f"it is no JSON object ({error})"
 
 
-def _breaks(line: str) -> bool:
+def _is_truncated(line: str) -> bool:
     return _parse(line) == (None, "")
 
 
-def _breaks_off(text: str, error: json.JSONDecodeError) -> bool:
+def _is_json_prefix(text: str, error: json.JSONDecodeError) -> bool:
     """Whether a text is the beginning of a JSON object, sound as far as it goes."""
     if not text.startswith("{"):
         return False
@@ -347,18 +347,18 @@ def _breaks_off(text: str, error: json.JSONDecodeError) -> bool:
     return _BROKEN_OFF.fullmatch(text, error.pos) is not None
 
 
-def _entry(line: dict[str, Any]) -> Entry:
-    return Entry(
+def _entry(line: dict[str, Any]) -> LedgerEntry:
+    return LedgerEntry(
         kind=line["kind"], name=line["name"], launcher=line["launcher"], id=line.get("id"),
         details=line.get("details") or {}, is_confirmed=line["action"] == "created",
     )  # fmt: skip
 
 
-def _why_not(line: Any, folder: Path) -> str:
+def _line_error(line: Any, folder: Path) -> str:
     """Why nothing may be done with a line; empty: it is as a launcher writes it."""
     if not isinstance(line, dict):
         return "it is no JSON object"
-    wrong = _wrong_types(line) or _wrong_text(line)
+    wrong = _type_error(line) or _text_error(line)
     if wrong:
         return wrong
     if line["action"] in _WITH_ID and line.get("id") is None:
@@ -370,10 +370,10 @@ def _why_not(line: Any, folder: Path) -> str:
         return ""  # whoever looks for the launcher says that there is none
     if (line["action"] == "submitted") != (line["kind"] == SUBMITTED) or line["kind"] not in forms:
         return f"{line['launcher']} has no kind={line['kind']!r} that is {line['action']}"
-    return _wrong_form(line, forms[line["kind"]], folder)
+    return _form_error(line, forms[line["kind"]], folder)
 
 
-def _wrong_types(line: dict[str, Any]) -> str:
+def _type_error(line: dict[str, Any]) -> str:
     for key in ("action", "kind", "name", "launcher"):
         if not isinstance(line.get(key), str):
             return f"{key}={line.get(key)!r} is no text"
@@ -390,7 +390,7 @@ def _wrong_types(line: dict[str, Any]) -> str:
     return ""
 
 
-def _wrong_text(line: dict[str, Any]) -> str:
+def _text_error(line: dict[str, Any]) -> str:
     """What no value may be, of whatever launcher: an option of a program, or of several lines."""
     values = {key: line.get(key) for key in ("kind", "name", "launcher", "id")}
     values |= {f"details.{key}": value for key, value in (line.get("details") or {}).items()}
@@ -404,7 +404,7 @@ def _wrong_text(line: dict[str, Any]) -> str:
     return ""
 
 
-def _wrong_form(line: dict[str, Any], form: EntryForm, folder: Path) -> str:
+def _form_error(line: dict[str, Any], form: EntryForm, folder: Path) -> str:
     details = line.get("details") or {}
     values = {"name": line["name"]} if line.get("id") is None else {k: line[k] for k in _NAMED}
     values |= {f"details.{key}": value for key, value in details.items()}
@@ -417,10 +417,10 @@ def _wrong_form(line: dict[str, Any], form: EntryForm, folder: Path) -> str:
     for key, value in values.items():
         if key in wanted and not wanted[key].fullmatch(value):
             return f"{key}={value!r} is not what {line['launcher']} calls a {line['kind']}"
-    return _wrong_folder(details, form.folder, folder)
+    return _folder_error(details, form.folder, folder)
 
 
-def _wrong_folder(details: Mapping[str, str], form: re.Pattern[str] | None, run: Path) -> str:
+def _folder_error(details: Mapping[str, str], form: re.Pattern[str] | None, run: Path) -> str:
     if form is None:
         return ""
     text = details.get("folder")

@@ -19,7 +19,7 @@ _STEERING = ("recipe.yaml", "launch", "launch/*", "logs", "submissions", "submis
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-def refuse_untrusted(ledger: Path, *, trusts_folder: bool) -> None:
+def check_trusted(ledger: Path, *, trusts_folder: bool) -> None:
     """Raise if anybody else may have decided what a ledger names.
 
     Args:
@@ -50,7 +50,7 @@ def refuse_untrusted(ledger: Path, *, trusts_folder: bool) -> None:
     )
 
 
-def refuse_unwritable(run_dir: RunDir) -> None:
+def check_writable(run_dir: RunDir) -> None:
     """Raise if this user may not write where a run goes on: in its own folder.
 
     Raises:

@@ -13,8 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
-from shardyard.config.machines import refuse_renting
-from shardyard.config.paths import Sight
+from shardyard.config.machines import reject_capacity_settings
+from shardyard.config.paths import NodePaths
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import (
     EXIT_DRAINED,
@@ -46,9 +46,9 @@ from shardyard.launchers.ledger import (
     RUN_ID,
     SIDE_DETAIL,
     SUBMITTED,
-    Entry,
     EntryForm,
     Ledger,
+    LedgerEntry,
     form,
 )
 from shardyard.launchers.local_job import (
@@ -63,7 +63,7 @@ from shardyard.launchers.shell_quoting import word
 from shardyard.python_program import python_program
 from shardyard.rundir.jsonl import read_lines
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lease import is_held
+from shardyard.rundir.lease import is_locked
 from shardyard.rundir.state import resume_words
 
 _KIND = "local job"
@@ -96,10 +96,10 @@ class LocalLauncher:
     )
     forms: ClassVar[Mapping[str, EntryForm]] = {_KIND: _FORM, SUBMITTED: _FORM}
 
-    def sees(self, recipe: Recipe) -> Sight:
+    def node_paths(self, recipe: Recipe) -> NodePaths:
         """This machine's files: its nodes are processes here."""
         held = recipe.launch.image_paths
-        return Sight(launcher=self.name, sees_this_machine=True, folders=held)
+        return NodePaths(launcher=self.name, shares_filesystem=True, folders=held)
 
     def shares_python(self, recipe: Recipe) -> bool:
         """Always."""
@@ -109,7 +109,9 @@ class LocalLauncher:
     def render(self, request: LaunchRequest) -> Rendered:
         """The commands of all nodes, or of a side job."""
         recipe = request.recipe
-        refuse_renting(recipe.cluster, launcher="this machine", instead="it is rented already")
+        reject_capacity_settings(
+            recipe.cluster, launcher="this machine", instead="it is rented already"
+        )
         if request.nodes > 1 and recipe.cluster.device not in ("auto", "cpu"):
             raise RequestError(
                 f"cluster.nodes={request.nodes} with cluster.device={recipe.cluster.device}: on "
@@ -151,7 +153,7 @@ class LocalLauncher:
         (content,) = rendered.objects
         run = RunDir(Path(content["run_dir"]))
         if not rendered.side:
-            _refuse_running(run, ledger)
+            _check_not_running(run, ledger)
         folder = _new_folder(run)
         entry = ledger.intend(
             _KIND,
@@ -189,7 +191,7 @@ class LocalLauncher:
             for rank, node in enumerate(written.get("nodes", ()))
         )
         if _is_alive(job):
-            reason = "running" if run is None else _how_far(run, written)
+            reason = "running" if run is None else _progress(run, written)
             return JobStatus(state=JobState.RUNNING, reason=reason, nodes=nodes)
         code = _read_status(folder).get("exit_code")  # once more: it may just have ended
         if code is None:
@@ -199,7 +201,7 @@ class LocalLauncher:
             EXIT_DRAINED: JobState.DRAINED,
             EXIT_INTERRUPTED: JobState.DRAINED,
         }.get(code, JobState.FAILED)
-        last_words = "" if run is None else _last_words(run)
+        last_words = "" if run is None else _end_reason(run)
         reason = "; ".join(filter(None, (last_words, written.get("reason"))))
         return JobStatus(
             state=state, reason=reason or f"exit code {code}", exit_code=code, nodes=nodes
@@ -241,7 +243,7 @@ class LocalLauncher:
         for entry in ledger.live():
             if (entry.launcher, entry.kind, entry.name) == (self.name, _KIND, job.name):
                 ledger.remove(entry)
-        return Removal(removed=removed, foreign=foreign)
+        return Removal(removed=removed, not_owned=foreign)
 
 
 def _program(request: LaunchRequest) -> list[str]:
@@ -276,18 +278,18 @@ def _script(job: JobFile, recipe_text: str) -> str:
     return "\n".join([*lines, "", "# JOB/recipe.yaml", recipe_text])
 
 
-def _refuse_running(run: RunDir, ledger: Ledger) -> None:
+def _check_not_running(run: RunDir, ledger: Ledger) -> None:
     """Raise if the run is trained, or a supervisor of it is about to start nodes."""
     kinds = [entry for entry in ledger.live() if (entry.launcher, entry.kind) == ("local", _KIND)]
     jobs = [_job(run, entry) for entry in kinds if SIDE_DETAIL not in entry.details]
-    if is_held(run.lease) or any(map(_is_alive, jobs)):
+    if is_locked(run.lease) or any(map(_is_alive, jobs)):
         raise RequestError(
             f"run {run.run_id} is being trained already. Two at once would overwrite each other's "
             f"checkpoints. Wait for it, or stop it with `shardyard cancel {run.handle}`."
         )
 
 
-def _job(run: RunDir, entry: Entry) -> Submission:
+def _job(run: RunDir, entry: LedgerEntry) -> Submission:
     return Submission(
         launcher=entry.launcher, run_id=run.run_id, id=entry.id or "", name=entry.name,
         details=entry.details,
@@ -371,15 +373,15 @@ def _word(exit_code: int | None) -> str:
     return "ended" if exit_code == 0 else f"exit code {exit_code}"
 
 
-def _how_far(run: RunDir, written: dict[str, Any]) -> str:
+def _progress(run: RunDir, written: dict[str, Any]) -> str:
     restarts = written.get("restarts", 0)
     again = f", restarted {restarts} time{'s' * (restarts > 1)}" if restarts else ""
     is_ending = any(node["exit_code"] is not None for node in written.get("nodes", ()))
-    word = "training" if is_held(run.lease) else "ending" if is_ending else "preparing"
+    word = "training" if is_locked(run.lease) else "ending" if is_ending else "preparing"
     return f"{word}{again}"
 
 
-def _last_words(run: RunDir) -> str:
+def _end_reason(run: RunDir) -> str:
     ends = [event for event in read_lines(run.events) if event.get("kind") == "attempt_ended"]
     return str(ends[-1].get("reason") or "") if ends else ""
 
@@ -390,7 +392,7 @@ def _without_supervisor(run: RunDir | None, nodes: tuple[tuple[str, str], ...]) 
     if run is None:
         reason = f"{lost}the same command starts it again"
         return JobStatus(state=JobState.FAILED, reason=reason, exit_code=1, nodes=nodes)
-    if is_held(run.lease):
+    if is_locked(run.lease):
         reason = "its supervising process was killed; the nodes are draining"
         return JobStatus(state=JobState.RUNNING, reason=reason, nodes=nodes)
     return JobStatus(

@@ -133,7 +133,7 @@ class Supervisor:
         self._job = job
         self._started_s = time.monotonic()
         self._nodes: list[subprocess.Popen[bytes]] = []
-        self._asked_s: float | None = None
+        self._stop_requested_s: float | None = None
         self._lost: list[int] = []
         """Nodes that were killed, not by this process, or cut off, and without which the run cannot
         go on."""
@@ -159,7 +159,7 @@ class Supervisor:
                 break
             self.restarts += 1
         counted = [code for rank, code in enumerate(codes) if rank not in self._spared]
-        code = verdict(counted, is_stopped=bool(self.stop_reason))
+        code = job_exit_code(counted, is_stopped=bool(self.stop_reason))
         words = ""
         if self._lost:
             words = f"node {self._lost[0]} was lost, after {self.restarts} restarts"
@@ -179,7 +179,7 @@ class Supervisor:
         self.stop_reason = self.stop_reason or reason
 
     def _run_session(self) -> list[int]:
-        self._asked_s, self._lost, self._spared = None, [], set()
+        self._stop_requested_s, self._lost, self._spared = None, [], set()
         self._nodes = list(self._start())
         self._write([None] * self._job.nodes)
         codes: list[int | None] = []
@@ -202,7 +202,7 @@ class Supervisor:
 
     def _poll(self) -> list[int | None]:
         codes = [node.poll() for node in self._nodes]
-        if self._asked_s is None:
+        if self._stop_requested_s is None:
             # a node that has lost the others is what the others have lost
             lost = [
                 rank
@@ -220,9 +220,9 @@ class Supervisor:
         From then on another node serves the store in its place.
         """
         is_enough = self._job.nodes - len(lost) >= self._job.fewest_nodes
-        return is_enough and (0 not in lost or self._has_begun())
+        return is_enough and (0 not in lost or self._has_started())
 
-    def _has_begun(self) -> bool:
+    def _has_started(self) -> bool:
         try:
             word = read_json_object(RunDir(Path(self._job.run_dir)).session(self._session))
         except (OSError, ValueError):
@@ -259,10 +259,10 @@ class Supervisor:
     def _ask_to_stop(self) -> None:
         """Ask once; kill what has not drained in time."""
         now_s = time.monotonic()
-        if self._asked_s is None:
-            self._asked_s = now_s
+        if self._stop_requested_s is None:
+            self._stop_requested_s = now_s
             number = signal.SIGTERM
-        elif now_s - self._asked_s > self._job.drain_timeout_s + _SLACK_S:
+        elif now_s - self._stop_requested_s > self._job.drain_timeout_s + _SLACK_S:
             number = signal.SIGKILL
         else:
             return
@@ -291,7 +291,7 @@ class Supervisor:
                 raise
 
 
-def verdict(codes: Sequence[int], *, is_stopped: bool) -> int:
+def job_exit_code(codes: Sequence[int], *, is_stopped: bool) -> int:
     """The exit code of a job from those of its nodes; negative: killed by a signal."""
     if not any(codes):
         return 0

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from shardyard.io.polling import until_over
+from shardyard.io.polling import poll_until
 from shardyard.launchers.base import LogLine
 
 _POLL_S = 0.3
@@ -19,7 +19,7 @@ def read_logs(files: Mapping[str, Path], *, is_over: Callable[[], bool]) -> Iter
         is_over: Whether nothing more will be appended; asked before the last look.
     """
     offsets = dict.fromkeys(files, 0)
-    for is_last in until_over(is_over, every_s=_POLL_S):
+    for is_last in poll_until(is_over, every_s=_POLL_S):
         has_more = True
         while has_more:
             has_more = False

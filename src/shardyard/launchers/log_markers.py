@@ -36,7 +36,7 @@ NONCE_DETAIL = "mark"
 
 
 @dataclass(frozen=True)
-class Marked:
+class MarkedLine:
     """One line of events.jsonl or metrics.jsonl, or an answer, as it came through a log."""
 
     kind: Kind
@@ -50,12 +50,12 @@ def new_nonce() -> str:
 
 def mark(kind: Kind, content: dict[str, Any], *, nonce: str = "") -> str:
     """The line that stands for an object in a log; without a line end."""
-    return _before(nonce) + write_line({kind: content})
+    return _prefix(nonce) + write_line({kind: content})
 
 
-def parse(line: str, *, nonce: str = "") -> Marked | None:
+def parse(line: str, *, nonce: str = "") -> MarkedLine | None:
     """What a line of a log stands for; None if it is not marked with the nonce, or was cut."""
-    _, found, text = line.partition(_before(nonce))
+    _, found, text = line.partition(_prefix(nonce))
     if not found:
         return None
     try:
@@ -66,11 +66,11 @@ def parse(line: str, *, nonce: str = "") -> Marked | None:
         return None
     for kind in _KINDS:
         if isinstance(content.get(kind), dict):
-            return Marked(kind, content[kind])
+            return MarkedLine(kind, content[kind])
     return None
 
 
-def _before(nonce: str) -> str:
+def _prefix(nonce: str) -> str:
     return f"@shardyard:{nonce} " if nonce else "@shardyard "
 
 

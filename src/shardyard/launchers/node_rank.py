@@ -11,7 +11,7 @@ PORT = 29400
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class NodeAssignment:
     """One node's place; what its launcher's part of the environment says."""
 
     node_rank: int

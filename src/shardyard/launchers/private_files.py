@@ -54,7 +54,7 @@ _ALLOWED = re.compile(r"gitleaks:allow|pragma: ?allowlist[ -]secret", re.IGNOREC
 """Comments by which gitleaks and detect-secrets let a line pass."""
 
 
-def why_private(name: str, file: Path) -> str | None:
+def private_reason(name: str, file: Path) -> str | None:
     """Why a file is not sent, as the rest of a sentence; None: it can be sent.
 
     Args:
@@ -70,17 +70,17 @@ def why_private(name: str, file: Path) -> str | None:
     if mode & usual != usual:
         return f"other users may not read it (mode {mode:04o})"
     with file.open("rb") as content:
-        return _why_key(content.read(200))
+        return _key_reason(content.read(200))
 
 
-def why_packed_private(name: str, content: bytes) -> str | None:
+def packed_private_reason(name: str, content: bytes) -> str | None:
     """The same of a file in an archive, of which its owner's mode is not known."""
     if is_called_private(PurePosixPath(name)):
         return "its name is one of a file with credentials"
-    return _why_key(content[:200])
+    return _key_reason(content[:200])
 
 
-def _why_key(start: bytes) -> str | None:
+def _key_reason(start: bytes) -> str | None:
     return "it is a private key" if _KEY_FILE.match(start) else None
 
 

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from urllib.parse import quote
 
-from shardyard.config.paths import why_not_reached
+from shardyard.config.paths import unreadable_reason
 from shardyard.config.schema.launch import Launch
 from shardyard.config.secrets import HIDDEN, Kind, Reference, parse_reference, parse_references
 from shardyard.errors import AccessError, RequestError, ShardyardError
@@ -26,13 +26,13 @@ _TOKEN = re.compile(r"(TOKEN|KEY|KEY_ID)$")
 __all__ = [
     "Kind",
     "Reference",
-    "how_to_keep",
+    "check_supported",
     "loose_files",
     "parse_reference",
     "parse_references",
     "redact",
-    "refuse_unsupported",
     "resolve_local",
+    "store_commands",
     "without_margins",
 ]  # fmt: skip
 
@@ -70,7 +70,7 @@ def loose_files(secrets: Mapping[str, str]) -> list[str]:
     found = []
     for name, reference in parse_references(secrets).items():
         path = Path(reference.name or "")
-        if reference.kind != "file" or why_not_reached(str(path)) or not path.is_file():
+        if reference.kind != "file" or unreadable_reason(str(path)) or not path.is_file():
             continue  # the one who reads it says what is wrong with it
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
@@ -81,9 +81,7 @@ def loose_files(secrets: Mapping[str, str]) -> list[str]:
     return found
 
 
-def refuse_unsupported(
-    secrets: Mapping[str, str], kinds: Collection[str], *, launcher: str
-) -> None:
+def check_supported(secrets: Mapping[str, str], kinds: Collection[str], *, launcher: str) -> None:
     """Refuse references that a launcher's jobs cannot resolve.
 
     Args:
@@ -106,7 +104,7 @@ def refuse_unsupported(
         )
 
 
-def how_to_keep(name: str, kinds: Collection[str], launch: Launch) -> list[tuple[str, str]]:
+def store_commands(name: str, kinds: Collection[str], launch: Launch) -> list[tuple[str, str]]:
     """For each place where a launcher's jobs find a secret: the line that puts it there.
 
     Each line reads the value from stdin: on a command line others would see it, and the shell's

@@ -17,7 +17,12 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from shardyard.checkpoint.buffers import buffers_of
-from shardyard.checkpoint.load import choose, load_tensors, read_shapes, read_values
+from shardyard.checkpoint.load import (
+    load_tensors,
+    read_shapes,
+    read_values,
+    select_sound_checkpoint,
+)
 from shardyard.checkpoint.retention import step_name
 from shardyard.checkpoint.save import Abandoned, Saver
 from shardyard.errors import CheckpointError, NotFiniteError, RequestError
@@ -175,7 +180,7 @@ def load_checkpoint(
     parts = sharded(model)
     if parts.finish_saves is not None:
         parts.finish_saves()
-    chosen = choose(
+    chosen = select_sound_checkpoint(
         Path(folder),
         group=parts.control,
         rank=dist.get_rank(),

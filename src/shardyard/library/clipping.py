@@ -57,6 +57,6 @@ def _clip(
     return norm.float()
 
 
-def _holds(model: nn.Module, given: list[Tensor]) -> bool:
+def _holds(model: nn.Module, parameters: list[Tensor]) -> bool:
     known = {*sharded(model).params.values()}
-    return any(param in known for param in given)
+    return any(param in known for param in parameters)

@@ -45,28 +45,30 @@ def read_experts(
             module = named[name]
             if isinstance(module, nn.ModuleList):
                 chosen[name] = module
-                found += [Problem("experts", text) for text in _misfits(name, module, ep)]
+                found += [
+                    Problem("experts", text) for text in _expert_list_errors(name, module, ep)
+                ]
             else:
                 text = (
                     f"={pattern!r}: {name} is a {type(module).__name__}. Experts are the modules "
                     "of an nn.ModuleList, called one by one. Name the list."
                 )
                 found.append(Problem("experts", text))
-    places: dict[nn.Parameter, list[str]] = {}
+    param_names: dict[nn.Parameter, list[str]] = {}
     for name, param in model.named_parameters(remove_duplicate=False):
-        places.setdefault(param, []).append(name)
-    shared = [each for each in places.values() if len(each) > 1 and _is_in(each, chosen)]
+        param_names.setdefault(param, []).append(name)
+    shared = [each for each in param_names.values() if len(each) > 1 and _is_in(each, chosen)]
     if shared:
         text = f"share a parameter: {' and '.join(shared[0])}. Ranks hold experts of their own."
         found.append(Problem("experts", text))
     return chosen, found
 
 
-def _is_in(places: Sequence[str], lists: Mapping[str, nn.ModuleList]) -> bool:
-    return any(place.startswith(f"{name}.") for place in places for name in lists)
+def _is_in(param_names: Sequence[str], lists: Mapping[str, nn.ModuleList]) -> bool:
+    return any(place.startswith(f"{name}.") for place in param_names for name in lists)
 
 
-def _misfits(name: str, experts: nn.ModuleList, ep: int) -> list[str]:
+def _expert_list_errors(name: str, experts: nn.ModuleList, ep: int) -> list[str]:
     """Why a list cannot be dealt over ranks."""
     number = len(experts)
     found = []
@@ -96,7 +98,7 @@ def _misfits(name: str, experts: nn.ModuleList, ep: int) -> list[str]:
     return found
 
 
-def deal_experts(
+def distribute_experts(
     lists: Mapping[str, nn.ModuleList], group: dist.ProcessGroup, *, control: dist.ProcessGroup
 ) -> set[nn.Parameter]:
     """Keep this rank's experts of each list, in place.
@@ -105,7 +107,7 @@ def deal_experts(
         Their parameters.
     """
     ranks = dist.get_process_group_ranks(group)
-    kept: set[nn.Parameter] = set()
+    local_params: set[nn.Parameter] = set()
     for name, experts in lists.items():
         each = len(experts) // len(ranks)
         for index, expert in enumerate(experts):
@@ -115,16 +117,16 @@ def deal_experts(
                 f"{name}.{index}", expert.forward if is_here else None, owner, group, control
             )
             if is_here:
-                kept |= {*expert.parameters()}
+                local_params |= {*expert.parameters()}
                 expert.forward = call
             else:
-                experts[index] = _OfOtherRank(call)
-    return kept
+                experts[index] = _RemoteExpert(call)
+    return local_params
 
 
 def expert_placement(experts: set[nn.Parameter], mesh: Mesh) -> Placement:
     """How parameters are split: experts over fewer ranks than the rest."""
-    of_mesh = torch_private.placed_over(mesh.sharding(of_experts=True))
+    of_mesh = torch_private.placement_on_mesh(mesh.sharding(of_experts=True))
 
     def placement(param: nn.Parameter) -> Any:
         return of_mesh(None) if param in experts else None
@@ -132,7 +134,7 @@ def expert_placement(experts: set[nn.Parameter], mesh: Mesh) -> Placement:
     return placement
 
 
-class _OfOtherRank(nn.Module):
+class _RemoteExpert(nn.Module):
     """Stands in a list for an expert that another rank holds."""
 
     def __init__(self, call: "_Call") -> None:
@@ -170,7 +172,7 @@ class _Call:
         if self._forward is not None:
             output = self._computed(self._forward, args, kwargs)
         else:
-            output = self._room(args, kwargs)
+            output = self._empty_output(args, kwargs)
         # each rank has this node in its graph: the backward pass meets here too
         anchor = torch.zeros((), requires_grad=torch.is_grad_enabled())
         sent: Tensor = _FromOwner.apply(output, anchor, self.owner, self._group)  # type: ignore[no-untyped-call]
@@ -187,7 +189,7 @@ class _Call:
             args, kwargs = tree_map(self._whole_gradient, (args, kwargs))
             output = forward(*args, **kwargs)
             if not isinstance(output, Tensor) or output.dtype not in _FORMATS:
-                self._refuse(output)
+                self._reject_output(output)
             form[0], form[1] = output.dim(), _FORMATS.index(output.dtype)
             form[2 : 2 + output.dim()] = torch.tensor(output.shape)
         finally:
@@ -197,13 +199,13 @@ class _Call:
     def _whole_gradient(self, leaf: Any) -> Any:
         return divided_gradient(leaf, 1 / self._ranks) if isinstance(leaf, Tensor) else leaf
 
-    def _refuse(self, output: Any) -> NoReturn:
+    def _reject_output(self, output: Any) -> NoReturn:
         raise RequestError(
             f"{self.name} returns {type(output).__name__}: an expert that ep deals over ranks "
             "returns one floating-point tensor."
         )
 
-    def _room(self, args: Any, kwargs: Any) -> Tensor:
+    def _empty_output(self, args: Any, kwargs: Any) -> Tensor:
         form = torch.empty(2 + _MOST_DIMENSIONS, dtype=torch.int64)
         dist.broadcast(form, self.owner, group=self._control)
         dimensions, place, *sizes = form.tolist()

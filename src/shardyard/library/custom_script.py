@@ -17,12 +17,12 @@ from transformers import PreTrainedModel
 
 from shardyard.config.layout import WHY_NOT, Layout
 from shardyard.errors import Problem, RecipeError, RequestError
-from shardyard.library.custom_experts import deal_experts, expert_placement, read_experts
+from shardyard.library.custom_experts import distribute_experts, expert_placement, read_experts
 from shardyard.library.model_group import divided_gradient, group_of
 from shardyard.library.model_parallel import generate_together
 from shardyard.parallel.apply import shard_script
 from shardyard.parallel.collectives import all_gather
-from shardyard.parallel.custom_module import module_problems, read_plan, split_by_plan
+from shardyard.parallel.custom_module import module_errors, read_plan, split_by_plan
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.rank_agreement import checksum_of
 from shardyard.torch_private import tree_leaves, tree_map
@@ -32,7 +32,7 @@ Fact = tuple[tuple[int, ...], str, int]
 _ALIKE = -1
 
 
-def shard_own_script(
+def shard_custom_script(
     model: nn.Module,
     mesh: Mesh,
     *,
@@ -40,7 +40,7 @@ def shard_own_script(
     plan: Mapping[str, str],
     experts: Sequence[str],
 ) -> None:
-    """Change a model in place that ``check_own_script`` has found to fit."""
+    """Change a model in place that ``check_custom_script`` has found to fit."""
     layout = mesh.layout
     placement = None
     if layout.tp > 1:
@@ -49,7 +49,9 @@ def shard_own_script(
     else:
         lists, _ = read_experts(model, experts, ep=layout.ep)
         group = mesh.group("ep")
-        placement = expert_placement(deal_experts(lists, group, control=group_of(group)), mesh)
+        placement = expert_placement(
+            distribute_experts(lists, group, control=group_of(group)), mesh
+        )
     group = mesh.group("tp" if layout.tp > 1 else "ep")
     generate = getattr(model, "generate", None)
     if isinstance(model, PreTrainedModel) and generate is not None:
@@ -59,7 +61,7 @@ def shard_own_script(
     shard_script(model, mesh, blocks=blocks, precision=MixedPrecisionPolicy(), placement=placement)
 
 
-def check_own_script(
+def check_custom_script(
     model: nn.Module,
     layout: Layout,
     *,
@@ -95,7 +97,7 @@ def check_own_script(
         )
         found.append(Problem("parallel.ep", text))
     if layout.tp > 1 or layout.ep > 1:
-        found += module_problems(model, blocks, tp=layout.tp)
+        found += module_errors(model, blocks, tp=layout.tp)
     dropouts = [n for n, m in model.named_modules() if isinstance(m, nn.Dropout) and m.p > 0]
     if layout.ep > 1 and dropouts:
         text = (
@@ -160,12 +162,12 @@ class JoinedForward:
                 "the data axes: SHARDYARD_PARALLEL=dp_shard=N."
             )
         rows = next((len(x) for x in tensors if x.dim()), 0)
-        facts: list[Fact] = [
+        signatures: list[Fact] = [
             (tuple(x.shape), str(x.dtype), _ALIKE if _is_of_samples(x, rows) else checksum_of(x))
             for x in tensors
         ]
         by_rank: list[Any] = [None] * dist.get_world_size(self._control)
-        dist.all_gather_object(by_rank, (rows, facts), group=self._control)
+        dist.all_gather_object(by_rank, (rows, signatures), group=self._control)
         forms = [[_form(fact) for fact in found] for _, found in by_rank]
         if any(form != forms[0] for form in forms):
             shapes = [[fact[0] for fact in found] for _, found in by_rank]

@@ -34,9 +34,9 @@ def check_shardable(model: nn.Module, optimizers: Sequence[Optimizer], *, ranks:
     Raises:
         RecipeError: Parameters that cannot be sharded, or optimizers that keep them; all of them.
     """
-    found = [*_parameter_problems(model), *_module_problems(model)]
+    found = [*_parameter_errors(model), *_module_errors(model)]
     for optimizer in optimizers:
-        found += _optimizer_problems(model, optimizer)
+        found += _optimizer_errors(model, optimizer)
     if found:
         hint = (
             "The model is sharded here. Let each rank hold the whole model, as "
@@ -45,7 +45,7 @@ def check_shardable(model: nn.Module, optimizers: Sequence[Optimizer], *, ranks:
         raise RecipeError(found, "wrap()", hint=hint)
 
 
-def _parameter_problems(model: nn.Module) -> Iterator[Problem]:
+def _parameter_errors(model: nn.Module) -> Iterator[Problem]:
     named = dict(model.named_parameters())
     for name, param in named.items():
         if has_hooks(param):
@@ -64,7 +64,7 @@ def _parameter_problems(model: nn.Module) -> Iterator[Problem]:
         yield Problem("parameters", f"of several formats: {words}. Shards need one.")
 
 
-def _module_problems(model: nn.Module) -> Iterator[Problem]:
+def _module_errors(model: nn.Module) -> Iterator[Problem]:
     for name in batch_norms_in(model):
         text = "is a batch normalisation: each rank keeps running statistics of its own samples."
         yield Problem(name, text)
@@ -73,7 +73,7 @@ def _module_problems(model: nn.Module) -> Iterator[Problem]:
             yield Problem(name, "makes sparse gradients, which are not rows of a shard.")
 
 
-def _optimizer_problems(model: nn.Module, optimizer: Optimizer) -> Iterator[Problem]:
+def _optimizer_errors(model: nn.Module, optimizer: Optimizer) -> Iterator[Problem]:
     kind = type(optimizer).__name__
     if optimizer.state:
         yield Problem(
@@ -176,8 +176,8 @@ def replace_class(model: nn.Module) -> None:
         model.register_forward_pre_hook(outside_graphs(_AsWrapped(model).check), prepend=True)
         model.register_forward_hook(outside_graphs(_watch_graphs_of_gradients))
     for name, param in model.named_parameters():
-        param.register_hook = _refuse_hook(name)  # type: ignore[method-assign]
-        param.register_post_accumulate_grad_hook = _refuse_hook(name)  # type: ignore[method-assign]
+        param.register_hook = _reject_hook(name)  # type: ignore[method-assign]
+        param.register_post_accumulate_grad_hook = _reject_hook(name)  # type: ignore[method-assign]
 
 
 def watch_parts(model: nn.Module) -> None:
@@ -238,7 +238,7 @@ class _AsWrapped:
 def _watch_graphs_of_gradients(model: nn.Module, _args: Any, output: Any) -> None:
     """Reject a backward pass that keeps a graph: gathered parameters are gone by the second."""
 
-    def refuse(_grad: Tensor) -> None:
+    def reject(_grad: Tensor) -> None:
         if torch.is_grad_enabled():
             raise RequestError(
                 f"create_graph=True: a second backward pass through this sharded {_name_of(model)} "
@@ -248,10 +248,10 @@ def _watch_graphs_of_gradients(model: nn.Module, _args: Any, output: Any) -> Non
 
     for tensor in tree_leaves(output):
         if isinstance(tensor, Tensor) and tensor.requires_grad:
-            tensor.register_hook(refuse)  # type: ignore[no-untyped-call]
+            tensor.register_hook(reject)  # type: ignore[no-untyped-call]
 
 
-def refuse_added_parameters(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+def reject_added_parameters(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
     """Reject a step of parameters that are not sharded: ranks would step them apart."""
     for group in optimizer.param_groups:
         for param in group["params"]:
@@ -264,15 +264,15 @@ def refuse_added_parameters(optimizer: Optimizer, _args: Any, _kwargs: Any) -> N
                 )
 
 
-def _refuse_hook(name: str) -> Any:
-    def refuse(*_args: Any, **_kwargs: Any) -> NoReturn:
+def _reject_hook(name: str) -> Any:
+    def reject(*_args: Any, **_kwargs: Any) -> NoReturn:
         raise RequestError(
             f"a hook of {name} would never be called: it is sharded, and so is "
             "its gradient. Change param.grad between backward() and optimizer.step(), or let each "
             f"rank hold the whole model: {_whole()}"
         )
 
-    return refuse
+    return reject
 
 
 @contextmanager

@@ -61,11 +61,11 @@ def build_mesh(
     chosen = local_device(kind)
     if not dist.is_initialized():
         _join(process_group_backend(kind), world_size)
-    return _kept(layout, chosen.type)
+    return _cached_mesh(layout, chosen.type)
 
 
 @dataclass
-class _Kept:
+class _MeshCache:
     """Meshes by layout and kind of device: each has process groups, and they their threads."""
 
     world: Any = None
@@ -73,10 +73,10 @@ class _Kept:
     by_layout: dict[tuple[Layout, str], meshes.Mesh] = field(default_factory=dict)
 
 
-_made = _Kept()
+_made = _MeshCache()
 
 
-def _kept(layout: Layout, kind: str) -> meshes.Mesh:
+def _cached_mesh(layout: Layout, kind: str) -> meshes.Mesh:
     if _made.world is not dist.group.WORLD:
         _made.world, _made.by_layout = dist.group.WORLD, {}
     if (layout, kind) not in _made.by_layout:

@@ -16,20 +16,20 @@ from shardyard.config.weights_match import match_weights
 from shardyard.errors import DataError, Problem, RecipeError, RequestError
 from shardyard.families.shape import ModelShape
 from shardyard.library.mesh import local_device
-from shardyard.library.supported import known_shape, request, shard_known
+from shardyard.library.supported import request, shard_supported, supported_shape
 from shardyard.models import build
 from shardyard.models.batch_norm import BatchNorms
 from shardyard.parallel import apply
 from shardyard.parallel.custom_module import (
     blocks_named,
-    module_problems,
+    check_weights_equal,
+    module_errors,
     read_plan,
-    refuse_differing_weights,
-    refuse_scalars,
+    reject_scalars,
 )
 from shardyard.parallel.host_group import host_group
 from shardyard.parallel.mesh import Mesh
-from shardyard.tasks.custom import Loss, OwnComputation
+from shardyard.tasks.custom import CustomComputation, Loss
 from shardyard.tasks.loss_computation import Computation
 
 # A module of the user's own: sharded block by block, and split over tp by a plan.
@@ -37,14 +37,14 @@ from shardyard.tasks.loss_computation import Computation
 _OPTIONS = ("compile", "compute", "output", "prefetch", "recompute", "reduce")
 
 
-def shard_own(
+def shard_custom(
     model: nn.Module,
     mesh: Mesh,
     *,
     blocks: Sequence[str],
     plan: Mapping[str, str],
     options: Mapping[str, Any],
-) -> "OwnModel":
+) -> "CustomModel":
     """Change a module in place.
 
     Raises:
@@ -61,17 +61,17 @@ def shard_own(
     tp = mesh.layout.tp
     words, found = read_plan(model, plan, tp=tp)
     chosen, unmatched = blocks_named(model, blocks)
-    found += [*_axis_problems(mesh, plan), *unmatched, *module_problems(model, chosen, tp=tp)]
+    found += [*_axis_errors(mesh, plan), *unmatched, *module_errors(model, chosen, tp=tp)]
     if found:
         raise RecipeError(found, "parallelize()")
     remedy = apply.REMEDY.format("build_mesh(zero=2)")
-    norms = apply.parallelize_own(
+    norms = apply.parallelize_custom(
         model, mesh, recipe=recipe, blocks=chosen, words=words, remedy=remedy
     )
-    return OwnModel(model, mesh, norms)
+    return CustomModel(model, mesh, norms)
 
 
-def _axis_problems(mesh: Mesh, plan: Mapping[str, str]) -> list[Problem]:
+def _axis_errors(mesh: Mesh, plan: Mapping[str, str]) -> list[Problem]:
     found = []
     for axis, reason in WHY_NOT.items():
         degree = 1 if axis == "tp" else getattr(mesh.layout, axis)  # a plan says how tp splits
@@ -87,10 +87,10 @@ def _axis_problems(mesh: Mesh, plan: Mapping[str, str]) -> list[Problem]:
     return found
 
 
-class OwnModel:
+class CustomModel:
     """Reads batches by the loss function that comes with each call."""
 
-    held_twice: Collection[str] = ()
+    tied_across_stages: Collection[str] = ()
 
     def __init__(self, model: nn.Module, mesh: Mesh, norms: BatchNorms | None) -> None:
         self._model = model
@@ -106,8 +106,8 @@ class OwnModel:
                 f"what the loss of a {type(self._model).__name__} is, only you know. Give loss=, a "
                 "function of (model, batch) that returns the sum of the losses and their number."
             )
-        computation = OwnComputation(
-            self._model, self._mesh, loss, said_by="loss=", norms=self._norms
+        computation = CustomComputation(
+            self._model, self._mesh, loss, loss_name="loss=", norms=self._norms
         )
         return computation, batches
 
@@ -119,11 +119,11 @@ Optimizers = Optimizer | Sequence[Optimizer] | None
 _NAME = "_shardyard"
 
 
-class Reader(Protocol):
+class BatchReader(Protocol):
     """How the batches of a script are read, and what computes them."""
 
     @property
-    def held_twice(self) -> Collection[str]:
+    def tied_across_stages(self) -> Collection[str]:
         """Names of parameters that both ends of a pipeline hold."""
 
     def read(
@@ -142,12 +142,12 @@ class Sharded:
 
     mesh: Mesh
     device: torch.device
-    reader: Reader
+    reader: BatchReader
     params: dict[str, nn.Parameter]
     """Named once: FSDP shows other parameters while they are gathered."""
     has_weights: bool
     """False from the meta device until weights are filled or loaded."""
-    is_known: bool
+    is_supported: bool
     """A model of a family that recipes train, not one of the user's own."""
     built_as: type[nn.Module] | None = None
     """The class of a model that ``wrap`` changed, and that the script still calls."""
@@ -158,9 +158,9 @@ class Sharded:
 
     def agree(self, fact: Any) -> list[Any]:
         """A small fact of every rank, by rank. All ranks call it."""
-        facts: list[Any] = [None] * self.mesh.layout.world_size
-        dist.all_gather_object(facts, fact, group=self.control)
-        return facts
+        by_rank: list[Any] = [None] * self.mesh.layout.world_size
+        dist.all_gather_object(by_rank, fact, group=self.control)
+        return by_rank
 
     def names_on_all_ranks(self, names: Iterable[str]) -> set[str]:
         """Names that any rank has: stages of pp, and experts of ep, are on some. All call it."""
@@ -213,7 +213,7 @@ def listed(optimizer: Optimizers) -> Sequence[Optimizer]:
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
-class Options(TypedDict, total=False):
+class ParallelizeOptions(TypedDict, total=False):
     """Settings of a recipe by their last name; docs/settings.md says what each does."""
 
     attend_across_documents: bool
@@ -238,7 +238,7 @@ def parallelize(
     seq_len: int | None = None,
     blocks: str | Sequence[str] | None = None,
     plan: Mapping[str, str] | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[ParallelizeOptions],
 ) -> AnyModule:
     """Split a model over a mesh, in place. All ranks call it with the same model.
 
@@ -259,21 +259,21 @@ def parallelize(
         RecipeError: Settings that are wrong, or do not fit the model; all of them.
         RequestError: The model cannot be split, or the ranks do not hold the same one.
     """
-    refuse_second_split(model)
-    refuse_scalars(model)
+    check_not_sharded(model)
+    reject_scalars(model)
     has_weights = _has_weights(model)
     device = local_device(mesh.dense.device_type)
     control = host_group(model)
     is_known = blocks is None and plan is None
     if has_weights:
-        refuse_differing_weights(model, control)
-    reader: Reader
+        check_weights_equal(model, control)
+    reader: BatchReader
     if is_known:
-        reader = shard_known(model, mesh, device=device, seq_len=seq_len, options={**options})
+        reader = shard_supported(model, mesh, device=device, seq_len=seq_len, options={**options})
     else:
         names = (blocks,) if isinstance(blocks, str) else tuple(blocks or ())
         given = {**options} if seq_len is None else {**options, "seq_len": seq_len}
-        reader = shard_own(model, mesh, blocks=names, plan=plan or {}, options=given)
+        reader = shard_custom(model, mesh, blocks=names, plan=plan or {}, options=given)
     attach(
         model,
         Sharded(
@@ -282,14 +282,14 @@ def parallelize(
             reader=reader,
             params=dict(model.named_parameters()),
             has_weights=has_weights,
-            is_known=is_known,
+            is_supported=is_known,
             control=control,
         ),
     )
     return model
 
 
-def refuse_second_split(model: nn.Module) -> None:
+def check_not_sharded(model: nn.Module) -> None:
     """It would be split twice."""
     if is_sharded(model):
         raise RequestError(
@@ -310,26 +310,26 @@ def fill_weights(model: nn.Module, folder: str | Path | None = None, *, seed: in
         RequestError: The model is not one that was split as a known family.
     """
     parts = sharded(model)
-    if not parts.is_known:
+    if not parts.is_supported:
         raise RequestError(
             f"fill_weights() knows the weights of transformers' families, not those of a "
             f"{type(model).__name__} of your own. Build it with its weights before parallelize(); "
             "each rank keeps its share."
         )
     if folder is not None:
-        _refuse_other_weights(Path(folder), known_shape(model))
+        _check_weights_match(Path(folder), supported_shape(model))
     build.fill_weights(model, folder=None if folder is None else Path(folder), seed=seed)
     parts.has_weights = True
 
 
-def _refuse_other_weights(folder: Path, shape: ModelShape) -> None:
+def _check_weights_match(folder: Path, shape: ModelShape) -> None:
     """Raise if a folder holds less or more than the model, or a head that the model ties."""
     try:
         match = match_weights(folder, read_weight_files(folder), shape)
     except RequestError as error:
         raise DataError(str(error)) from error
     is_untied = match.shape.tie_word_embeddings != shape.tie_word_embeddings
-    found = [*match.problems, *(match.notes if is_untied else ())]
+    found = [*match.errors, *(match.notes if is_untied else ())]
     if found:
         raise DataError("\n".join(found))
 

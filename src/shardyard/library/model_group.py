@@ -74,17 +74,17 @@ class ModelGroup:
             raise RequestError(f"a batch has {wrong}. All must be (samples, tokens), alike.")
         if self._control is None:
             return JoinedBatch(fields=batch, rows=rows, tokens=tokens)
-        given: list[Any] = [None] * dist.get_world_size(self._control)
-        dist.all_gather_object(given, (names, rows, tokens), group=self._control)
-        if len({name for name, *_ in given}) > 1:
+        by_rank: list[Any] = [None] * dist.get_world_size(self._control)
+        dist.all_gather_object(by_rank, (names, rows, tokens), group=self._control)
+        if len({name for name, *_ in by_rank}) > 1:
             raise RequestError(
-                f"ranks that split the model call it with different arguments: {given}. All call "
+                f"ranks that split the model call it with different arguments: {by_rank}. All call "
                 "it alike, with samples of their own."
             )
-        most = max(at_least[0], *(rows for _, rows, _ in given))
-        length = max(at_least[1], *(tokens for *_, tokens in given))
+        most = max(at_least[0], *(rows for _, rows, _ in by_rank))
+        length = max(at_least[1], *(tokens for *_, tokens in by_rank))
         length += -length % self._multiple
-        if "attention_mask" not in names and {length} != {tokens for *_, tokens in given}:
+        if "attention_mask" not in names and {length} != {tokens for *_, tokens in by_rank}:
             batch["attention_mask"] = torch.ones_like(next(iter(batch.values())))
             names = (*names, "attention_mask")
         stacked = torch.stack(
@@ -144,16 +144,16 @@ def divided_gradient(x: Tensor, divisor: float) -> Tensor:
 
 def _group_of(key: Any) -> dist.ProcessGroup:
     """A gloo group of the ranks with one key. All ranks call it together."""
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, key)
-    mine: dist.ProcessGroup | None = None
-    for each in sorted(set(found)):
-        ranks = [rank for rank, other in enumerate(found) if other == each]
+    keys: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(keys, key)
+    own_group: dist.ProcessGroup | None = None
+    for each in sorted(set(keys)):
+        ranks = [rank for rank, other in enumerate(keys) if other == each]
         group = dist.new_group(ranks, backend="gloo")
         if each == key:
-            mine = group
-    assert mine is not None
-    return mine
+            own_group = group
+    assert own_group is not None
+    return own_group
 
 
 def _padded(x_bL: Tensor, rows: int, tokens: int, value: int) -> Tensor:

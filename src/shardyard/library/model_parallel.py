@@ -26,9 +26,9 @@ from shardyard.families.file_tensors import file_tensors
 from shardyard.families.registry import FAMILIES, family_of, is_family
 from shardyard.families.shape import ModelShape
 from shardyard.library.model_group import JoinedBatch, ModelGroup
-from shardyard.library.supported import known_shape, request
+from shardyard.library.supported import request, supported_shape
 from shardyard.models.attention import NAME
-from shardyard.models.build import put_ours
+from shardyard.models.build import replace_modules
 from shardyard.models.forward import ForwardPass
 from shardyard.parallel import apply
 from shardyard.parallel.fsdp import reshard
@@ -40,7 +40,7 @@ _IGNORED_ARGUMENTS = ("use_cache", "return_dict", "cache_position")
 """Arguments of a forward call that change neither logits nor loss."""
 
 
-def shard_known_script(
+def shard_supported_script(
     model: nn.Module, mesh: Mesh, *, device: torch.device
 ) -> tuple["ScriptModel", dict[str, tuple[str, ...]]]:
     """Change a model in place; its script calls it, and ``loss.backward()``, as before.
@@ -52,7 +52,7 @@ def shard_known_script(
     Raises:
         RecipeError: The model does not fit the mesh.
     """
-    shape = known_shape(model)
+    shape = supported_shape(model)
     assert isinstance(model, PreTrainedModel)
     recompute = any(getattr(each, "gradient_checkpointing", False) for each in model.modules())
     recipe = _recipe(mesh, shape, recompute="full" if recompute else "none")
@@ -61,7 +61,7 @@ def shard_known_script(
         (disable or model.gradient_checkpointing_disable)()
     before = dict(model.named_parameters())
     model.set_attn_implementation(NAME)
-    put_ours(model, shape)
+    replace_modules(model, shape)
     family = family_of(shape.model_type)
     names = _names_now(before, model, family)
     parts = apply.parallelize(model, mesh, recipe=recipe, shape=shape, family=family)
@@ -71,25 +71,25 @@ def shard_known_script(
         model.register_forward_hook(apply.reshard_without_gradients)
     if hasattr(model, "generate"):
         together = partial(generate_together, model.generate)
-        model.generate = together if parts.pipeline is None else _refuse_generate
+        model.generate = together if parts.pipeline is None else _reject_generate
     return script, names
 
 
-def generate_together(generate: Callable[..., Any], *args: Any, **given: Any) -> Any:
+def generate_together(generate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call transformers' ``generate``; ranks go on until the last has its text.
 
     No keys and values are cached: a forward pass over split samples keeps none.
     """
-    if given.get("use_cache"):
+    if kwargs.get("use_cache"):
         raise RequestError(
             "generate(use_cache=True): ranks that split the model keep no keys and values from "
             "token to token. Leave it out; or generate by a model of one process, from "
             "shardyard.export(model, folder)."
         )
-    return generate(*args, **{**given, "use_cache": False, "synced_gpus": True})
+    return generate(*args, **{**kwargs, "use_cache": False, "synced_gpus": True})
 
 
-def _refuse_generate(*_args: Any, **_given: Any) -> NoReturn:
+def _reject_generate(*_args: Any, **_kwargs: Any) -> NoReturn:
     raise RequestError(
         "generate() of a model that pp cuts into stages: its logits are on the last stage alone. "
         "Call shardyard.export(model, folder), and generate by a model of one process from there."
@@ -112,7 +112,7 @@ def check_splittable(model: nn.Module) -> None:
             'wrap(..., plan={"layers.*.up": "columns", "layers.*.down": "rows"}), or which experts '
             'ep deals out, wrap(..., experts="layers.*.experts").'
         )
-    known_shape(model)
+    supported_shape(model)
     other = next((p.dtype for p in model.parameters() if p.dtype != torch.float32), None)
     if other is not None:
         raise RequestError(
@@ -146,16 +146,16 @@ def _names_now(
     now = dict(model.named_parameters())
     same = {param: name for name, param in now.items()}
     fused = file_tensors({name: param.shape for name, param in now.items()}, family)
-    found: dict[str, tuple[str, ...]] = {}
+    new_names: dict[str, tuple[str, ...]] = {}
     for name, param in before.items():
         if param in same:
-            found[name] = (same[param],)
+            new_names[name] = (same[param],)
         elif name in fused:
-            found[name] = tuple(piece.parameter for piece in fused[name])
+            new_names[name] = tuple(piece.parameter for piece in fused[name])
         else:
             experts = name.removesuffix("gate_up_proj")
-            found[name] = (f"{experts}gate", f"{experts}up")
-    return found
+            new_names[name] = (f"{experts}gate", f"{experts}up")
+    return new_names
 
 
 @dataclass
@@ -208,9 +208,9 @@ class ScriptModel:
         """Rows and tokens for which the schedule of a pipeline was made."""
 
     @property
-    def held_twice(self) -> Sequence[str]:
+    def tied_across_stages(self) -> Sequence[str]:
         """Names of parameters that both ends of a pipeline hold."""
-        return tuple(self._computation.held_twice)
+        return tuple(self._computation.tied_across_stages)
 
     def __call__(
         self,
@@ -299,7 +299,7 @@ class ScriptModel:
         micro_batch = self._micro_batch(joined)
         divisor = _divisor(micro_batch).clamp(min=1)
         self._scale.factor = (1.0 / (divisor * layout.data_ranks)).float()
-        earlier = {name: params[name].grad for name in self.held_twice if name in params}
+        earlier = {name: params[name].grad for name in self.tied_across_stages if name in params}
         for name in earlier:  # both ends add up what is there after the passes
             params[name].grad = None
         micro_batches = _cut(micro_batch, layout.pp)
@@ -327,7 +327,7 @@ class ScriptModel:
         tokens_BL = joined.fields["input_ids"]
         samples, length = tokens_BL.shape
         positions_BL, apart = self._positions(joined)
-        self._take_form(length, apart=apart)
+        self._set_sample_form(length, separate_documents=apart)
         fields_BL = {"tokens": tokens_BL, "positions": positions_BL}
         targets_BL = joined.fields.get("labels")
         if targets_BL is not None and self._shape.is_causal:
@@ -360,12 +360,12 @@ class ScriptModel:
         count_BL = mask_BL.cumsum(dim=1) - 1 if given_BL is None else given_BL
         return (count_BL * mask_BL).clamp(min=0), True
 
-    def _take_form(self, length: int, *, apart: bool) -> None:
-        if self._form == (length, apart):
+    def _set_sample_form(self, length: int, *, separate_documents: bool) -> None:
+        if self._form == (length, separate_documents):
             return
-        self._form = (length, apart)
+        self._form = (length, separate_documents)
         data = self._recipe.data.model_copy(
-            update={"seq_len": length, "attend_across_documents": not apart}
+            update={"seq_len": length, "attend_across_documents": not separate_documents}
         )
         recipe = self._recipe.model_copy(update={"data": data})
         self._computation.tokens_l = apply.set_sample_form(

@@ -38,7 +38,7 @@ def export(model: nn.Module, folder: str | Path) -> None:
     problem = ""
     if dist.get_rank() == 0:
         try:
-            family = family_of(model.config.model_type) if parts.is_known else None
+            family = family_of(model.config.model_type) if parts.is_supported else None
             _write(model, parts.built_as, state, Path(folder), family)
         except OSError as error:
             problem = (
@@ -107,13 +107,11 @@ def _write(
     plain.save_pretrained(folder)
 
 
-def _joined(
-    state: Mapping[str, Tensor], wanted: Iterable[str], family: Family
-) -> dict[str, Tensor]:
+def _joined(state: Mapping[str, Tensor], names: Iterable[str], family: Family) -> dict[str, Tensor]:
     """transformers' parameters, by its names, of those that are apart here."""
     made_of = file_tensors({name: tensor.shape for name, tensor in state.items()}, family)
     found = {}
-    for name in wanted:
+    for name in names:
         module = name.rpartition(".")[0]
         if name in made_of:
             rows = torch.cat([state[piece.parameter] for piece in made_of[name]])

@@ -178,5 +178,5 @@ def _class_before(model: Any) -> Any:
 
 
 def _replicas_of(model: Any) -> Replicas:
-    found: Replicas = getattr(model, _NAME)
-    return found
+    replicas: Replicas = getattr(model, _NAME)
+    return replicas

@@ -14,7 +14,7 @@ from shardyard.library.checkpoint import Loaded, Saves, load_checkpoint
 from shardyard.library.generators import give_back_to_rank, once, states_of
 from shardyard.library.model import Sharded, listed, sharded
 from shardyard.library.termination import BeforeTermination
-from shardyard.log import say, warn
+from shardyard.log import info, warn
 from shardyard.parallel.host_group import host_group
 
 _NO_SETTINGS = {"params", "foreach", "fused", "capturable", "differentiable"}
@@ -119,7 +119,7 @@ def _continue_generators(loaded: Loaded, parts: Sharded) -> None:
 def _report(
     loaded: Loaded,
     total: int,
-    given: Sequence[Mapping[str, Any]],
+    configured: Sequence[Mapping[str, Any]],
     used: Sequence[Mapping[str, Any]],
 ) -> None:
     """Say what was found, and which settings win where the script has others."""
@@ -133,7 +133,7 @@ def _report(
         )
     apart = [
         f"{key}={now[key]} (your script: {before[key]})"
-        for before, now in zip(given, used, strict=True)
+        for before, now in zip(configured, used, strict=True)
         for key in before
         if key in now and before[key] != now[key]
     ]
@@ -144,7 +144,7 @@ def _report(
         lines.append("For a new run give another folder; set other settings inside the loop.")
         warn(" ".join([f"{loaded.path} holds step {loaded.step}.", *lines]))
     else:
-        say(f"{loaded.path}: training continues with step {loaded.step + 1} of {total}.")
+        info(f"{loaded.path}: training continues with step {loaded.step + 1} of {total}.")
 
 
 def _settings(optimizer: Optimizer | Sequence[Optimizer]) -> list[dict[str, Any]]:

@@ -124,7 +124,7 @@ def clip_gradients(model: nn.Module, max_norm: float) -> Tensor:
             "there are no gradients to clip. Call shardyard.accumulate(model, batches) before, and "
             "optimizer.zero_grad() after the optimizer's step."
         )
-    total = square_sum(parts.params, held_twice=parts.reader.held_twice)
+    total = square_sum(parts.params, tied_across_stages=parts.reader.tied_across_stages)
     dist.all_reduce(total)
     norm = total.sqrt()
     _divide(parts, (norm / max_norm).clamp(min=1.0))
@@ -238,17 +238,17 @@ class ExactMean:
         optimizer.register_step_pre_hook(self._check)
         optimizer.register_step_post_hook(self._stepped)
 
-    def _computed(self, _model: nn.Module, _args: Any, given: dict[str, Any], output: Any) -> None:
+    def _computed(self, _model: nn.Module, _args: Any, kwargs: dict[str, Any], output: Any) -> None:
         loss = getattr(output, "loss", None)
         if loss is None or not loss.requires_grad:
             return
-        other = next((name for name in _OTHER_MEANS if given.get(name) is not None), None)
+        other = next((name for name in _OTHER_MEANS if kwargs.get(name) is not None), None)
         if other is not None:
             raise RequestError(
                 f'gradients="exact" with {other}: the loss is then another mean than that of the '
                 'labels. Leave it out, or use gradients="mean".'
             )
-        labels_BL = given["labels"]
+        labels_BL = kwargs["labels"]
         if self._is_causal:  # the first token of a sample is not predicted
             labels_BL = labels_BL[:, 1:]
         count = (labels_BL != IGNORED).sum().double().to(self._count.device)
@@ -272,7 +272,7 @@ class ExactMean:
         weight = dist.get_world_size() * self._number * count / now
         return grad * weight.to(grad.dtype)
 
-    def _check(self, optimizer: Optimizer, _args: Any, _given: Any) -> None:
+    def _check(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         has_any = any(param.grad is not None for param in self._params.values())
         if has_any and not self._number:
             raise RequestError(
@@ -281,7 +281,7 @@ class ExactMean:
                 'model(..., labels=labels).loss.backward(), or use gradients="mean".'
             )
 
-    def _stepped(self, _optimizer: Optimizer, _args: Any, _given: Any) -> None:
+    def _stepped(self, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         self._forget()
 
     def _forget(self) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from shardyard.config.model_defaults import compute_on, dropout_of, output_of, seq_len_of
-from shardyard.config.rules.model import misfits
+from shardyard.config.rules.model import check_model
 from shardyard.config.rules.plan_only import settings_planned_only
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.tasks import tasks_of
@@ -28,7 +28,7 @@ from shardyard.families.registry import (
 from shardyard.families.shape import ModelShape
 from shardyard.library.mesh import devices_per_node
 from shardyard.models.attention import NAME
-from shardyard.models.build import give_storage, put_ours
+from shardyard.models.build import materialize, replace_modules
 from shardyard.parallel import apply
 from shardyard.parallel.mesh import Mesh
 from shardyard.tasks.custom import Loss
@@ -59,33 +59,33 @@ _OF_BOTH_SIDES = ("token_type_ids",)
 """What a batch may have too for a model whose tokens see those on both sides."""
 
 
-def shard_known(
+def shard_supported(
     model: nn.Module,
     mesh: Mesh,
     *,
     device: torch.device,
     seq_len: int | None,
     options: Mapping[str, Any],
-) -> "KnownModel":
+) -> "SupportedModel":
     """Change a model of a known family in place.
 
     Raises:
         RecipeError: Settings that are wrong, or do not fit the model or the mesh.
         RequestError: The model is of no known family, or has what is not built.
     """
-    shape = known_shape(model)
+    shape = supported_shape(model)
     assert isinstance(model, PreTrainedModel)
     recipe = request(mesh, options, shape=shape, seq_len=seq_len)
     on_meta = next(model.parameters()).is_meta
     model.float()  # master weights
     model.set_attn_implementation(NAME)
-    put_ours(model, shape)
+    replace_modules(model, shape)
     family = family_of(shape.model_type)
     parts = apply.parallelize(model, mesh, recipe=recipe, shape=shape, family=family)
     if on_meta:
-        give_storage(model, device, stages=parts.pipeline.modules if parts.pipeline else ())
+        materialize(model, device, stages=parts.pipeline.modules if parts.pipeline else ())
     computation = LanguageModel(parts, mesh, device=device)
-    return KnownModel(computation, shape=shape, recipe=recipe, seq_len=seq_len)
+    return SupportedModel(computation, shape=shape, recipe=recipe, seq_len=seq_len)
 
 
 def request(
@@ -107,7 +107,7 @@ def request(
         )
     layout = mesh.layout
     node = devices_per_node(layout.world_size)
-    asked: dict[str, dict[str, Any]] = {
+    settings: dict[str, dict[str, Any]] = {
         "cluster": {
             "device": mesh.dense.device_type,
             "devices": node,
@@ -117,12 +117,12 @@ def request(
         "data": {} if seq_len is None else {"seq_len": seq_len},
     }
     for name, value in {**_ELSE, **options}.items():
-        asked.setdefault(_SECTIONS[name], {})[name] = value
+        settings.setdefault(_SECTIONS[name], {})[name] = value
     if shape is not None and not shape.is_causal:
-        asked["task"] = {"name": tasks_of(is_causal=False)[0]}
+        settings["task"] = {"name": tasks_of(is_causal=False)[0]}
     try:
-        recipe = _without_auto(recipe_of(asked), shape)
-        found = _problems(recipe, shape=shape, seq_len=seq_len, devices_per_node=node)
+        recipe = _without_auto(recipe_of(settings), shape)
+        found = _errors(recipe, shape=shape, seq_len=seq_len, devices_per_node=node)
     except RecipeError as error:
         found = list(error.problems)
     if found:
@@ -146,11 +146,11 @@ def _without_auto(recipe: Recipe, shape: ModelShape | None) -> Recipe:
     return recipe.model_copy(update={"model": model, "data": data, "precision": precision})
 
 
-def _problems(
+def _errors(
     recipe: Recipe, *, shape: ModelShape | None, seq_len: int | None, devices_per_node: int
 ) -> list[Problem]:
     parallel = recipe.parallel
-    found = misfits(recipe, shape, devices_per_node=devices_per_node)
+    found = check_model(recipe, shape, devices_per_node=devices_per_node)
     found += settings_planned_only(recipe)
     if recipe.precision.compute == "fp16":
         text = (
@@ -172,7 +172,7 @@ def _problems(
     return found
 
 
-def known_shape(model: nn.Module) -> ModelShape:
+def supported_shape(model: nn.Module) -> ModelShape:
     """Sizes of a model of a known family.
 
     Raises:
@@ -204,7 +204,7 @@ def known_shape(model: nn.Module) -> ModelShape:
     return shape
 
 
-class KnownModel:
+class SupportedModel:
     """Reads batches as transformers' models do: ``input_ids`` and ``labels``, (B, L)."""
 
     def __init__(
@@ -223,9 +223,9 @@ class KnownModel:
         """Micro-batches of the last step, samples in one, tokens of one."""
 
     @property
-    def held_twice(self) -> Collection[str]:
+    def tied_across_stages(self) -> Collection[str]:
         """Names of parameters that both ends of a pipeline hold."""
-        return self._computation.held_twice
+        return self._computation.tied_across_stages
 
     def read(
         self, batches: Sequence[Any], loss: Loss | None

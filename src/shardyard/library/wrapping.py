@@ -21,25 +21,25 @@ from torch.optim import Optimizer
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import RecipeError, RequestError
 from shardyard.library.clipping import replace_clip_grad_norm
-from shardyard.library.custom_script import check_own_script, shard_own_script
+from shardyard.library.custom_script import check_custom_script, shard_custom_script
 from shardyard.library.fully_sharded import (
     check_shardable,
-    refuse_added_parameters,
+    reject_added_parameters,
     replace_class,
     watch_parts,
 )
 from shardyard.library.mesh import build_mesh, devices_per_node, local_device
-from shardyard.library.model import Sharded, attach, listed, refuse_second_split
-from shardyard.library.model_parallel import check_splittable, shard_known_script
+from shardyard.library.model import Sharded, attach, check_not_sharded, listed
+from shardyard.library.model_parallel import check_splittable, shard_supported_script
 from shardyard.library.replicated import replicate
 from shardyard.library.sharded_tensors import guard_sharded_tensors, place_state
 from shardyard.library.step import ExactMean
-from shardyard.log import say, warn
+from shardyard.log import info, warn
 from shardyard.memory_limit import usable_memory_bytes
 from shardyard.parallel.apply import shard_script
 from shardyard.parallel.custom_module import (
     blocks_named,
-    module_problems,
+    module_errors,
     names_matching,
     rank_with_other_weights,
 )
@@ -129,7 +129,7 @@ def wrap(
             'gradients="exact" begins anew after each step of the optimizer, and wrap() was given '
             "none. Write model, optimizer = shardyard.wrap(model, optimizer, ...)."
         )
-    _refuse_model(model)
+    _check_model(model)
     names = [_names_of(model, each) for each in optimizers]
     words, lists = plan or {}, (experts,) if isinstance(experts, str) else tuple(experts or ())
     is_own = bool(words or lists)
@@ -139,15 +139,15 @@ def wrap(
     device = local_device(mesh.dense.device_type)
     chosen: Mapping[str, nn.Module] = {}
     if split:
-        _refuse_options(split, gradients, None if is_own else blocks)
+        _check_options(split, gradients, None if is_own else blocks)
     if not is_whole and (is_own or not split):
         chosen = _blocks(model, but=lists) if blocks is None else _named(model, blocks)
     if is_own:
-        check_own_script(model, mesh.layout, blocks=chosen, plan=words, experts=lists)
+        check_custom_script(model, mesh.layout, blocks=chosen, plan=words, experts=lists)
     if not is_whole:
         check_shardable(model, optimizers, ranks=mesh.layout.world_size)
     control = host_group(model)
-    _refuse_another_model(model, control)
+    _check_same_model(model, control)
     _move(model, device)
     built_as = type(model)
     names, held_twice = _spread(
@@ -162,7 +162,7 @@ def wrap(
         model,
         Sharded(
             mesh=mesh, device=device, reader=_AsWritten(held_twice), params=params,
-            has_weights=True, is_known=is_known, built_as=built_as, control=control,
+            has_weights=True, is_supported=is_known, built_as=built_as, control=control,
         ),
     )  # fmt: skip
     if mesh.layout.ep > 1 or mesh.layout.pp > 1:
@@ -201,28 +201,28 @@ def _spread(
         return names, ()
     _begin_alike(model, control)
     guard_sharded_tensors()
-    held_twice: Sequence[str] = ()
+    tied_across_stages: Sequence[str] = ()
     if plan or experts:
-        shard_own_script(model, mesh, blocks=blocks, plan=plan, experts=experts)
+        shard_custom_script(model, mesh, blocks=blocks, plan=plan, experts=experts)
     elif is_split:
-        script, now = shard_known_script(model, mesh, device=device)
-        held_twice = script.held_twice
+        script, now = shard_supported_script(model, mesh, device=device)
+        tied_across_stages = script.tied_across_stages
         names = [[[new for old in group for new in now[old]] for group in each] for each in names]
     else:
         shard_script(model, mesh, blocks=blocks, precision=MixedPrecisionPolicy())
         for each in optimizers:
-            each.register_step_pre_hook(refuse_added_parameters)
+            each.register_step_pre_hook(reject_added_parameters)
             each.register_load_state_dict_pre_hook(place_state)
         watch_parts(model)
     replace_class(model)
-    return names, held_twice
+    return names, tied_across_stages
 
 
 class _AsWritten:
     """Reads no batches: the script calls its model."""
 
-    def __init__(self, held_twice: Sequence[str]) -> None:
-        self.held_twice = held_twice
+    def __init__(self, tied_across_stages: Sequence[str]) -> None:
+        self.tied_across_stages = tied_across_stages
 
     def read(self, batches: Sequence[Any], loss: Loss | None) -> Any:
         del batches, loss
@@ -232,7 +232,7 @@ class _AsWritten:
         )
 
 
-def _refuse_options(
+def _check_options(
     split: Sequence[str], gradients: str, blocks: str | Sequence[str] | None
 ) -> None:
     axes = ", ".join(split)
@@ -250,16 +250,16 @@ def _refuse_options(
         )
 
 
-def _refuse_model(model: nn.Module) -> None:
+def _check_model(model: nn.Module) -> None:
     if isinstance(model, DistributedDataParallel | FSDPModule) or any(
         isinstance(module, FSDPModule) for module in model.modules()
     ):
-        refuse_second_split(model)  # what wrap() did has fully_shard in it
+        check_not_sharded(model)  # what wrap() did has fully_shard in it
         raise RequestError(
             f"this {type(model).__name__} is parallel already, by DistributedDataParallel or "
             "fully_shard. wrap() takes their place: remove those lines."
         )
-    refuse_second_split(model)
+    check_not_sharded(model)
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         raise RequestError(
             f"this {type(model).__name__} is on the meta device and has no weights: how they begin "
@@ -281,13 +281,13 @@ def _names_of(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
     return [[names[param] for param in group["params"]] for group in optimizer.param_groups]
 
 
-def _refuse_another_model(model: nn.Module, control: dist.ProcessGroup) -> None:
+def _check_same_model(model: nn.Module, control: dist.ProcessGroup) -> None:
     mine = [(name, tuple(p.shape), str(p.dtype)) for name, p in model.named_parameters()]
-    found: list[Any] = [None] * dist.get_world_size(control)
-    dist.all_gather_object(found, mine, group=control)
-    rank = next((rank for rank, other in enumerate(found) if other != found[0]), None)
+    by_rank: list[Any] = [None] * dist.get_world_size(control)
+    dist.all_gather_object(by_rank, mine, group=control)
+    rank = next((rank for rank, other in enumerate(by_rank) if other != by_rank[0]), None)
     if rank is not None:
-        pairs = zip_longest(found[0], found[rank], fillvalue="nothing")
+        pairs = zip_longest(by_rank[0], by_rank[rank], fillvalue="nothing")
         here, there = next(pair for pair in pairs if pair[0] != pair[1])
         raise RequestError(
             f"rank {rank} has built another model than rank 0: {there} where that has {here} "
@@ -338,7 +338,7 @@ def _mesh(recipe: Recipe | None, model: nn.Module, *, is_own: bool) -> Mesh:
     fits = need <= _MEMORY_FRACTION * room
     how = "each rank holds the whole model" if fits else "the model is sharded"
     if dist.get_rank() == 0:
-        (say if fits else warn)(
+        (info if fits else warn)(
             f"wrap(): {how}: weights, gradients and optimizer take about {format_bytes(need)}, and "
             f"a rank has {format_bytes(room)}, of which {_MEMORY_FRACTION:.0%} are for them. "
             f"{VARIABLE} says otherwise (dp_replicate={mesh.layout.world_size},dp_shard=1 or "
@@ -360,13 +360,13 @@ def _memory_bytes(mesh: Mesh) -> int:
     return total_memory_bytes(local_device(kind))
 
 
-def _read(given: str) -> dict[str, Any]:
+def _read(text: str) -> dict[str, Any]:
     found = {}
-    for word in given.split(","):
+    for word in text.split(","):
         axis, _, degree = word.strip().partition("=")
         if axis not in _ALL_AXES or not degree.strip().isdecimal():
             raise RequestError(
-                f"{VARIABLE}={given!r}: {word.strip()!r} is no degree of an axis. Write, for "
+                f"{VARIABLE}={text!r}: {word.strip()!r} is no degree of an axis. Write, for "
                 f"instance, dp_shard=8,zero=2; axes are {', '.join(_ALL_AXES)}."
             )
         found[axis] = int(degree)
@@ -381,28 +381,28 @@ def _blocks(model: nn.Module, *, but: Sequence[str]) -> dict[str, nn.Module]:
     """
     named = [name for name, _ in model.named_modules()]
     others = {name for pattern in but for name in names_matching(pattern, named)}
-    found: dict[str, nn.Module] = {}
+    blocks: dict[str, nn.Module] = {}
 
-    def look(module: nn.Module, path: str) -> None:
+    def visit(module: nn.Module, path: str) -> None:
         for name, child in module.named_children():
             is_block = isinstance(module, nn.ModuleList) and path.rstrip(".") not in others
             if is_block and any(True for _ in child.parameters()):
-                found[f"{path}{name}"] = child
+                blocks[f"{path}{name}"] = child
             else:
-                look(child, f"{path}{name}.")
+                visit(child, f"{path}{name}.")
 
-    look(model, "")
+    visit(model, "")
     homes: dict[nn.Parameter, set[str]] = {}
     for name, param in model.named_parameters(remove_duplicate=False):
-        home = next((block for block in found if name.startswith(f"{block}.")), "")
+        home = next((block for block in blocks if name.startswith(f"{block}.")), "")
         homes.setdefault(param, set()).add(home)
     shared = {home for of_one in homes.values() if len(of_one) > 1 for home in of_one}
-    return {name: block for name, block in found.items() if name not in shared}
+    return {name: block for name, block in blocks.items() if name not in shared}
 
 
 def _named(model: nn.Module, blocks: str | Sequence[str]) -> Mapping[str, nn.Module]:
     chosen, found = blocks_named(model, (blocks,) if isinstance(blocks, str) else blocks)
-    found += module_problems(model, chosen, tp=1)
+    found += module_errors(model, chosen, tp=1)
     if found:
         raise RecipeError(found, "wrap()")
     return chosen

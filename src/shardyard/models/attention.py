@@ -219,24 +219,24 @@ def documents(positions_BL: Tensor) -> Tensor:
     return (positions_BL == 0).cumsum(dim=-1)
 
 
-def document_starts(positions_BL: Tensor, places: int | None = None) -> Tensor:
+def document_starts(positions_BL: Tensor, max_documents: int | None = None) -> Tensor:
     """Where in its sample each document begins, behind them L for documents of no token.
 
     Of tokens in host memory: how many documents there are must be known where they are told to a
     device. Their number is rounded up to a power of two, so that shapes are few for a compiler.
 
     Args:
-        places: Of a sample, at least as many as it has documents; None: the fewest.
+        max_documents: Of a sample, at least as many as it has documents; None: the fewest.
 
     Returns:
         (B, S), int32.
     """
     is_start_BL = positions_BL == 0
     is_start_BL[:, 0] = True
-    if places is None:
-        places = most_documents(positions_BL)
+    if max_documents is None:
+        max_documents = most_documents(positions_BL)
     samples, length = positions_BL.shape
-    starts_BS = torch.full((samples, places), length, dtype=torch.int32)
+    starts_BS = torch.full((samples, max_documents), length, dtype=torch.int32)
     rows, tokens = is_start_BL.nonzero(as_tuple=True)
     starts_BS[rows, is_start_BL.cumsum(dim=1)[rows, tokens] - 1] = tokens.to(torch.int32)
     return starts_BS
@@ -248,7 +248,7 @@ def most_documents(positions_BL: Tensor) -> int:
     return 1 << (most - 1).bit_length()
 
 
-def attend_as_asked(
+def attention_forward(
     module: nn.Module,
     q_BHLE: Tensor,
     k_BKLE: Tensor,
@@ -269,4 +269,4 @@ def attend_as_asked(
     return out_BHLE.transpose(1, 2).contiguous(), None
 
 
-AttentionInterface.register(NAME, attend_as_asked)
+AttentionInterface.register(NAME, attention_forward)

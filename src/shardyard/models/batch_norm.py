@@ -74,7 +74,7 @@ class BatchNorms:
         self._norms: list[Any] = [norm for norm in found.values() if norm.running_mean is not None]
         """Those with running statistics."""
         self._features: list[int] = [norm.num_features for norm in self._norms]
-        self._place_of = {norm: place for place, norm in enumerate(self._norms)}
+        self._index_of = {norm: place for place, norm in enumerate(self._norms)}
         self._seen: dict[int, _Seen] = {}
         """Of one micro-batch, by place of the norm."""
         self._seen_counts: int | Tensor = 1
@@ -88,7 +88,7 @@ class BatchNorms:
 
     def saw(self, norm: nn.Module, seen: _Seen) -> None:
         """Count what a norm was given, as the micro-batch whose backward pass this is counts."""
-        place = self._place_of[norm]
+        place = self._index_of[norm]
         if place in self._seen or self.counts is not self._seen_counts:  # another micro-batch
             self._add()
         self._seen[place], self._seen_counts = seen, self.counts

@@ -19,7 +19,7 @@ from shardyard.errors import RecipeError, RequestError
 from shardyard.families.family import Family
 from shardyard.families.registry import family_of
 from shardyard.families.shape import ModelShape
-from shardyard.families.trainable import frozen_problems, is_frozen
+from shardyard.families.trainable import frozen_pattern_errors, is_frozen
 from shardyard.models.attention import NAME
 from shardyard.models.hf import load_weights
 from shardyard.models.init import fill_adapters, fill_random
@@ -46,11 +46,11 @@ def build_on_meta(shape: ModelShape) -> PreTrainedModel:
         model: PreTrainedModel = model_class.from_config(
             config, dtype=torch.float32, attn_implementation=NAME
         )
-    put_ours(model, shape)
+    replace_modules(model, shape)
     return model
 
 
-def put_ours(model: PreTrainedModel, shape: ModelShape) -> None:
+def replace_modules(model: PreTrainedModel, shape: ModelShape) -> None:
     """Put our modules in the place of those that cannot be split as they are, same weights.
 
     Raises:
@@ -62,7 +62,7 @@ def put_ours(model: PreTrainedModel, shape: ModelShape) -> None:
         plain_embedding(model, shape)
 
 
-def freeze(model: nn.Module, patterns: Sequence[str], *, held_in: torch.dtype) -> None:
+def freeze(model: nn.Module, patterns: Sequence[str], *, storage_dtype: torch.dtype) -> None:
     """Keep what ``model.frozen`` names, and what is frozen already, from being trained, in place.
 
     It is held in the format that it computes in: a master copy would never change.
@@ -73,25 +73,27 @@ def freeze(model: nn.Module, patterns: Sequence[str], *, held_in: torch.dtype) -
     names: dict[nn.Parameter, list[str]] = {}
     for name, param in model.named_parameters(remove_duplicate=False):
         names.setdefault(param, []).append(name)
-    found = frozen_problems(patterns, {all_names[0]: all_names for all_names in names.values()})
+    found = frozen_pattern_errors(
+        patterns, {all_names[0]: all_names for all_names in names.values()}
+    )
     if found:
         raise RecipeError(found, "the model")
     for param, all_names in names.items():
         if any(is_frozen(name, patterns) for name in all_names):
             param.requires_grad_(False)
-        _hold_frozen(param, held_in)
+        _cast_frozen(param, storage_dtype)
 
 
-def freeze_base(model: nn.Module, *, held_in: torch.dtype) -> None:
+def freeze_base(model: nn.Module, *, storage_dtype: torch.dtype) -> None:
     """Keep all that there is from being trained, in place: adapters come to it."""
     for param in model.parameters():
         param.requires_grad_(False)
-        _hold_frozen(param, held_in)
+        _cast_frozen(param, storage_dtype)
 
 
-def _hold_frozen(param: nn.Parameter, held_in: torch.dtype) -> None:
+def _cast_frozen(param: nn.Parameter, storage_dtype: torch.dtype) -> None:
     if not param.requires_grad and param.is_floating_point():
-        param.data = param.data.to(held_in)
+        param.data = param.data.to(storage_dtype)
 
 
 def replace_experts(model: PreTrainedModel, shape: ModelShape) -> None:
@@ -104,32 +106,32 @@ def replace_experts(model: PreTrainedModel, shape: ModelShape) -> None:
     if family.sparse is None:
         return
     for name, block in blocks_of(model, family).items():
-        theirs: Any = getattr(block, family.sparse)
-        _refuse_changed(theirs, f"{name}.{family.sparse}")
+        original: Any = getattr(block, family.sparse)
+        _check_unmodified(original, f"{name}.{family.sparse}")
         with torch.device("meta"):
             ours = SparseMLP(shape)
         # they pack the two matrices of an expert into one; clones, so that it can be freed
-        packed = theirs.experts.gate_up_proj
+        packed = original.experts.gate_up_proj
         gate, up = (
             parameter_of(half.clone(memory_format=torch.contiguous_format), packed)
             for half in packed.detach().chunk(2, dim=1)
         )
-        ours.router.weight = theirs.gate.weight
+        ours.router.weight = original.gate.weight
         ours.experts.gate, ours.experts.up = gate, up
-        ours.experts.down = theirs.experts.down_proj
-        ours.train(theirs.training)
+        ours.experts.down = original.experts.down_proj
+        ours.train(original.training)
         setattr(block, family.sparse, ours)
 
 
-def _refuse_changed(theirs: nn.Module, name: str) -> None:
+def _check_unmodified(original: nn.Module, name: str) -> None:
     """What somebody has put into transformers' mixture would be lost with it."""
     others = [
         f"a {type(module).__name__} at {name}{'.' * bool(path)}{path}"
-        for path, module in theirs.named_modules()
+        for path, module in original.named_modules()
         if not type(module).__module__.startswith("transformers.")
     ]
     known = {"gate.weight", "experts.gate_up_proj", "experts.down_proj"}
-    others += [f"{name}.{path}" for path, _ in theirs.named_parameters() if path not in known]
+    others += [f"{name}.{path}" for path, _ in original.named_parameters() if path not in known]
     if others:
         raise RequestError(
             f"there is {others[0]}, which transformers did not put there. Mixtures of experts are "
@@ -138,7 +140,7 @@ def _refuse_changed(theirs: nn.Module, name: str) -> None:
         )
 
 
-def give_storage(
+def materialize(
     model: PreTrainedModel,
     device: torch.device,
     *,
@@ -168,11 +170,11 @@ def give_storage(
 
 def _tied(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
     """The (module, name) places of each parameter that has more than one."""
-    places: dict[int, list[tuple[nn.Module, str]]] = {}
+    locations: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
         for name, param in module.named_parameters(recurse=False, remove_duplicate=False):
-            places.setdefault(id(param), []).append((module, name))
-    return [found for found in places.values() if len(found) > 1]
+            locations.setdefault(id(param), []).append((module, name))
+    return [found for found in locations.values() if len(found) > 1]
 
 
 def fill_weights(model: PreTrainedModel, *, folder: Path | None, seed: int) -> None:
@@ -210,10 +212,10 @@ def keep_blocks(
     blocks = list(blocks_of(model, family).values())
     here = _ends(model, family, is_first=is_first, is_last=is_last)
     everywhere = _ends(model, family, is_first=True, is_last=True)
-    _place(model, family.blocks, nn.ModuleDict({str(n): blocks[n] for n in numbers}))
+    _set_submodule(model, family.blocks, nn.ModuleDict({str(n): blocks[n] for n in numbers}))
     for name in everywhere:
         if name not in here:
-            _place(model, name, None)
+            _set_submodule(model, name, None)
 
 
 def stage_of(
@@ -222,12 +224,12 @@ def stage_of(
     """A module of one stage whose modules are those of ``model``, shared and equally named."""
     blocks, stage = blocks_of(model, family), nn.Module()
     own = {str(number): blocks[f"{family.blocks}.{number}"] for number in numbers}
-    _place(stage, family.blocks, nn.ModuleDict(own))
+    _set_submodule(stage, family.blocks, nn.ModuleDict(own))
     if family.rotary is not None:
-        _place(stage, family.rotary, part_of(model, family.rotary))
+        _set_submodule(stage, family.rotary, part_of(model, family.rotary))
     here = _ends(model, family, is_first=is_first, is_last=is_last)
     for name in _ends(model, family, is_first=True, is_last=True):
-        _place(stage, name, part_of(model, name) if name in here else None)
+        _set_submodule(stage, name, part_of(model, name) if name in here else None)
     return stage
 
 
@@ -244,7 +246,7 @@ def _ends(model: nn.Module, family: Family, *, is_first: bool, is_last: bool) ->
     return list(dict.fromkeys(names))
 
 
-def _place(root: nn.Module, name: str, module: nn.Module | None) -> None:
+def _set_submodule(root: nn.Module, name: str, module: nn.Module | None) -> None:
     """Set a module by its full name, which may pass through modules that are not there yet."""
     *parents, child = name.split(".")
     at = root

@@ -16,7 +16,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification
 from transformers.utils import logging
 
-from shardyard.config.weight_files import named
+from shardyard.config.weight_files import format_names
 from shardyard.config.weights_match import remedy_of
 
 HEAD = "classifier."
@@ -26,36 +26,38 @@ _BATCHES = re.compile(r".*\.num_batches_tracked")
 """Counts of batch normalisation, which older files lack; training moves by a fixed share."""
 
 
-def report_problems(folder: Path, told: Mapping[str, Any], *, head: str | None = None) -> list[str]:
+def loading_errors(
+    folder: Path, loading_info: Mapping[str, Any], *, head: str | None = None
+) -> list[str]:
     """What a load has to be rejected for, each in a sentence.
 
     Args:
-        told: transformers' ``output_loading_info``.
+        loading_info: transformers' ``output_loading_info``.
         head: How names of a head begin that may be of another size, or missing.
     """
 
-    def kept(names: Iterable[str]) -> list[str]:
+    def relevant(names: Iterable[str]) -> list[str]:
         has_head = sorted(name for name in names if head is None or not name.startswith(head))
         return [name for name in has_head if not _BATCHES.fullmatch(name)]
 
-    missing = kept(told["missing_keys"])
-    other = kept(name for name, *_ in told["mismatched_keys"])
-    surplus = sorted(told["unexpected_keys"])
+    missing = relevant(loading_info["missing_keys"])
+    other = relevant(name for name, *_ in loading_info["mismatched_keys"])
+    surplus = sorted(loading_info["unexpected_keys"])
     found = []
     if missing:
         found.append(
-            f"{folder} lacks {len(missing):,} tensors that config.json asks for: {named(missing)}. "
+            f"{folder} lacks {len(missing):,} tensors that config.json asks for: {format_names(missing)}. "
             "They would be random. Check config.json, or fetch or save the folder again."
         )
     if other:
         found.append(
             f"{folder} has {len(other):,} tensors of another shape than config.json says: "
-            f"{named(other)}. Check the sizes in config.json, or fetch the folder again."
+            f"{format_names(other)}. Check the sizes in config.json, or fetch the folder again."
         )
     if surplus:
         found.append(
             f"{folder} has {len(surplus):,} tensors that config.json has no place for: "
-            f"{named(surplus)}. {remedy_of(surplus)}."
+            f"{format_names(surplus)}. {remedy_of(surplus)}."
         )
     return found
 
@@ -74,7 +76,7 @@ def main(folder: Path, kind: str) -> list[str]:
         )  # fmt: skip
     except (ValueError, OSError, ImportError, KeyError):
         return []  # said in its own words where it is opened
-    return report_problems(folder, told, head=HEAD if of_images else None)
+    return loading_errors(folder, told, head=HEAD if of_images else None)
 
 
 if __name__ == "__main__":

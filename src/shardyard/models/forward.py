@@ -65,16 +65,16 @@ class ForwardPass:
 
     def set_sample_form(
         self, attention: Callable[[Tensor, Tensor | None], Attention],
-        computed_l: Tensor | None, held_l: Tensor | None,
+        computed_l: Tensor | None, residual_l: Tensor | None,
     ) -> None:  # fmt: skip
         """Take samples of another length, or other documents in them, from now on.
 
         Args:
             computed_l: As ``tokens_l``, which this rank computes.
-            held_l: Of these, those whose residual stream it holds between matrices; None: all.
+            residual_l: Of these, those whose residual stream it holds between matrices; None: all.
         """
         self._attention, self._tokens_l = attention, computed_l
-        self._keys.computed_l, self._keys.tokens_l = computed_l, held_l
+        self._keys.computed_l, self._keys.tokens_l = computed_l, residual_l
 
     def __call__(
         self,
@@ -105,7 +105,7 @@ class ForwardPass:
                 x = block(x, attention_mask=attention, **given)
         if self._head is None:
             return x
-        of_pairs_B2 = self._judge(x)
+        of_pairs_B2 = self._pair_logits(x)
         if predicted_1N is not None:
             x = x.flatten(0, 1).index_select(0, predicted_1N[0])[None]
         x = x if self._norm is None else self._norm(x)
@@ -115,7 +115,7 @@ class ForwardPass:
             return self._logits(x), of_pairs_B2
         return self._head(x, targets[:, : -len(of_pairs_B2)]), of_pairs_B2  # without the pairs' own
 
-    def _judge(self, x_BlD: Tensor) -> Tensor | None:
+    def _pair_logits(self, x_BlD: Tensor) -> Tensor | None:
         if self._pooler is None or self._pair_head is None:
             return None
         of_pairs_B2: Tensor = self._pair_head(torch.tanh(self._pooler(x_BlD[:, 0])))

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from shardyard.config.weight_files import read_weight_files
 from shardyard.errors import DataError, RequestError
 from shardyard.families.family import Family
-from shardyard.families.file_tensors import Piece, file_tensors, stored_names, whole_shape
+from shardyard.families.file_tensors import ParameterPiece, file_tensors, stored_names, whole_shape
 from shardyard.families.lora import is_adapter
-from shardyard.file_faults import why_no_content
+from shardyard.file_faults import content_error
 from shardyard.io.digests import StoredTensor
 from shardyard.models.local_shard import LocalShard, local_shard
 
@@ -33,7 +33,7 @@ def load_weights(model: nn.Module, folder: Path, family: Family) -> set[str]:
     params = {name: each for name, each in model.named_parameters() if not is_adapter(name)}
     tensors = file_tensors({name: param.shape for name, param in params.items()}, family)
     found = stored_names(stored, tensors, family)
-    names, wanted = list(tensors), _held(tensors, params)
+    names, wanted = list(tensors), _local_slices(tensors, params)
     lacking = {name for name in names if name not in found}
     of_pairs = {name for name in lacking if name.startswith(family.modules_of_pairs)}
     missing = sorted(lacking - of_pairs)
@@ -51,14 +51,14 @@ def load_weights(model: nn.Module, folder: Path, family: Family) -> set[str]:
     return of_pairs
 
 
-def piece_in(tensor: Tensor, piece: Piece) -> Tensor:
+def piece_in(tensor: Tensor, piece: ParameterPiece) -> Tensor:
     """A parameter's part of a tensor of the files."""
     ours = tensor.mT if piece.is_transposed else tensor
     return ours[piece.offset : piece.offset + piece.shape[0]]
 
 
 @dataclass(frozen=True)
-class _Held:
+class _LocalSlice:
     """What this rank holds of a tensor of the files, and where it is there."""
 
     tensor: Tensor
@@ -66,11 +66,11 @@ class _Held:
     whole_shape: tuple[int, ...]
 
 
-def _held(
-    tensors: Mapping[str, tuple[Piece, ...]], params: Mapping[str, nn.Parameter]
-) -> dict[str, list[_Held]]:
+def _local_slices(
+    tensors: Mapping[str, tuple[ParameterPiece, ...]], params: Mapping[str, nn.Parameter]
+) -> dict[str, list[_LocalSlice]]:
     """By name in the files; what this rank has no part of is left out."""
-    found: dict[str, list[_Held]] = {}
+    by_name: dict[str, list[_LocalSlice]] = {}
     for name, pieces in tensors.items():
         for piece in pieces:
             shard = local_shard(params[piece.parameter])
@@ -89,9 +89,9 @@ def _held(
             tensor = shard.tensor
             if piece.is_transposed:
                 tensor, slices = tensor.mT, slices[::-1]
-            held = _Held(tensor, slices, whole_shape(pieces))
-            found.setdefault(name, []).append(held)
-    return found
+            held = _LocalSlice(tensor, slices, whole_shape(pieces))
+            by_name.setdefault(name, []).append(held)
+    return by_name
 
 
 def _stored(folder: Path) -> dict[str, StoredTensor]:
@@ -102,10 +102,10 @@ def _stored(folder: Path) -> dict[str, StoredTensor]:
         raise DataError(str(error)) from error
 
 
-def _read_file(path: Path, held: Mapping[str, Sequence[_Held]]) -> None:
+def _read_file(path: Path, slices: Mapping[str, Sequence[_LocalSlice]]) -> None:
     try:
         with safe_open(path, framework="pt") as file:
-            for name, parts in held.items():
+            for name, parts in slices.items():
                 source = file.get_slice(name)
                 for part in parts:
                     _read(source, part, f"{path}: tensor {name}")
@@ -113,7 +113,7 @@ def _read_file(path: Path, held: Mapping[str, Sequence[_Held]]) -> None:
         raise _damaged(path, error) from error
 
 
-def _read(source: Any, part: _Held, where: str) -> None:
+def _read(source: Any, part: _LocalSlice, where: str) -> None:
     if tuple(source.get_shape()) != part.whole_shape:
         raise DataError(
             f"{where} has shape {list(source.get_shape())}, the model needs "
@@ -125,7 +125,7 @@ def _read(source: Any, part: _Held, where: str) -> None:
 
 def _damaged(path: Path, error: Exception) -> DataError:
     try:
-        why = why_no_content(path)
+        why = content_error(path)
     except OSError:
         why = None
     return DataError(f"{path} {why or f'cannot be read: {error}. Fetch the file again.'}")

@@ -17,13 +17,13 @@ from shardyard.errors import RequestError
 from shardyard.families.images.network import ImageKind, ImageNetwork
 from shardyard.families.images.registry import KINDS
 from shardyard.models.batch_norm import KINDS as BATCH_NORMS
-from shardyard.models.folder_report import report_problems
+from shardyard.models.folder_report import loading_errors
 from shardyard.models.random import (
     SampleKeys,
+    dropout_key,
     keep_mask,
     key_of,
     normal,
-    place_key,
     random_bits,
     uniform,
 )
@@ -109,7 +109,7 @@ def load_network(
             "beside its config.json, or model.weights=random."
         ) from error
     lacking = {*told["missing_keys"], *(key for key, *_ in told["mismatched_keys"])}
-    wrong = report_problems(folder, told, head=f"{_HEAD}.")
+    wrong = loading_errors(folder, told, head=f"{_HEAD}.")
     if wrong:
         raise RequestError("\n".join(wrong))
     state = theirs.state_dict()
@@ -168,16 +168,16 @@ def _truncated_normal(key: int, counter: Tensor) -> Tensor:
 class _Drop:
     """A mask that is a function of (seed, position of the sample, place, element)."""
 
-    def __init__(self, place: str, *, drop: float, seed: int, keys: SampleKeys) -> None:
+    def __init__(self, module_name: str, *, drop: float, seed: int, keys: SampleKeys) -> None:
         self._drop = drop
-        self._place_key = place_key(seed, place)
+        self._dropout_key = dropout_key(seed, module_name)
         self._keys = keys
 
     def _masked(self, x: Tensor, *, elements: int) -> Tensor:
         """Of each sample its first ``elements`` decide: one for all of it, or each its own."""
         samples_B = self._keys.samples_B
         assert samples_B is not None
-        key_B1 = random_bits(self._place_key, samples_B.to(x.device))[:, None]
+        key_B1 = random_bits(self._dropout_key, samples_B.to(x.device))[:, None]
         kept = keep_mask(key_B1, torch.arange(elements, device=x.device), drop=self._drop)
         shape = (len(x), *([1] * (x.dim() - 1))) if elements == 1 else x.shape
         return x * kept.view(shape) * (1.0 / (1.0 - self._drop))
@@ -204,7 +204,7 @@ class _DropFeatures(_Drop):
         return (self._masked(features, elements=features[0].numel()), *args[1:])
 
 
-def make_it_drop(
+def add_image_dropout(
     model: nn.Module,
     network: ImageNetwork,
     *,

@@ -50,17 +50,17 @@ def local_shard(param: Tensor) -> LocalShard:
     data = param.detach()
     if not isinstance(data, DTensor):
         return LocalShard(data, (0,) * data.dim(), tuple(data.shape))
-    local, (offsets, sizes) = data.to_local(), place_of(data)
+    local, (offsets, sizes) = data.to_local(), shard_bounds(data)
     assert tuple(local.shape) == sizes, (local.shape, sizes, data.placements)
     return LocalShard(local, offsets, tuple(data.shape))
 
 
-def place_of(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def shard_bounds(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Offsets and sizes of this rank's part in the whole."""
-    return place_in(tensor.shape, tensor.device_mesh, tensor.placements)
+    return compute_shard_bounds(tensor.shape, tensor.device_mesh, tensor.placements)
 
 
-def place_in(
+def compute_shard_bounds(
     shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Offsets and sizes of this rank's part of a whole of that shape.

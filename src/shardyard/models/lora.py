@@ -73,7 +73,7 @@ def adapter_parameters(shape: ModelShape, lora: Lora) -> int:
     return sum(sum(each.elements(shape, rank)) for found in targets for each in found)
 
 
-def drop_in_adapters(model: nn.Module, drop: float, *, seed: int, keys: SampleKeys) -> None:
+def add_adapter_dropout(model: nn.Module, drop: float, *, seed: int, keys: SampleKeys) -> None:
     """Drop a share of each adapter's input. Call it once tp has split the adapters."""
     for target in model.modules():
         adapter = adapter_of(target)
@@ -88,5 +88,5 @@ def drop_in_adapters(model: nn.Module, drop: float, *, seed: int, keys: SampleKe
 
 def adapter_of(module: nn.Module) -> Adapter | None:
     """What was put beside a matrix, if anything was."""
-    found: Adapter | None = getattr(module, _HOOK, None)
-    return found
+    adapter: Adapter | None = getattr(module, _HOOK, None)
+    return adapter

@@ -216,8 +216,8 @@ class RouterLoss:
     ) -> Tensor:
         """The block's output, behind which the gradients of the losses enter."""
         counts_BL, lengths_B = self._counted(expert_BLK)
-        visits_BE = _visits(expert_BLK, counts_BL, experts=logits_BLE.shape[-1])
-        share_BE = self._share_of_visits(visits_BE, lengths_B * expert_BLK.shape[-1])
+        visits_BE = _count_assignments(expert_BLK, counts_BL, experts=logits_BLE.shape[-1])
+        share_BE = self._load_fraction(visits_BE, lengths_B * expert_BLK.shape[-1])
         # the sample's loss x its tokens: linear in probabilities, so ranks add their tokens' parts
         probability_BE = (counts_BL[..., None] * probability_BLE).sum(dim=1)
         balance = logits_BLE.shape[-1] * (share_BE * probability_BE).sum()
@@ -245,15 +245,15 @@ class RouterLoss:
             mine_L = torch.arange(length, device=lengths_B.device)
         return (mine_L < lengths_B[:, None]).float(), lengths_B
 
-    def _share_of_visits(self, visits_BE: Tensor, of_sample_B: Tensor) -> Tensor:
+    def _load_fraction(self, assignments_BE: Tensor, of_sample_B: Tensor) -> Tensor:
         """Each expert's share of the visits of a whole sample, of which there are so many."""
         if self.tokens_group is not None:
-            visits_BE = visits_BE.clone()
-            dist.all_reduce(visits_BE, group=self.tokens_group)
-        return visits_BE / of_sample_B.clamp(min=1)[:, None]
+            assignments_BE = assignments_BE.clone()
+            dist.all_reduce(assignments_BE, group=self.tokens_group)
+        return assignments_BE / of_sample_B.clamp(min=1)[:, None]
 
 
-def _visits(expert_BLK: Tensor, counts_BL: Tensor, *, experts: int) -> Tensor:
+def _count_assignments(expert_BLK: Tensor, counts_BL: Tensor, *, experts: int) -> Tensor:
     """How many of a sample's visits each expert gets of tokens that count, (B, E)."""
     count_BLK = counts_BL[..., None].expand(expert_BLK.shape)
     zeros_BE = torch.zeros(expert_BLK.shape[0], experts, device=expert_BLK.device)
@@ -316,20 +316,20 @@ class SparseMLP(nn.Module):
             width=shape.hidden_size,
             inner=shape.expert_width,
         )
-        self._visits = shape.num_experts_per_tok
+        self._experts_per_token = shape.num_experts_per_tok
 
     def forward(self, x_BLD: Tensor) -> Tensor:
         """The sum of the visited experts' outputs, weighted by the router; (B, L, D)."""
         logits_BLE = self.router(x_BLD)
         probability_BLE = torch.softmax(logits_BLE.float(), dim=-1)
-        weight_BLK, expert_BLK = torch.topk(probability_BLE, self._visits, dim=-1)
+        weight_BLK, expert_BLK = torch.topk(probability_BLE, self._experts_per_token, dim=-1)
         weight_BLK = (weight_BLK / weight_BLK.sum(dim=-1, keepdim=True)).to(x_BLD.dtype)
 
         visit_N = expert_BLK.flatten()
         order_N = torch.argsort(visit_N, stable=True)
         place_N = inverse(order_N)
         counts_E = count(visit_N, logits_BLE.shape[-1])
-        sorted_ND = take_rows(x_BLD.flatten(0, 1), order_N, place_N, copies=self._visits)
+        sorted_ND = take_rows(x_BLD.flatten(0, 1), order_N, place_N, copies=self._experts_per_token)
         if self.dispatch is None:
             sorted_ND = self.experts(sorted_ND, counts_E)
         else:
@@ -355,22 +355,22 @@ def count(visit_N: Tensor, experts: int) -> Tensor:
     return zeros_E.scatter_add_(0, visit_N, torch.ones_like(visit_N))
 
 
-def take_rows(x_TD: Tensor, order_N: Tensor, place_N: Tensor, *, copies: int = 1) -> Tensor:
+def take_rows(x_TD: Tensor, order_N: Tensor, inverse_N: Tensor, *, copies: int = 1) -> Tensor:
     """Rows in another order, each ``copies`` times; (T x copies, D).
 
     Args:
         order_N: Which copy comes when: row ``order_N // copies``.
-        place_N: Its inverse. With it the gradient is a sum in a fixed order, unlike that of an
+        inverse_N: Its inverse. With it the gradient is a sum in a fixed order, unlike that of an
             index, so that two runs on one device are equal.
     """
-    rows_ND: Tensor = _Rows.apply(x_TD, order_N, place_N, copies)  # type: ignore[no-untyped-call]
+    rows_ND: Tensor = _Rows.apply(x_TD, order_N, inverse_N, copies)  # type: ignore[no-untyped-call]
     return rows_ND
 
 
 class _Rows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_TD: Tensor, order_N: Tensor, place_N: Tensor, copies: int) -> Tensor:
-        ctx.save_for_backward(place_N)
+    def forward(ctx: Any, x_TD: Tensor, order_N: Tensor, inverse_N: Tensor, copies: int) -> Tensor:
+        ctx.save_for_backward(inverse_N)
         ctx.copies = copies
         return x_TD[order_N if copies == 1 else order_N // copies]
 

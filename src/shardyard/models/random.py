@@ -24,13 +24,13 @@ def key_of(*parts: int | str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
 
 
-def place_key(seed: int, place: str) -> Tensor:
+def dropout_key(seed: int, module_name: str) -> Tensor:
     """The key of one place where a model drops something, as a tensor in host memory.
 
     A compiler takes a number for part of the code, and compiles every block anew; a tensor without
     dimensions is an argument, which a device gets with the kernel.
     """
-    return torch.tensor(key_of(seed, "dropout", place), device="cpu")
+    return torch.tensor(key_of(seed, "dropout", module_name), device="cpu")
 
 
 def random_bits(key: int | Tensor, counter: Tensor) -> Tensor:
@@ -63,9 +63,9 @@ def uniform(key: int, counter: Tensor) -> Tensor:
     return 2.0 * share - 1.0
 
 
-def _shift_right(bits: Tensor, places: int) -> Tensor:
+def _shift_right(bits: Tensor, num_bits: int) -> Tensor:
     """Logical shift: torch's own keeps the sign bit."""
-    return (bits >> places) & ((1 << (64 - places)) - 1)
+    return (bits >> num_bits) & ((1 << (64 - num_bits)) - 1)
 
 
 def _signed(value: int) -> int:
@@ -97,7 +97,7 @@ class Dropout:
 
     def __init__(
         self,
-        place: str,
+        module_name: str,
         *,
         drop: float,
         seed: int,
@@ -109,7 +109,7 @@ class Dropout:
             over all; all tokens that it computes pass through then. None: it has the whole width.
         """
         self._drop = drop
-        self._place_key = place_key(seed, place)
+        self._dropout_key = dropout_key(seed, module_name)
         self._keys = keys
         self._part = part
 
@@ -125,7 +125,7 @@ class Dropout:
         assert self._keys.samples_B is not None
         length, columns = x_BLD.shape[1:]
         first, width = self._part or (0, columns)
-        key_B11 = random_bits(self._place_key, self._keys.samples_B)[:, None, None]
+        key_B11 = random_bits(self._dropout_key, self._keys.samples_B)[:, None, None]
         tokens_L = self._keys.tokens_l if self._part is None else self._keys.computed_l
         if tokens_L is None:
             tokens_L = torch.arange(length, device=x_BLD.device)
@@ -135,7 +135,7 @@ class Dropout:
         return x_BLD * keep_BLD * (1.0 / (1.0 - self._drop))
 
 
-def add_dropout(places: dict[str, nn.Module], *, drop: float, seed: int, keys: SampleKeys) -> None:
+def add_dropout(modules: dict[str, nn.Module], *, drop: float, seed: int, keys: SampleKeys) -> None:
     """Mask the outputs of named modules. Call before sharding: its hooks must come after these."""
-    for place, module in places.items():
+    for place, module in modules.items():
         module.register_forward_hook(Dropout(place, drop=drop, seed=seed, keys=keys))

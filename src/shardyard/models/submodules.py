@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from shardyard.families.family import Family, Row
+from shardyard.families.family import Family, ModuleSpec
 
 
 def blocks_of(model: nn.Module, family: Family) -> dict[str, nn.Module]:
@@ -11,9 +11,9 @@ def blocks_of(model: nn.Module, family: Family) -> dict[str, nn.Module]:
     return {f"{family.blocks}.{name}": block for name, block in blocks.named_children()}
 
 
-def part_of(model: nn.Module, name: Row | str | None) -> nn.Module | None:
+def part_of(model: nn.Module, name: ModuleSpec | str | None) -> nn.Module | None:
     """A module by its row or full name; None where a family or a stage does not have it."""
-    name = name.module if isinstance(name, Row) else name
+    name = name.module if isinstance(name, ModuleSpec) else name
     part: nn.Module | None = None if name is None else model
     for child in (name or "").split("."):
         part = getattr(part, child, None)
@@ -26,7 +26,7 @@ def is_tied(model: nn.Module, family: Family) -> bool:
     return embedding is not None and head is not None and embedding.weight is head.weight
 
 
-def dropout_places(model: nn.Module, family: Family) -> dict[str, nn.Module]:
+def dropout_modules(model: nn.Module, family: Family) -> dict[str, nn.Module]:
     """Modules whose output passes through dropout, by full name."""
     norm = family.embedding_norm or family.embedding
     first = family.embedding_end or norm.module

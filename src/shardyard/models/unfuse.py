@@ -15,10 +15,10 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from shardyard.errors import RequestError
-from shardyard.families.family import Row
+from shardyard.families.family import ModuleSpec
 from shardyard.families.file_tensors import pieces_in_block
 from shardyard.families.shape import ModelShape
-from shardyard.models.attention import Attention, attend_as_asked
+from shardyard.models.attention import Attention, attention_forward
 from shardyard.models.hf import piece_in
 from shardyard.models.local_shard import parameter_of
 from shardyard.models.submodules import blocks_of
@@ -54,7 +54,7 @@ class SplitAttention(nn.Module):
         )
         if position_embeddings is not None:
             q_BHLE, k_BHLE = (_rotated(x, *position_embeddings) for x in (q_BHLE, k_BHLE))
-        out_BLHE, _none = attend_as_asked(
+        out_BLHE, _none = attention_forward(
             self, q_BHLE, k_BHLE, v_BHLE, attention_mask,
             scaling=self._head_width**-0.5, sliding_window=self._window,
         )  # fmt: skip
@@ -117,7 +117,7 @@ def split_fused(model: PreTrainedModel, shape: ModelShape) -> None:
     for name, block in blocks_of(model, family).items():
         theirs = dict(block.named_parameters())
         for module, kind in family.unfused.items():
-            _refuse_changed(block.get_submodule(module), f"{name}.{module}")
+            _check_unmodified(block.get_submodule(module), f"{name}.{module}")
             with torch.device("meta"):
                 names = [name.rpartition(".")[2] for name in rows if name.startswith(f"{module}.")]
                 ours = _KINDS[kind](_maker(rows, module, shape), names, shape)
@@ -137,7 +137,7 @@ def plain_embedding(model: PreTrainedModel, shape: ModelShape) -> None:
     """
     family = shape.family
     theirs = model.get_submodule(family.embedding.module)
-    _refuse_changed(theirs, family.embedding.module)
+    _check_unmodified(theirs, family.embedding.module)
     assert isinstance(theirs, nn.Embedding)
     with torch.device("meta"):
         rows, width = theirs.weight.shape
@@ -152,11 +152,11 @@ def _add_modules(parent: nn.Module, make: Make, names: Sequence[str]) -> None:
 
 
 def _activation(shape: ModelShape) -> nn.Module:
-    found: nn.Module = ACT2FN[shape.hidden_act or shape.family.config_json.activation]
-    return found
+    activation: nn.Module = ACT2FN[shape.hidden_act or shape.family.config_json.activation]
+    return activation
 
 
-def _maker(rows: Mapping[str, Row], module: str, shape: ModelShape) -> Make:
+def _maker(rows: Mapping[str, ModuleSpec], module: str, shape: ModelShape) -> Make:
     def make(name: str) -> nn.Linear:
         row = rows[f"{module}.{name}"]
         assert row.columns is not None, "a matrix"
@@ -172,9 +172,9 @@ def _set(block: nn.Module, name: str, part: Tensor) -> None:
     setattr(block.get_submodule(module), parameter, parameter_of(own, part))
 
 
-def _refuse_changed(theirs: nn.Module, name: str) -> None:
+def _check_unmodified(original: nn.Module, name: str) -> None:
     """What somebody has put into transformers' module would be lost with it."""
-    for path, module in theirs.named_modules():
+    for path, module in original.named_modules():
         kind = type(module)
         if not kind.__module__.startswith(("transformers.", "torch.nn.modules")):
             raise RequestError(

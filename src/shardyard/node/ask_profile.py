@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from shardyard.control.profile import Wish, answer_of
-from shardyard.io.terminal import tell
+from shardyard.control.profile import ProfileOptions, answer_of
+from shardyard.io.terminal import echo
 from shardyard.rundir.layout import RunDir
 
 
@@ -21,7 +21,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--ranks", required=True)
     args = parser.parse_args(argv)
-    tell(json.dumps(answer_of(RunDir(args.run_dir), Wish(steps=args.steps, ranks=args.ranks))))
+    echo(
+        json.dumps(
+            answer_of(RunDir(args.run_dir), ProfileOptions(steps=args.steps, ranks=args.ranks))
+        )
+    )
     return 0
 
 

@@ -14,25 +14,31 @@ from dataclasses import asdict
 from typing import Any
 
 from shardyard.bench import nccl_table
-from shardyard.bench.nccl_table import Measured
+from shardyard.bench.nccl_table import CollectiveTiming
 from shardyard.config.schema.recipe import Recipe
 from shardyard.cpu_quota import usable_cores
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.hardware.network_counters import busiest
-from shardyard.io.polling import meanwhile, wait_for
+from shardyard.io.polling import poll_in_background, wait_for
 from shardyard.launchers.log_markers import mark
-from shardyard.launchers.node_rank import Place
-from shardyard.log import say
+from shardyard.launchers.node_rank import NodeAssignment
+from shardyard.log import info
 from shardyard.node.log_markers import marked_on_stdout
 from shardyard.node.network_check import (
     ask_for_network,
     interfaces_in,
     network_in,
-    tell_network,
+    write_network_event,
 )
 from shardyard.python_program import python_program
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.network import Network, NetworkBench, Transport, answer_in, answer_line
+from shardyard.rundir.network import (
+    NetworkBench,
+    ObservedNetwork,
+    Transport,
+    answer_in,
+    answer_line,
+)
 
 _MODULE = "shardyard.elastic.bench_worker"
 _POLL_S = 0.2
@@ -40,16 +46,18 @@ _GRACE_S = 10.0
 """For the other ranks of a node to end by themselves after one has broken off."""
 
 
-def bench_here(bench: NetworkBench, recipe: Recipe, run: RunDir, place: Place, nonce: str) -> int:
+def bench_node(
+    bench: NetworkBench, recipe: Recipe, run: RunDir, assignment: NodeAssignment, nonce: str
+) -> int:
     """Measure this node's share; the exit code."""
-    told = _Told(bench, run, place, nonce)
-    if bench.is_pairs and place.nodes == 1:
-        return told.refuse_pairs(asked=recipe.cluster.nodes)
-    with _Ranks(bench, recipe, place) as ranks:
-        if place.node_rank > 0:
+    told = _BenchOutput(bench, run, assignment, nonce)
+    if bench.is_pairs and assignment.nodes == 1:
+        return told.reject_pairs(requested_nodes=recipe.cluster.nodes)
+    with _Ranks(bench, recipe, assignment) as ranks:
+        if assignment.node_rank > 0:
             return ranks.finish()
         with marked_on_stdout(run, nonce=nonce):
-            with meanwhile(ranks.look, every_s=_POLL_S, name="ranks"):
+            with poll_in_background(ranks.poll, every_s=_POLL_S, name="ranks"):
                 for line in ranks.output():
                     told.take(line)
             return told.end(ranks.finish())
@@ -58,13 +66,17 @@ def bench_here(bench: NetworkBench, recipe: Recipe, run: RunDir, place: Place, n
 class _Ranks:
     """The processes of this node; none is left behind the block."""
 
-    def __init__(self, bench: NetworkBench, recipe: Recipe, place: Place) -> None:
-        name = place.own_host or socket.gethostname()
+    def __init__(self, bench: NetworkBench, recipe: Recipe, assignment: NodeAssignment) -> None:
+        name = assignment.own_host or socket.gethostname()
         words = [bench.to_text(), recipe.cluster.device, name]
         words.append(str(recipe.elastic.collective_timeout_s))
         self._broke_s: float | None = None
         self._processes = [
-            _start(words, _environment(bench, place, local), is_read=place.node_rank + local == 0)
+            _start(
+                words,
+                _environment(bench, assignment, local),
+                is_read=assignment.node_rank + local == 0,
+            )
             for local in range(bench.processes)
         ]
 
@@ -83,7 +95,7 @@ class _Ranks:
         for line in out:
             yield line.rstrip("\n")
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Whether all have ended; where one broke off, the others do so soon, or are killed."""
         codes = [process.poll() for process in self._processes]
         if self._broke_s is None and any(codes):
@@ -94,7 +106,7 @@ class _Ranks:
 
     def finish(self) -> int:
         """Wait for all; the exit code that says how they ended."""
-        wait_for(self.look, every_s=_POLL_S)
+        wait_for(self.poll, every_s=_POLL_S)
         codes = [process.wait() for process in self._processes]
         failed = [code for code in codes if code > 0]
         return failed[0] if failed else int(any(codes))
@@ -117,34 +129,38 @@ def _start(words: list[str], env: dict[str, str], *, is_read: bool) -> "subproce
     )
 
 
-def _environment(bench: NetworkBench, place: Place, local_rank: int) -> dict[str, str]:
-    rank = place.node_rank * bench.processes + local_rank
+def _environment(
+    bench: NetworkBench, assignment: NodeAssignment, local_rank: int
+) -> dict[str, str]:
+    rank = assignment.node_rank * bench.processes + local_rank
     cores = usable_cores()
     env = {"OMP_NUM_THREADS": str(max(1, cores // bench.processes)), **os.environ}
     env |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(local_rank),
-        "WORLD_SIZE": str(place.nodes * bench.processes),
+        "WORLD_SIZE": str(assignment.nodes * bench.processes),
         "LOCAL_WORLD_SIZE": str(bench.processes),
-        "MASTER_ADDR": place.host,
-        "MASTER_PORT": str(place.port),
+        "MASTER_ADDR": assignment.host,
+        "MASTER_PORT": str(assignment.port),
     }
     if rank == 0:
         ask_for_network(env)
     return env
 
 
-class _Told:
+class _BenchOutput:
     """What rank 0 has said, printed as tables and as marked lines."""
 
-    def __init__(self, bench: NetworkBench, run: RunDir, place: Place, nonce: str) -> None:
-        self._bench, self._run, self._place, self._nonce = bench, run, place, nonce
+    def __init__(
+        self, bench: NetworkBench, run: RunDir, assignment: NodeAssignment, nonce: str
+    ) -> None:
+        self._bench, self._run, self._assignment, self._nonce = bench, run, assignment, nonce
         self._ranks: list[dict[str, Any]] = []
-        self._rows: list[Measured] = []
+        self._rows: list[CollectiveTiming] = []
         self._pairs: dict[nccl_table.Pair, float] = {}
         self._transport: Transport | None = None
         self._interfaces = ""
-        self._is_network_told = False
+        self._is_network_reported = False
         self._has_failed = False
 
     def take(self, line: str) -> None:
@@ -153,7 +169,7 @@ class _Told:
         if answer is None:
             self._interfaces = interfaces_in(line) or self._interfaces
             self._transport = self._transport or network_in(line)
-            say(line)
+            info(line)
             return
         kind = answer.pop("is")
         match kind:
@@ -177,17 +193,17 @@ class _Told:
             case "failed":
                 self._has_failed = True
                 self._mark("failed", **answer)
-                say(f"error: {answer['error']}")
+                info(f"error: {answer['error']}")
             case _:
                 raise ShardyardError(
                     f"rank 0 says {kind!r}, which its node does not know. This is a bug of "
                     "shardyard: please report it."
                 )
 
-    def refuse_pairs(self, *, asked: int) -> int:
+    def reject_pairs(self, *, requested_nodes: int) -> int:
         """Say that there is no pair of nodes here; the exit code."""
         words = (
-            f"--pairs: the job came up on one node, although cluster.nodes={asked} were asked for, "
+            f"--pairs: the job came up on one node, although cluster.nodes={requested_nodes} were asked for, "
             "so that there is no pair of nodes to measure. Look at what the scheduler gave it "
             "(`shardyard status RUN`), and give the launcher all its nodes."
         )
@@ -202,7 +218,7 @@ class _Told:
                 "above; a process that was killed most often had too little memory: lower --end."
             )
             self._mark("failed", error=words, exit_code=code)
-            say(f"error: {words}")
+            info(f"error: {words}")
         elif not code:
             self._mark("done")
         return code
@@ -221,36 +237,38 @@ class _Told:
             _print(*nccl_table.lines(self._pairs, self._nodes, self._bench.end_bytes))
         else:
             _print(*nccl_table.ending(self._rows, len(self._ranks)))
-        if self._place.nodes == 1:
+        if self._assignment.nodes == 1:
             return
         if not self._bench.is_pairs:
-            must = nccl_table.must_send(
+            must = nccl_table.required_send_bytes(
                 nccl_table.collective_named(answer["collective"]),
                 {int(size): calls for size, calls in answer["calls"].items()},
                 ranks=len(self._ranks),
-                nodes=self._place.nodes,
+                nodes=self._assignment.nodes,
             )
             # nodes on one machine have all counted the same interfaces
-            counted = answer["sent"][:1] if self._place.is_one_machine else answer["sent"]
-            carried = nccl_table.carried(counted)
+            counted = answer["sent"][:1] if self._assignment.is_one_machine else answer["sent"]
+            carried = nccl_table.bytes_by_interface(counted)
             self._mark("traffic", collective=answer["collective"], must=must, carried=carried)
-            _print(*nccl_table.proof(carried, must))
-        if not self._is_network_told:
-            self._tell_network(answer["sent"][0])
+            _print(*nccl_table.traffic_check_lines(carried, must))
+        if not self._is_network_reported:
+            self._report_network(answer["sent"][0])
 
-    def _tell_network(self, sent: dict[str, int]) -> None:
+    def _report_network(self, sent: dict[str, int]) -> None:
         """Write down what was used, as in a training; said once, after the first table."""
         if self._ranks[0]["kind"] == "CPU":
-            interface = busiest(sent, is_one_machine=self._place.is_one_machine) or ""
-            network = Network(transport="sockets", said_by="gloo", attempt=0, interfaces=interface)
+            interface = busiest(sent, is_one_machine=self._assignment.is_one_machine) or ""
+            network = ObservedNetwork(
+                transport="sockets", said_by="gloo", attempt=0, interfaces=interface
+            )
         elif self._transport is not None:
-            network = Network(
+            network = ObservedNetwork(
                 transport=self._transport, said_by="NCCL", attempt=0, interfaces=self._interfaces
             )
         else:
             return
-        self._is_network_told = True
-        tell_network(self._run, network)
+        self._is_network_reported = True
+        write_network_event(self._run, network)
         self._mark("network", **asdict(network))
         _print(f"# network between nodes: {network.words}, as {network.said_by} says")
 
@@ -258,9 +276,11 @@ class _Told:
         print(mark("answer", {"bench": kind, **content}, nonce=self._nonce), flush=True)
 
 
-def measured_of(answer: dict[str, Any]) -> Measured:
+def measured_of(answer: dict[str, Any]) -> CollectiveTiming:
     """A row as rank 0 tells it."""
-    return Measured(**{**answer, "collective": nccl_table.collective_named(answer["collective"])})
+    return CollectiveTiming(
+        **{**answer, "collective": nccl_table.collective_named(answer["collective"])}
+    )
 
 
 def _print(*lines: str) -> None:

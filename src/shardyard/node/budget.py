@@ -18,7 +18,7 @@ from shardyard.config.machines import capacity_of
 from shardyard.config.schema.recipe import Recipe
 from shardyard.control.follow import Tail
 from shardyard.errors import RequestError, StorageError
-from shardyard.io.polling import meanwhile
+from shardyard.io.polling import poll_in_background
 from shardyard.rundir.cost import read_spending
 from shardyard.rundir.jsonl import EventWriter, read_lines_backwards
 from shardyard.rundir.layout import RunDir
@@ -35,10 +35,10 @@ _RECENT_STEPS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms:
+class AttemptLimits:
     """What one attempt is held to."""
 
-    began_s: float
+    started_s: float
     """When node 0 began, by the monotonic clock; preparation costs money too."""
     session: str
     usd_per_hour: float | None
@@ -49,15 +49,17 @@ class Terms:
     """By the monotonic clock: in time before the instances of a capacity block go; None: never."""
 
     @staticmethod
-    def of(recipe: Recipe, *, began_s: float, session: str, usd_per_hour: float | None) -> "Terms":
+    def of(
+        recipe: Recipe, *, started_s: float, session: str, usd_per_hour: float | None
+    ) -> "AttemptLimits":
         """Those of a recipe."""
         launch, capacity = recipe.launch, capacity_of(recipe.cluster)
         idle, drain_at_s = launch.stop_idle_after, None
         if capacity is not None and capacity.usable_until is not None:
             left_s = capacity.usable_until - time.time()
             drain_at_s = time.monotonic() + left_s - recipe.elastic.drain_timeout_s
-        return Terms(
-            began_s=began_s,
+        return AttemptLimits(
+            started_s=started_s,
             session=session,
             usd_per_hour=usd_per_hour,
             max_usd=launch.max_usd,
@@ -66,10 +68,12 @@ class Terms:
         )
 
 
-class Limits:
+class LimitMonitor:
     """What is known of one attempt between two looks."""
 
-    def __init__(self, run_dir: RunDir, attempt: int, terms: Terms, *, now_s: float) -> None:
+    def __init__(
+        self, run_dir: RunDir, attempt: int, terms: AttemptLimits, *, now_s: float
+    ) -> None:
         before = read_spending(run_dir)
         self._terms = terms
         self._usd_before = 0.0 if before is None else before.usd
@@ -79,12 +83,12 @@ class Limits:
         self._events = EventWriter(run_dir.events, attempt=attempt, generation=0)
         self._step: int | None = None
         self._stepped_s = now_s
-        self._told_s = 0.0
+        self._reported_s = 0.0
         """How long no step had come when that was told last."""
         self._step_times_s: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._is_stopping = False
 
-    def look(self, now_s: float) -> bool:
+    def poll(self, now_s: float) -> bool:
         """Write down what is worth it at this moment of the monotonic clock.
 
         Returns:
@@ -94,10 +98,10 @@ class Limits:
             StorageError: The events cannot be written.
         """
         self._read_steps(now_s)
-        self._tell_stall(now_s)
+        self._check_stall(now_s)
         if self._counted_s is None or now_s - self._counted_s >= _COUNT_EVERY_S:
             self.count(now_s)
-        reason = None if self._is_stopping else self._why_stop(now_s)
+        reason = None if self._is_stopping else self._stop_reason(now_s)
         if reason is None:
             return False
         self._is_stopping = True
@@ -112,7 +116,7 @@ class Limits:
             self._events.write("spent", usd=usd, usd_per_hour=self._terms.usd_per_hour)
 
     def _usd(self, now_s: float) -> float:
-        hours = (now_s - self._terms.began_s) / 3600
+        hours = (now_s - self._terms.started_s) / 3600
         return self._usd_before + hours * (self._terms.usd_per_hour or 0.0)
 
     def _read_steps(self, now_s: float) -> None:
@@ -121,27 +125,27 @@ class Limits:
             if line.get("step_time_s") is not None:
                 self._step_times_s.append(line["step_time_s"])
                 self._events.generation = line["generation"]
-        if self._told_s and self._stepped_s == now_s:
-            self._told_s = 0.0
-            self._tell(0.0)
+        if self._reported_s and self._stepped_s == now_s:
+            self._reported_s = 0.0
+            self._write_stall(0.0)
 
-    def _tell_stall(self, now_s: float) -> None:
+    def _check_stall(self, now_s: float) -> None:
         quiet_s = now_s - self._stepped_s
-        usual_s = self._usual_s()
+        usual_s = self._median_step_s()
         patience_s = _FIRST_STEP_S if usual_s is None else max(_QUIET_S, _TIMES_USUAL * usual_s)
-        if quiet_s >= max(patience_s, 2 * self._told_s):  # ever more seldom
-            self._told_s = quiet_s
-            self._tell(quiet_s)
+        if quiet_s >= max(patience_s, 2 * self._reported_s):  # ever more seldom
+            self._reported_s = quiet_s
+            self._write_stall(quiet_s)
 
-    def _tell(self, quiet_s: float) -> None:
+    def _write_stall(self, quiet_s: float) -> None:
         """No step for so long; 0: they come again."""
-        seconds, usual_s = round(quiet_s, 1), self._usual_s()
+        seconds, usual_s = round(quiet_s, 1), self._median_step_s()
         self._events.write("stalled", step=self._step, seconds=seconds, usual_s=usual_s)
 
-    def _usual_s(self) -> float | None:
+    def _median_step_s(self) -> float | None:
         return median(self._step_times_s) if self._step_times_s else None
 
-    def _why_stop(self, now_s: float) -> str | None:
+    def _stop_reason(self, now_s: float) -> str | None:
         terms, usd = self._terms, self._usd(now_s)
         if terms.max_usd is not None and usd >= terms.max_usd and terms.usd_per_hour is not None:
             return f"it has cost {format_usd(usd)}, and launch.max_usd={terms.max_usd:g}"
@@ -157,24 +161,24 @@ class Limits:
 
 
 @contextmanager
-def held_to_limits(run_dir: RunDir, attempt: int, terms: Terms) -> Iterator[None]:
+def enforce_limits(run_dir: RunDir, attempt: int, terms: AttemptLimits) -> Iterator[None]:
     """Look after an attempt while the block runs; at a limit, this process gets SIGTERM once."""
-    limits = Limits(run_dir, attempt, terms, now_s=time.monotonic())
+    limits = LimitMonitor(run_dir, attempt, terms, now_s=time.monotonic())
 
-    def look() -> None:
+    def poll() -> None:
         with suppress(StorageError):  # a full disk is told by the training, which writes there too
-            if limits.look(time.monotonic()):
+            if limits.poll(time.monotonic()):
                 os.kill(os.getpid(), signal.SIGTERM)
 
     try:
-        with meanwhile(look, every_s=_POLL_S, name="limits"):
+        with poll_in_background(poll, every_s=_POLL_S, name="limits"):
             yield
     finally:
         with suppress(StorageError):
             limits.count(time.monotonic())
 
 
-def refuse_stopped(run_dir: RunDir, session: str) -> None:
+def check_not_stopped(run_dir: RunDir, session: str) -> None:
     """Raise if this start of the job has stopped itself, and its scheduler starts it again.
 
     Raises:

@@ -10,16 +10,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from shardyard.config.resolved import Resolved
-from shardyard.io.polling import meanwhile, wait_for
-from shardyard.launchers.node_rank import Place
-from shardyard.log import say
-from shardyard.node.budget import Terms, held_to_limits
+from shardyard.io.polling import poll_in_background, wait_for
+from shardyard.launchers.node_rank import NodeAssignment
+from shardyard.log import info
+from shardyard.node.budget import AttemptLimits, enforce_limits
 from shardyard.node.handshake import Session
-from shardyard.node.preflight import Readiness, answering
-from shardyard.rundir.attempt_files import read_resolved, read_store_place
+from shardyard.node.preflight import Readiness, serve_digests
+from shardyard.rundir.attempt_files import read_resolved, read_store_location
 from shardyard.rundir.cost import read_spending, seconds_since_count
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lease import is_held
+from shardyard.rundir.lease import is_locked
 from shardyard.rundir.state import has_attempt_ended
 
 _POLL_S = 0.5
@@ -27,15 +27,17 @@ _SUCCESSION_S = 30.0
 """For a loss to be noticed, the next store to be served, and network file systems to show it."""
 
 
-class StandIn:
+class Node0Failover:
     """A node that may have to."""
 
-    def __init__(self, run: RunDir, attempt: int, place: Place, talk: Session) -> None:
+    def __init__(
+        self, run: RunDir, attempt: int, assignment: NodeAssignment, session: Session
+    ) -> None:
         self._run = run
         self._attempt = attempt
-        self._place = place
-        self._talk = talk
-        self.is_called = False
+        self._assignment = assignment
+        self._session = session
+        self.is_active = False
         """Whether it does what node 0 did."""
 
     @contextmanager
@@ -43,26 +45,28 @@ class StandIn:
         """Do it while the block runs, from the moment at which it is called."""
         with ExitStack() as duties:
 
-            def look() -> bool:
-                where = read_store_place(self._run, self._attempt)
-                if where is not None and where.node_rank == self._place.node_rank:
-                    self.is_called = True
-                    self._take_up(duties, read_resolved(self._run.resolved(self._attempt)))
-                return self.is_called
+            def poll() -> bool:
+                where = read_store_location(self._run, self._attempt)
+                if where is not None and where.node_rank == self._assignment.node_rank:
+                    self.is_active = True
+                    self._take_over(duties, read_resolved(self._run.resolved(self._attempt)))
+                return self.is_active
 
-            with meanwhile(look, every_s=_POLL_S, name="stand-in"):
+            with poll_in_background(poll, every_s=_POLL_S, name="stand-in"):
                 yield
 
-    def _take_up(self, duties: ExitStack, resolved: Resolved) -> None:
-        say(f"node {self._place.node_rank} takes the place of the lost one")
-        files = Readiness(self._run, self._place.session)
-        duties.enter_context(answering(files, self._attempt, resolved))
-        duties.enter_context(self._talk.announced(self._attempt, has_begun=True))
-        terms = terms_from_now(self._run, self._attempt, resolved, self._place.session)
-        duties.enter_context(held_to_limits(self._run, self._attempt, terms))
+    def _take_over(self, duties: ExitStack, resolved: Resolved) -> None:
+        info(f"node {self._assignment.node_rank} takes the place of the lost one")
+        files = Readiness(self._run, self._assignment.session)
+        duties.enter_context(serve_digests(files, self._attempt, resolved))
+        duties.enter_context(self._session.announced(self._attempt, has_started=True))
+        terms = terms_from_now(self._run, self._attempt, resolved, self._assignment.session)
+        duties.enter_context(enforce_limits(self._run, self._attempt, terms))
 
 
-def is_stood_in_for(run: RunDir, talk: Session, *, within_s: float = _SUCCESSION_S) -> bool:
+def has_node0_failed_over(
+    run: RunDir, session: Session, *, within_s: float = _SUCCESSION_S
+) -> bool:
     """Whether the session of a node 0 that starts trains already, at the store of another node.
 
     Asked where node 0 may be started again beside nodes that go on: it comes back as any other.
@@ -70,31 +74,31 @@ def is_stood_in_for(run: RunDir, talk: Session, *, within_s: float = _SUCCESSION
     Args:
         within_s: For the others to notice that node 0 was lost, and to agree who serves the store.
     """
-    attempt = talk.begun()
+    attempt = session.started_attempt()
     if attempt is None:
         return False
 
-    def found() -> bool | None:
+    def check_moved() -> bool | None:
         if has_attempt_ended(run, attempt):
             return False
-        place = read_store_place(run, attempt)
+        place = read_store_location(run, attempt)
         moved = place is not None and place.node_rank != 0
-        return True if moved and is_held(run.lease) else None
+        return True if moved and is_locked(run.lease) else None
 
-    say("node 0 was lost in this session: looking for the node that does its part")
-    return wait_for(found, within_s=within_s, every_s=_POLL_S) is True
+    info("node 0 was lost in this session: looking for the node that does its part")
+    return wait_for(check_moved, within_s=within_s, every_s=_POLL_S) is True
 
 
-def terms_from_now(run: RunDir, attempt: int, resolved: Resolved, session: str) -> Terms:
+def terms_from_now(run: RunDir, attempt: int, resolved: Resolved, session: str) -> AttemptLimits:
     """What is left of the attempt is held to; its price is what node 0 wrote down.
 
     The other nodes cost money from node 0's last count on, also while they agreed who stands in.
     """
     spent = read_spending(run)
     uncounted_s = seconds_since_count(run, attempt, now_t=time.time())
-    return Terms.of(
+    return AttemptLimits.of(
         resolved.recipe,
-        began_s=time.monotonic() - uncounted_s,
+        started_s=time.monotonic() - uncounted_s,
         session=session,
         usd_per_hour=None if spent is None else spent.usd_per_hour,
     )

@@ -22,7 +22,7 @@ from typing import Any
 from shardyard.errors import LostNodeError, RequestError, ShardyardError
 from shardyard.io.files import make_folder, read_json_object, write_json
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lease import is_held
+from shardyard.rundir.lease import is_locked
 from shardyard.units import format_seconds
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -33,7 +33,7 @@ _LOST_AFTER_S = 60.0
 
 
 @dataclass(frozen=True)
-class Ended:
+class SessionEnd:
     """Node 0's last word."""
 
     words: str
@@ -51,7 +51,7 @@ class Session:
                 "Use letters, digits, dots, hyphens and underscores, at most 128."
             )
         self._run_dir = run_dir.path
-        self._was_there = self._run_dir.is_dir()
+        self._existed = self._run_dir.is_dir()
         self._path = run_dir.session(name)
         self._lease = run_dir.lease
 
@@ -84,20 +84,20 @@ class Session:
             thread.join()
 
     @contextmanager
-    def announced(self, attempt: int, *, has_begun: bool = False) -> Iterator[Callable[[], None]]:
+    def announced(self, attempt: int, *, has_started: bool = False) -> Iterator[Callable[[], None]]:
         """Tell the others to join an attempt, again and again until it is over.
 
         Args:
-            has_begun: Whether the others train already.
+            has_started: Whether the others train already.
 
         Yields:
             To be called once all are ready: the others then begin to train.
         """
         is_over, begins = threading.Event(), threading.Event()
-        if has_begun:
+        if has_started:
             begins.set()
-        write_json(self._path, {"attempt": attempt, "beat": 0, "begins": has_begun})
-        self._was_there = True
+        write_json(self._path, {"attempt": attempt, "beat": 0, "begins": has_started})
+        self._existed = True
 
         def keep_beating() -> None:
             beat = 0
@@ -120,12 +120,12 @@ class Session:
 
     def end(self, words: str, exit_code: int) -> None:
         """Tell those who come late that there is nothing to join."""
-        if self._was_there and not self._run_dir.is_dir():
+        if self._existed and not self._run_dir.is_dir():
             return  # it vanished: a new one would pass for it
         with suppress(ShardyardError):
             write_json(self._path, {"ended": words, "exit_code": exit_code})
 
-    def begun(self) -> int | None:
+    def started_attempt(self) -> int | None:
         """The attempt that trains in this session, or did when its node 0 was lost."""
         word = self._read() or {}
         return int(word["attempt"]) if word.get("begins") is True else None
@@ -135,15 +135,15 @@ class Session:
     def wait(
         self,
         *,
-        say: Callable[[str], None],
-        say_every_s: float = 30.0,
+        log: Callable[[str], None],
+        log_every_s: float = 30.0,
         give_up_after_s: float = 3600.0,
         believe_end_after_s: float = 300.0,
-    ) -> int | Ended:
+    ) -> int | SessionEnd:
         """Wait for node 0: the attempt to join, or that there is none.
 
         Args:
-            say: Told now and then that this still waits.
+            log: Told now and then that this still waits.
             give_up_after_s: For the first word of node 0.
             believe_end_after_s: Until then an end that was there from the beginning may be left
                 over from a node 0 that is being started again, as it may be after its last beat.
@@ -151,7 +151,7 @@ class Session:
         Raises:
             LostNodeError: Node 0 said nothing for too long.
         """
-        if (attempt := self.begun()) is not None and is_held(self._lease):
+        if (attempt := self.started_attempt()) is not None and is_locked(self._lease):
             return attempt  # whoever said so lives: no need to wait for its next beat
         first, started_s, told_s = self._read(), time.monotonic(), time.monotonic()
         newest, heard_s = first, started_s
@@ -163,7 +163,7 @@ class Session:
                 newest, heard_s = content, now_s
             is_new = content != first or now_s - started_s > believe_end_after_s
             if content is not None and "ended" in content and is_new:
-                return Ended(str(content["ended"]), int(content["exit_code"]))
+                return SessionEnd(str(content["ended"]), int(content["exit_code"]))
             if content is not None and "attempt" in content and content != first:
                 return int(content["attempt"])
             prepares = content is not None and "prepares" in content
@@ -180,12 +180,14 @@ class Session:
                     "did write that file, this node does not see the same run folder: put it on "
                     "storage that all nodes share (launch.run_dir)."
                 )
-            if now_s - told_s > say_every_s:
+            if now_s - told_s > log_every_s:
                 told_s = now_s
-                say(f"waiting for node 0 ({now_s - started_s:.0f} s so far)")
+                log(f"waiting for node 0 ({now_s - started_s:.0f} s so far)")
             time.sleep(_POLL_S)
 
-    def wait_to_begin(self, attempt: int, *, lost_after_s: float = _LOST_AFTER_S) -> Ended | None:
+    def wait_to_begin(
+        self, attempt: int, *, lost_after_s: float = _LOST_AFTER_S
+    ) -> SessionEnd | None:
         """Wait until node 0 has heard of all: None to train, or that there is nothing to join.
 
         Raises:
@@ -195,7 +197,7 @@ class Session:
         while True:
             content = self._read()
             if content is not None and "ended" in content:
-                return Ended(str(content["ended"]), int(content["exit_code"]))
+                return SessionEnd(str(content["ended"]), int(content["exit_code"]))
             if content is not None and content.get("attempt") not in (None, attempt):
                 raise LostNodeError(
                     f"node 0 was started again and is in attempt {content['attempt']}, while this "

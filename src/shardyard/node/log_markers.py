@@ -7,7 +7,7 @@ from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 
 from shardyard.control.follow import Tail
-from shardyard.io.polling import meanwhile
+from shardyard.io.polling import poll_in_background
 from shardyard.launchers.log_markers import NONCE_VARIABLE, Kind, mark
 from shardyard.rundir.layout import RunDir
 
@@ -32,5 +32,5 @@ def marked_on_stdout(run_dir: RunDir, *, nonce: str = "") -> Iterator[None]:
                 with suppress(OSError):  # the reader may be gone; the run goes on
                     print(mark(kind, content, nonce=nonce), flush=True)
 
-    with meanwhile(print_new, every_s=_POLL_S, name="marked", looks_at_end=True):
+    with poll_in_background(print_new, every_s=_POLL_S, name="marked", poll_at_end=True):
         yield

@@ -14,33 +14,44 @@ import click
 
 from shardyard import network_interface
 from shardyard.config.load import dump_recipe
-from shardyard.config.paths import anchor_paths
-from shardyard.config.resolved import BackTo, Resolved
+from shardyard.config.paths import make_paths_absolute
+from shardyard.config.resolved import Resolved, RollbackTarget
 from shardyard.config.rules.check import load_checked_recipe
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.versions import check_packages, engines_for
 from shardyard.control.agent_process import run_node_process
-from shardyard.control.alerts import alerting, refuse_wrong_addresses
-from shardyard.control.attempt import Attempt, check_storage, no_plan, resolve_here, write_down
+from shardyard.control.alerts import alerting, validate_addresses
+from shardyard.control.attempt import Attempt, check_storage, no_plan, resolve_locally, write_down
 from shardyard.control.code_bundle import take_code
-from shardyard.control.go_back import go_back, refuse_missing_step
+from shardyard.control.go_back import check_step_exists, go_back
 from shardyard.control.request import Request
-from shardyard.control.resume import is_finished, newest_attempt, refuse_spent
+from shardyard.control.resume import check_cost_limit, is_finished, latest_attempt
 from shardyard.control.train import write_last_report
 from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED, RequestError, ShardyardError
 from shardyard.io.files import write_text
 from shardyard.io.path_option import LocalPath
-from shardyard.launchers.base import GIVEN, PLACES, place_in, take_back_to, take_launched_by
-from shardyard.launchers.node_rank import Place
+from shardyard.launchers.base import (
+    EXPLICIT,
+    NODE_ASSIGNMENT_READERS,
+    pop_back_to,
+    pop_launched_by,
+    read_node_assignment,
+)
+from shardyard.launchers.node_rank import NodeAssignment
 from shardyard.launchers.secrets import resolve_local
-from shardyard.log import say, warn
-from shardyard.node.bench import bench_here
-from shardyard.node.budget import Terms, has_stopped_itself, held_to_limits, refuse_stopped
-from shardyard.node.failover import StandIn, is_stood_in_for
-from shardyard.node.handshake import Ended, Session
+from shardyard.log import info, warn
+from shardyard.node.bench import bench_node
+from shardyard.node.budget import (
+    AttemptLimits,
+    check_not_stopped,
+    enforce_limits,
+    has_stopped_itself,
+)
+from shardyard.node.failover import Node0Failover, has_node0_failed_over
+from shardyard.node.handshake import Session, SessionEnd
 from shardyard.node.log_markers import marked_on_stdout, take_nonce
 from shardyard.node.network_check import network_checked
-from shardyard.node.preflight import Readiness, answering, made_ready, wait_for_nodes
+from shardyard.node.preflight import Readiness, prepare_node, serve_digests, wait_for_nodes
 from shardyard.plugins import PlugIn
 from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.jsonl import EventWriter, read_lines
@@ -80,7 +91,10 @@ def with_homes(recipe: Recipe, run: RunDir, *, shares_folder: bool) -> Recipe:
 @click.argument("recipe", type=LocalPath(path_type=Path))
 @click.option("--run-dir", type=LocalPath(path_type=Path), required=True, help="The run's folder.")
 @click.option(
-    "--place", "word", required=True, help=f"What starts it: {', '.join((*PLACES, GIVEN))}."
+    "--place",
+    "word",
+    required=True,
+    help=f"What starts it: {', '.join((*NODE_ASSIGNMENT_READERS, EXPLICIT))}.",
 )
 @click.option("--node-rank", type=click.IntRange(min=0), help="With --place given: this node.")
 @click.option("--nodes", type=click.IntRange(min=1), help="With --place given: how many.")
@@ -106,13 +120,13 @@ def command(
 ) -> int:
     """Train this node's share of RECIPE."""
     began_s = time.monotonic()
-    nonce, launched_by = take_nonce(os.environ), take_launched_by(os.environ)
-    bench, back_to = take_bench(os.environ), take_back_to(os.environ)
+    nonce, launched_by = take_nonce(os.environ), pop_launched_by(os.environ)
+    bench, back_to = take_bench(os.environ), pop_back_to(os.environ)
     _listen()
-    if word == GIVEN:
-        place = _given(node_rank, nodes, rendezvous, session)
+    if word == EXPLICIT:
+        place = _from_options(node_rank, nodes, rendezvous, session)
     else:
-        place = place_in(word, os.environ)
+        place = read_node_assignment(word, os.environ)
     place = replace(place, store_moves=store_moves)
     run = RunDir(run_dir.expanduser().resolve())
     talk = Session(run, place.session)
@@ -121,18 +135,18 @@ def command(
         if bench is None:
             network_interface.check(os.environ)
     except ShardyardError as error:  # a package may be missing, or a variable wrong, here alone
-        _tell_refusal(error, run, place, talk)
+        _report_rejection(error, run, place, talk)
     os.environ.update(resolve_local(asked.secrets, os.environ))
     if bench is not None:
-        return bench_here(bench, asked, run, place, nonce)
-    refuse_wrong_addresses(asked.observe.alerts, os.environ)
+        return bench_node(bench, asked, run, place, nonce)
+    validate_addresses(asked.observe.alerts, os.environ)
     take_code(asked, run, code)
     if place.node_rank > 0:
         return _join(run, place, talk)
     with marked_on_stdout(run, nonce=nonce):
-        if store_moves and is_stood_in_for(run, talk):
+        if store_moves and has_node0_failed_over(run, talk):
             return _join(run, place, talk)
-        return _lead(_Lead(recipe, run, place, launched_by, back_to), talk, began_s=began_s)
+        return _lead(_LeadNode(recipe, run, place, launched_by, back_to), talk, started_s=began_s)
 
 
 def _listen() -> None:
@@ -149,9 +163,9 @@ def stop(number: int, _frame: FrameType | None) -> NoReturn:
     raise SystemExit(EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_DRAINED)
 
 
-def _given(
+def _from_options(
     node_rank: int | None, nodes: int | None, rendezvous: str | None, session: str | None
-) -> Place:
+) -> NodeAssignment:
     host, _, port = (rendezvous or "").rpartition(":")
     is_whole = node_rank is not None and nodes is not None and session is not None
     if not is_whole or not host or not port.isdecimal():
@@ -166,118 +180,122 @@ def _given(
             f"--node-rank {node_rank} is no node of --nodes {nodes}. Nodes are counted from 0. "
             f"Use 0 to {nodes - 1}."
         )
-    return Place(
+    return NodeAssignment(
         node_rank=node_rank, nodes=nodes, host=host.strip("[]"), port=int(port), session=session
     )
 
 
-def _join(run: RunDir, place: Place, talk: Session) -> int:
+def _join(run: RunDir, assignment: NodeAssignment, session: Session) -> int:
     """A node other than node 0, or that one where another does its part."""
-    word = talk.wait(say=lambda words: say(words))
-    if isinstance(word, Ended):
-        say(f"node 0: {word.words}")
+    word = session.wait(log=lambda words: info(words))
+    if isinstance(word, SessionEnd):
+        info(f"node 0: {word.words}")
         return word.exit_code
-    files = Readiness(run, place.session)
-    with made_ready(files, word, place.node_rank, say=say):
-        end = talk.wait_to_begin(word)
+    files = Readiness(run, assignment.session)
+    with prepare_node(files, word, assignment.node_rank, log=info):
+        end = session.wait_to_begin(word)
     if end is not None:
-        say(f"node 0: {end.words}")
+        info(f"node 0: {end.words}")
         return end.exit_code
-    stand_in = StandIn(run, word, place, talk)
+    stand_in = Node0Failover(run, word, assignment, session)
     with stand_in.ready():
-        exit_code, words, left_s = _train(run, word, place)
-    exit_code = told_exit_code(exit_code, run, word, place)
-    if stand_in.is_called:
-        talk.end(words, exit_code)
-        write_last_report(run, word, read_resolved(run.resolved(word)).recipe, left_s=left_s)
+        exit_code, words, left_s = _train(run, word, assignment)
+    exit_code = scheduler_exit_code(exit_code, run, word, assignment)
+    if stand_in.is_active:
+        session.end(words, exit_code)
+        write_last_report(run, word, read_resolved(run.resolved(word)).recipe, remaining_s=left_s)
     return exit_code
 
 
-def _tell_refusal(error: ShardyardError, run: RunDir, place: Place, talk: Session) -> NoReturn:
+def _report_rejection(
+    error: ShardyardError, run: RunDir, assignment: NodeAssignment, session: Session
+) -> NoReturn:
     """End, after the other nodes have been told why: none of them trains without this one."""
-    if place.node_rank == 0:
-        talk.withdraw()
-        with _failure_told(talk):
+    if assignment.node_rank == 0:
+        session.withdraw()
+        with _failure_reported(session):
             raise error
-    say(f"{error}")
-    word = talk.wait(say=say)
-    if not isinstance(word, Ended):
-        files = Readiness(run, place.session)
-        with made_ready(files, word, place.node_rank, say=say, refusal=error):
+    info(f"{error}")
+    word = session.wait(log=info)
+    if not isinstance(word, SessionEnd):
+        files = Readiness(run, assignment.session)
+        with prepare_node(files, word, assignment.node_rank, log=info, rejection=error):
             pass
     raise error
 
 
-def told_exit_code(exit_code: int, run: RunDir, attempt: int, place: Place) -> int:
+def scheduler_exit_code(
+    exit_code: int, run: RunDir, attempt: int, assignment: NodeAssignment
+) -> int:
     """The exit code for the scheduler: it is not to start a run again that has stopped itself."""
-    is_own_wish = exit_code != 0 and place.is_container and has_stopped_itself(run, attempt)
+    is_own_wish = exit_code != 0 and assignment.is_container and has_stopped_itself(run, attempt)
     return EXIT_INTERRUPTED if is_own_wish else exit_code
 
 
-class _Lead:
+class _LeadNode:
     """What node 0 prepares from."""
 
     def __init__(
         self,
         recipe: Path,
         run: RunDir,
-        place: Place,
+        assignment: NodeAssignment,
         launched_by: PlugIn | None,
-        back_to: BackTo | None = None,
+        back_to: RollbackTarget | None = None,
     ) -> None:
         self._file = recipe
         self.run = run
-        self.place = place
+        self.assignment = assignment
         self._launched_by = launched_by
         self._back_to = back_to
 
     def prepare(self) -> Attempt | None:
         """The next attempt, written down, with the lease; None if the run is finished."""
         Lease(self.run.lease).close()  # refuse at once, not after an hour of preparation
-        number, previous, asked_before = newest_attempt(self.run)
+        number, previous, asked_before = latest_attempt(self.run)
         back_to = self._step_back(previous)
         if back_to is not None and previous is not None:
             previous = replace(previous, back_to=back_to)
         recipe = self._recipe()
         for warning in check_packages(engines_for(recipe)):
             warn(f"{warning}")
-        refuse_spent(self.run, recipe.launch)
-        refuse_stopped(self.run, self.place.session)
+        check_cost_limit(self.run, recipe.launch)
+        check_not_stopped(self.run, self.assignment.session)
         request = Request.of(recipe, name=self.run.run_id, previous=previous)
         is_same_data = (
             previous is not None
             and load_checked_recipe([asked_before], [], of_run=True).data == recipe.data
             and Path(previous.data.dir).is_dir()
         )
-        machine, resolved = resolve_here(
+        machine, resolved = resolve_locally(
             request,
             previous=previous,
             data=previous.data if previous is not None and is_same_data else None,
         )
-        refuse_shared_accelerators(resolved, self.place)
+        check_shared_accelerators(resolved, self.assignment)
         step = None if back_to is None else back_to.step
         if is_finished(self.run, previous, resolved, step=step):
             return None
         attempt = Attempt(
-            run_dir=self.run, number=number, asked=recipe, resolved=resolved, machine=machine
+            run_dir=self.run, number=number, requested=recipe, resolved=resolved, machine=machine
         )
         check_storage(attempt)
         prediction = attempt.plan()
         lease = Lease(self.run.lease)  # until the agent has it: a second job writes nothing
         try:
-            _refuse_overtaken(self.run, number)
+            _check_not_overtaken(self.run, number)
             if back_to is not None:
                 replaced = ", ".join(map(str, go_back(self.run, back_to))) or "none"
-                say(f"going back to step {back_to.step}; checkpoints replaced: {replaced}")
-            _begin(self.run, recipe)
+                info(f"going back to step {back_to.step}; checkpoints replaced: {replaced}")
+            _write_run_started(self.run, recipe)
             write_down(attempt, prediction, launched_by=self._launched_by)
         except BaseException:
             lease.close()
             raise
-        say(no_plan() if prediction is None else prediction.line())
+        info(no_plan() if prediction is None else prediction.line())
         return replace(attempt, lease=lease)
 
-    def _step_back(self, previous: Resolved | None) -> BackTo | None:
+    def _step_back(self, previous: Resolved | None) -> RollbackTarget | None:
         """The step to go back to; None where none was asked, or a start of this job has done so.
 
         Raises:
@@ -286,66 +304,66 @@ class _Lead:
         done = None if previous is None or previous.back_to is None else previous.back_to.submission
         if self._back_to is None or self._back_to.submission == done:
             return None
-        refuse_missing_step(self.run, self._back_to)
+        check_step_exists(self.run, self._back_to)
         return self._back_to
 
     def _recipe(self) -> Recipe:
-        recipe = anchor_paths(load_checked_recipe([self._file], [], of_run=True))
-        recipe = with_homes(recipe, self.run, shares_folder=not self.place.is_container)
-        return with_nodes(with_rendezvous(recipe, self.place), self.place.nodes)
+        recipe = make_paths_absolute(load_checked_recipe([self._file], [], of_run=True))
+        recipe = with_homes(recipe, self.run, shares_folder=not self.assignment.is_container)
+        return with_nodes(with_rendezvous(recipe, self.assignment), self.assignment.nodes)
 
 
-def _lead(lead: _Lead, talk: Session, *, began_s: float) -> int:
+def _lead(lead: _LeadNode, session: Session, *, started_s: float) -> int:
     """Node 0."""
-    run, files = lead.run, Readiness(lead.run, lead.place.session)
-    talk.withdraw()
+    run, files = lead.run, Readiness(lead.run, lead.assignment.session)
+    session.withdraw()
     files.withdraw()
-    with _failure_told(talk), talk.preparing():
+    with _failure_reported(session), session.preparing():
         attempt = lead.prepare()
     if attempt is None:
         words = f"{run.run_id} is finished"
-        talk.end(words, 0)
-        say(words)
+        session.end(words, 0)
+        info(words)
         return 0
-    terms = _terms(attempt, lead.place, began_s=began_s)
+    terms = _terms(attempt, lead.assignment, started_s=started_s)
     number, resolved, lease = attempt.number, attempt.resolved, attempt.lease
     assert lease is not None
-    with closing(lease), exporting(run, number, attempt.asked, os.environ) as exporters:
+    with closing(lease), exporting(run, number, attempt.requested, os.environ) as exporters:
         with (
-            _failure_told(talk),
-            answering(files, number, resolved),
-            talk.announced(number) as begin,
-            alerting(run, attempt.asked.observe.alerts, os.environ),
-            held_to_limits(run, number, terms),
+            _failure_reported(session),
+            serve_digests(files, number, resolved),
+            session.announced(number) as begin,
+            alerting(run, attempt.requested.observe.alerts, os.environ),
+            enforce_limits(run, number, terms),
         ):
-            wait_for_nodes(files, number, resolved, say=say)
+            wait_for_nodes(files, number, resolved, say=info)
             begin()
-            exit_code, words, left_s = _train(run, number, lead.place, lease)
+            exit_code, words, left_s = _train(run, number, lead.assignment, lease)
         exporters.end(left_s)
-        exit_code = told_exit_code(exit_code, run, number, lead.place)
-        talk.end(words, exit_code)
-        write_last_report(run, number, resolved.recipe, left_s=left_s)
+        exit_code = scheduler_exit_code(exit_code, run, number, lead.assignment)
+        session.end(words, exit_code)
+        write_last_report(run, number, resolved.recipe, remaining_s=left_s)
     return exit_code
 
 
 @contextmanager
-def _failure_told(talk: Session) -> Iterator[None]:
+def _failure_reported(session: Session) -> Iterator[None]:
     """Have the other nodes end too, with the reason, where node 0 does not come to train."""
     try:
         yield
     except ShardyardError as error:
-        talk.end(str(error), error.exit_code)
+        session.end(str(error), error.exit_code)
         raise
     except SystemExit:
-        talk.end("stopped before the training began", EXIT_DRAINED)
+        session.end("stopped before the training began", EXIT_DRAINED)
         raise
     except BaseException as error:
-        talk.end(f"failed before the training began ({type(error).__name__}: {error})", 1)
+        session.end(f"failed before the training began ({type(error).__name__}: {error})", 1)
         raise
 
 
-def _terms(attempt: Attempt, place: Place, *, began_s: float) -> Terms:
-    prediction, launch = attempt.plan(), attempt.asked.launch
+def _terms(attempt: Attempt, assignment: NodeAssignment, *, started_s: float) -> AttemptLimits:
+    prediction, launch = attempt.plan(), attempt.requested.launch
     usd_per_hour = None if prediction is None else prediction.price.usd_per_hour
     if usd_per_hour is None and launch.max_usd is not None:
         why = no_plan() if prediction is None else prediction.price.source
@@ -353,13 +371,16 @@ def _terms(attempt: Attempt, place: Place, *, began_s: float) -> Terms:
             f"launch.max_usd={launch.max_usd:g} cannot be held to: what an hour costs is "
             f"not known ({why})"
         )
-    return Terms.of(
-        attempt.asked, began_s=began_s, session=place.session, usd_per_hour=usd_per_hour
+    return AttemptLimits.of(
+        attempt.requested,
+        started_s=started_s,
+        session=assignment.session,
+        usd_per_hour=usd_per_hour,
     )
 
 
 def _train(
-    run: RunDir, attempt: int, place: Place, lease: Lease | None = None
+    run: RunDir, attempt: int, assignment: NodeAssignment, lease: Lease | None = None
 ) -> tuple[int, str, float | None]:
     """Run this node's agent; its exit code, its words, and what is left of a drain's time.
 
@@ -367,30 +388,30 @@ def _train(
         lease: Of the run, on node 0; the agent takes it over.
     """
     with network_checked(
-        run, attempt, node_rank=place.node_rank, is_one_machine=place.is_one_machine
+        run, attempt, node_rank=assignment.node_rank, is_one_machine=assignment.is_one_machine
     ) as network:
         answer = run_node_process(
             run,
             attempt,
-            node_rank=place.node_rank,
-            endpoint=place.endpoint,
-            own_host=place.own_host,
-            store_moves=place.store_moves,
+            node_rank=assignment.node_rank,
+            endpoint=assignment.endpoint,
+            own_host=assignment.own_host,
+            store_moves=assignment.store_moves,
             lease=lease,
         )
     exit_code, words = int(answer["exit_code"]), str(answer["message"])
     if "killed_by" in answer:  # as a shell says it: the node was lost, the run did not fail
         exit_code = 128 + int(answer["killed_by"])
-    if network.is_refused:
+    if network.is_rejected:
         # a restart would find the same network
         return RequestError.exit_code, network.words, None
     if exit_code != 0:
         is_error = answer["outcome"] == "failed"
-        say(f"{'error: ' if is_error else ''}{words}")
+        info(f"{'error: ' if is_error else ''}{words}")
     return exit_code, words, answer.get("drain_left_s")
 
 
-def _refuse_overtaken(run: RunDir, number: int) -> None:
+def _check_not_overtaken(run: RunDir, number: int) -> None:
     """Raise if another job or command wrote this attempt while this one prepared.
 
     Raises:
@@ -404,7 +425,7 @@ def _refuse_overtaken(run: RunDir, number: int) -> None:
         )
 
 
-def _begin(run: RunDir, recipe: Recipe) -> None:
+def _write_run_started(run: RunDir, recipe: Recipe) -> None:
     """Write down that there is such a run, unless its launcher or an earlier attempt has."""
     if not run.recipe.is_file():
         write_text(run.recipe, dump_recipe(recipe))
@@ -414,11 +435,11 @@ def _begin(run: RunDir, recipe: Recipe) -> None:
         events.close()
 
 
-def with_rendezvous(recipe: Recipe, place: Place) -> Recipe:
+def with_rendezvous(recipe: Recipe, assignment: NodeAssignment) -> Recipe:
     """The recipe with what its launcher says of where the nodes meet."""
-    if place.rendezvous is None:
+    if assignment.rendezvous is None:
         return recipe
-    elastic = recipe.elastic.model_copy(update={"rendezvous": place.rendezvous})
+    elastic = recipe.elastic.model_copy(update={"rendezvous": assignment.rendezvous})
     return recipe.model_copy(update={"elastic": elastic})
 
 
@@ -440,7 +461,7 @@ def with_nodes(recipe: Recipe, nodes: int) -> Recipe:
             f"and the layout were made for that. Submit it with {asked} nodes, or set "
             f"cluster.nodes={nodes}."
         )
-    say(f"{nodes} nodes are there instead of cluster.nodes={asked}")
+    info(f"{nodes} nodes are there instead of cluster.nodes={asked}")
     limits = {"min_nodes": fewest, "max_nodes": most}
     return recipe.model_copy(
         update={
@@ -450,12 +471,12 @@ def with_nodes(recipe: Recipe, nodes: int) -> Recipe:
     )
 
 
-def refuse_shared_accelerators(resolved: Resolved, place: Place) -> None:
+def check_shared_accelerators(resolved: Resolved, assignment: NodeAssignment) -> None:
     """Raise if several nodes are this one machine, and would take the same accelerators."""
     device = resolved.recipe.cluster.device
-    if place.nodes > 1 and device != "cpu" and place.is_one_machine:
+    if assignment.nodes > 1 and device != "cpu" and assignment.is_one_machine:
         raise RequestError(
-            f"cluster.nodes={place.nodes} on this one machine with cluster.device={device}: every "
+            f"cluster.nodes={assignment.nodes} on this one machine with cluster.device={device}: every "
             "node would take the same accelerators. Use cluster.nodes=1 with all of them, or "
             "cluster.device=cpu."
         )

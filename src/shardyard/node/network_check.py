@@ -17,13 +17,13 @@ from shardyard.config.schema.recipe import Recipe
 from shardyard.control.follow import Tail
 from shardyard.errors import StorageError
 from shardyard.hardware.catalogue import instance
-from shardyard.hardware.network_counters import busiest, sent_bytes, since
-from shardyard.io.polling import meanwhile
-from shardyard.log import say
+from shardyard.hardware.network_counters import busiest, sent_bytes, sent_since
+from shardyard.io.polling import poll_in_background
+from shardyard.log import info
 from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.jsonl import EventWriter
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.network import Network, Transport
+from shardyard.rundir.network import ObservedNetwork, Transport
 
 _POLL_S = 1.0
 
@@ -70,27 +70,27 @@ def ask_for_network(environ: MutableMapping[str, str]) -> None:
 
 
 class NetworkCheck:
-    """What was found; ``is_refused`` once the run was stopped for it."""
+    """What was found; ``is_rejected`` once the run was stopped for it."""
 
     def __init__(
-        self, recipe: Recipe, *, tell: Callable[[Transport, str], None], stop: Callable[[], None]
+        self, recipe: Recipe, *, report: Callable[[Transport, str], None], stop: Callable[[], None]
     ) -> None:
-        self.is_refused = False
+        self.is_rejected = False
         self._recipe = recipe
-        self._tell = tell
+        self._report = report
         self._stop = stop
         self._interfaces = ""
 
-    def look_at(self, line: str) -> bool:
+    def check_line(self, line: str) -> bool:
         """Judge one line; returns whether nothing more is to be looked for."""
         network = network_in(line)
         self._interfaces = interfaces_in(line) or self._interfaces
         if network is not None:
-            self._tell(network, self._interfaces)
+            self._report(network, self._interfaces)
         if network == "sockets" and _expects_efa(self._recipe):
-            self.is_refused = self._recipe.launch.require_efa
-            say(f"{'error' if self.is_refused else 'warning'}: {self.words}")
-            if self.is_refused:
+            self.is_rejected = self._recipe.launch.require_efa
+            info(f"{'error' if self.is_rejected else 'warning'}: {self.words}")
+            if self.is_rejected:
                 self._stop()
         return network is not None
 
@@ -127,35 +127,37 @@ def network_checked(
     """
     recipe = read_resolved(run_dir.resolved(attempt)).recipe
 
-    def tell(transport: Transport, interfaces: str) -> None:
-        found = Network(transport=transport, said_by="NCCL", attempt=attempt, interfaces=interfaces)
-        tell_network(run_dir, found)
+    def report(transport: Transport, interfaces: str) -> None:
+        found = ObservedNetwork(
+            transport=transport, said_by="NCCL", attempt=attempt, interfaces=interfaces
+        )
+        write_network_event(run_dir, found)
 
-    check = NetworkCheck(recipe, tell=tell, stop=stop)
+    check = NetworkCheck(recipe, report=report, stop=stop)
     if node_rank > 0 or recipe.cluster.nodes == 1:
         yield check
         return
     if recipe.cluster.device == "cpu":
         sockets = _Sockets(run_dir, attempt, is_one_machine=is_one_machine)
         try:
-            with meanwhile(sockets.look, every_s=_POLL_S, name="network"):
+            with poll_in_background(sockets.poll, every_s=_POLL_S, name="network"):
                 yield check
         finally:
-            sockets.tell()
+            sockets.report()
         return
     ask_for_network(environ)
     log = Tail(run_dir.log(attempt, rank=0))
 
-    def look() -> bool:
+    def poll() -> bool:
         with suppress(OSError):  # what cannot be read now is looked at later
-            return any(check.look_at(line.decode(errors="replace")) for line in log.lines())
+            return any(check.check_line(line.decode(errors="replace")) for line in log.lines())
         return False
 
-    with meanwhile(look, every_s=_POLL_S, name="network", looks_at_end=True):
+    with poll_in_background(poll, every_s=_POLL_S, name="network", poll_at_end=True):
         yield check
 
 
-def tell_network(run_dir: RunDir, network: Network) -> None:
+def write_network_event(run_dir: RunDir, network: ObservedNetwork) -> None:
     """Write it down."""
     events = EventWriter(run_dir.events, attempt=network.attempt, generation=0)
     events.write(
@@ -174,24 +176,26 @@ class _Sockets:
         self._run_dir, self._attempt, self._is_one_machine = run_dir, attempt, is_one_machine
         self._before, self._metrics = sent_bytes(), Tail(run_dir.metrics)
         self._metrics.read()  # steps of earlier attempts
-        self._has_told = False
+        self._has_reported = False
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         with suppress(OSError):
             if self._metrics.read():
-                self.tell()
-        return self._has_told
+                self.report()
+        return self._has_reported
 
-    def tell(self) -> None:
-        if not self._has_told and self._run_dir.path.is_dir():  # one that went is not made again
-            self._has_told = True
-            sent = since(self._before, sent_bytes())
+    def report(self) -> None:
+        if (
+            not self._has_reported and self._run_dir.path.is_dir()
+        ):  # one that went is not made again
+            self._has_reported = True
+            sent = sent_since(self._before, sent_bytes())
             interface = busiest(sent, is_one_machine=self._is_one_machine) or ""
-            found = Network(
+            found = ObservedNetwork(
                 transport="sockets", said_by="gloo", attempt=self._attempt, interfaces=interface
             )
             with suppress(StorageError):  # a full disk is told by those who write the run's files
-                tell_network(self._run_dir, found)
+                write_network_event(self._run_dir, found)
 
 
 def _expects_efa(recipe: Recipe) -> bool:

@@ -26,7 +26,7 @@ from shardyard.config.model.files import (
     undecided,
     with_digests,
 )
-from shardyard.config.model.hub import Wanted, digest_of, fetch
+from shardyard.config.model.hub import HubRequest, digest_of, fetch
 from shardyard.config.resolved import Resolved
 from shardyard.config.rules.check import load_checked_recipe
 from shardyard.config.versions import is_needed_to_train, plug_ins_of
@@ -35,14 +35,14 @@ from shardyard.control.request import Request
 from shardyard.control.subprocesses import error_of
 from shardyard.errors import LostNodeError, RequestError, ShardyardError
 from shardyard.io.files import read_json_object, write_json
-from shardyard.io.polling import meanwhile, wait_for
+from shardyard.io.polling import poll_in_background, wait_for
 from shardyard.node.handshake import replace_quickly
 from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.layout import RunDir
 from shardyard.units import format_seconds
 
 State = Literal["at work", "ready", "refused", "stopped"]
-Say = Callable[[str], None]
+LogFunction = Callable[[str], None]
 
 _BEAT_S = 2.0
 _POLL_S = 0.25
@@ -55,7 +55,7 @@ COMES_WITHIN_S = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class NodeReport:
     """What one node says of itself."""
 
     attempt: int
@@ -68,10 +68,10 @@ class Report:
     beat: int = 0
 
     @staticmethod
-    def read(path: Path) -> "Report | None":
+    def read(path: Path) -> "NodeReport | None":
         """None: there is none, or it is no report."""
         try:
-            report = Report(**read_json_object(path))
+            report = NodeReport(**read_json_object(path))
         except (OSError, ValueError, TypeError):
             return None
         is_whole = report.state in get_args(State) and isinstance(report.exit_code, int)
@@ -108,7 +108,7 @@ class Readiness:
 
 
 @contextmanager
-def answering(files: Readiness, attempt: int, resolved: Resolved) -> Iterator[None]:
+def serve_digests(files: Readiness, attempt: int, resolved: Resolved) -> Iterator[None]:
     """Say which files node 0 has, and their digests where a node asks; late ones ask later.
 
     Raises:
@@ -129,7 +129,7 @@ def answering(files: Readiness, attempt: int, resolved: Resolved) -> Iterator[No
         asked = {
             name
             for path in files.reports()
-            if (report := Report.read(path)) is not None and report.attempt == attempt
+            if (report := NodeReport.read(path)) is not None and report.attempt == attempt
             for name in report.asks
             if name in known and known[name].sha256 is None
         }
@@ -139,7 +139,7 @@ def answering(files: Readiness, attempt: int, resolved: Resolved) -> Iterator[No
                 write_json(files.model, {"attempt": attempt, "files": to_json(known)})
         return False
 
-    with meanwhile(answer, every_s=_POLL_S * 2, name="readiness"):
+    with poll_in_background(answer, every_s=_POLL_S * 2, name="readiness"):
         yield
 
 
@@ -148,7 +148,7 @@ def wait_for_nodes(
     attempt: int,
     resolved: Resolved,
     *,
-    say: Say,
+    say: LogFunction,
     say_every_s: float = 30.0,
     lost_after_s: float = LOST_AFTER_S,
     comes_within_s: float = COMES_WITHIN_S,
@@ -166,46 +166,47 @@ def wait_for_nodes(
     nodes, elastic = resolved.recipe.cluster.nodes, resolved.recipe.elastic
     fewest = nodes if elastic.min_nodes == "auto" else elastic.min_nodes
     watched = {
-        rank: _Watched(files.report(rank), attempt, lost_after_s) for rank in range(1, nodes)
+        rank: _NodeTracker(files.report(rank), attempt, lost_after_s) for rank in range(1, nodes)
     }
     started_s = told_s = time.monotonic()
     while True:
         waited_s = time.monotonic() - started_s
-        stand: dict[Stand, list[int]] = {stand: [] for stand in get_args(Stand)}
+        by_state: dict[NodeState, list[int]] = {stand: [] for stand in get_args(NodeState)}
         for rank, node in watched.items():
-            stand[node.stand()].append(rank)
-        if stand["refused"]:
-            raise watched[stand["refused"][0]].refusal(stand["refused"][0])
-        ready = 1 + len(stand["ready"])
-        may_come = len(stand["absent"]) if waited_s < comes_within_s else 0
-        if ready + len(stand["at work"]) + may_come < fewest:
-            raise _too_few(watched, stand, fewest, waited_s)
-        has_waited = not stand["absent"] or waited_s >= min(elastic.start_wait_s, _COMES_SOON_S)
-        if not stand["at work"] and ready >= fewest and has_waited:
+            by_state[node.poll_state()].append(rank)
+        if by_state["refused"]:
+            raise watched[by_state["refused"][0]].rejection_error(by_state["refused"][0])
+        ready = 1 + len(by_state["ready"])
+        may_come = len(by_state["absent"]) if waited_s < comes_within_s else 0
+        if ready + len(by_state["at work"]) + may_come < fewest:
+            raise _too_few(watched, by_state, fewest, waited_s)
+        has_waited = not by_state["absent"] or waited_s >= min(elastic.start_wait_s, _COMES_SOON_S)
+        if not by_state["at work"] and ready >= fewest and has_waited:
             return
         if waited_s + started_s - told_s >= say_every_s:
             told_s = waited_s + started_s
             named = "; ".join(
-                watched[rank].words(rank) for rank in sorted(stand["at work"] + stand["absent"])
+                watched[rank].words(rank)
+                for rank in sorted(by_state["at work"] + by_state["absent"])
             )
             say(f"waiting to begin to train ({waited_s:.0f} s so far): {named}")
         time.sleep(_POLL_S)
 
 
-Stand = Literal["absent", "at work", "ready", "refused", "lost"]
+NodeState = Literal["absent", "at work", "ready", "refused", "lost"]
 
 
-class _Watched:
+class _NodeTracker:
     """One node, as node 0 hears of it."""
 
     def __init__(self, path: Path, attempt: int, lost_after_s: float) -> None:
         self._path, self._attempt, self._lost_after_s = path, attempt, lost_after_s
-        self._report: Report | None = None
+        self._report: NodeReport | None = None
         self._changed_s = time.monotonic()
 
-    def stand(self) -> Stand:
+    def poll_state(self) -> NodeState:
         """Look, and say where it stands."""
-        found = Report.read(self._path)
+        found = NodeReport.read(self._path)
         if found is not None and found.attempt == self._attempt and found != self._report:
             self._report, self._changed_s = found, time.monotonic()
         if self._report is None:
@@ -222,24 +223,25 @@ class _Watched:
             return f"node {rank} has not been heard of"
         return f"node {rank} ({self._report.host}) {self._report.words}"
 
-    def refusal(self, rank: int) -> ShardyardError:
+    def rejection_error(self, rank: int) -> ShardyardError:
         assert self._report is not None
         words = f"node {rank} ({self._report.host}): {self._report.words}"
         return error_of(self._report.exit_code, words)
 
 
 def _too_few(
-    watched: Mapping[int, _Watched],
-    stand: Mapping[Stand, list[int]],
-    fewest: int,
+    watched: Mapping[int, _NodeTracker],
+    by_state: Mapping[NodeState, list[int]],
+    min_nodes: int,
     waited_s: float,
 ) -> LostNodeError:
-    gone = [f"{watched[rank].words(rank)}, then nothing" for rank in stand["lost"]]
+    gone = [f"{watched[rank].words(rank)}, then nothing" for rank in by_state["lost"]]
     gone += [
-        f"node {rank} was not heard of for {format_seconds(waited_s)}" for rank in stand["absent"]
+        f"node {rank} was not heard of for {format_seconds(waited_s)}"
+        for rank in by_state["absent"]
     ]
     return LostNodeError(
-        f"{'; '.join(gone)}. The run begins with {fewest} nodes at least (elastic.min_nodes), and "
+        f"{'; '.join(gone)}. The run begins with {min_nodes} nodes at least (elastic.min_nodes), and "
         "none has trained yet. Look at the output of that node, and start the job again."
     )
 
@@ -250,71 +252,76 @@ def _too_few(
 class _Reporter:
     """Writes this node's report, again and again until it is told to stop."""
 
-    def __init__(self, path: Path, attempt: int, say: Say) -> None:
-        self._path, self._say = path, say
-        self._report = Report(attempt=attempt, host=socket.gethostname(), state="at work")
+    def __init__(self, path: Path, attempt: int, log: LogFunction) -> None:
+        self._path, self._log = path, log
+        self._report = NodeReport(attempt=attempt, host=socket.gethostname(), state="at work")
         self._lock = threading.Lock()
 
-    def tell(self, **changes: Any) -> None:
+    def update(self, **changes: Any) -> None:
         with self._lock:
             self._report = replace(self._report, **changes, beat=self._report.beat + 1)
             replace_quickly(self._path, asdict(self._report))
 
-    def says(self, words: str) -> None:
+    def log_activity(self, words: str) -> None:
         """What this node does now."""
-        self._say(words)
-        self.tell(words=words)
+        self._log(words)
+        self.update(words=words)
 
     @contextmanager
     def beating(self) -> Iterator[None]:
-        with meanwhile(self.tell, every_s=_BEAT_S, name="readiness"):
+        with poll_in_background(self.update, every_s=_BEAT_S, name="readiness"):
             yield
 
 
 @contextmanager
-def made_ready(
-    files: Readiness, attempt: int, node: int, *, say: Say, refusal: ShardyardError | None = None
+def prepare_node(
+    files: Readiness,
+    attempt: int,
+    node: int,
+    *,
+    log: LogFunction,
+    rejection: ShardyardError | None = None,
 ) -> Iterator[None]:
     """Get what node 0 has, compare, and tell; the block is for waiting for its word to begin.
 
     Args:
-        refusal: Why this node cannot take part, where that is known already.
+        rejection: Why this node cannot take part, where that is known already.
 
     Raises:
         ShardyardError: This node cannot have the same; node 0 has been told.
     """
-    reporter = _Reporter(files.report(node), attempt, say)
+    reporter = _Reporter(files.report(node), attempt, log)
     with reporter.beating():
         try:
-            if refusal is not None:
-                raise refusal
-            reporter.tell(words="looks for model and data")
+            if rejection is not None:
+                raise rejection
+            reporter.update(words="looks for model and data")
             resolved = read_resolved(files.run.resolved(attempt))
             _compare_plug_ins(resolved, files.run.manifest(attempt))
             _get_model(resolved, files, attempt, reporter)
             _get_data(resolved, files.run, attempt, reporter)
-            reporter.tell(state="ready", words="is ready", asks=())
+            reporter.update(state="ready", words="is ready", asks=())
         except ShardyardError as error:
-            reporter.tell(state="refused", words=str(error), exit_code=error.exit_code)
+            reporter.update(state="refused", words=str(error), exit_code=error.exit_code)
             raise
         except BaseException as error:
-            reporter.tell(state="stopped", words=f"was stopped ({type(error).__name__})")
+            reporter.update(state="stopped", words=f"was stopped ({type(error).__name__})")
             raise
         yield
 
 
 def _compare_plug_ins(resolved: Resolved, manifest: Path) -> None:
     """Raise unless this node has the packages that node 0 uses, in the same versions."""
-    theirs: list[dict[str, str]] = []
+    node0_plugins: list[dict[str, str]] = []
     with suppress(FileNotFoundError):  # nothing is said of any
         listed = read_json_object(manifest).get("plug_ins", [])
-        theirs = [each for each in listed if is_needed_to_train(each)]
+        node0_plugins = [each for each in listed if is_needed_to_train(each)]
     ours = [plug_in.to_json() for plug_in in plug_ins_of(resolved.recipe, resolved.shape)]
-    if ours != theirs:
+    if ours != node0_plugins:
         here, there = (
             ", ".join(sorted({f"{each['distribution']} {each['version']}" for each in found}))
             or "none"
-            for found in (ours, theirs)
+            for found in (ours, node0_plugins)
         )
         raise RequestError(
             f"of the packages that add to Shardyard this node uses {here}, and node 0 {there}. "
@@ -329,10 +336,10 @@ def _get_model(resolved: Resolved, files: Readiness, attempt: int, reporter: _Re
         return
     folder, model = Path(resolved.model_dir), resolved.recipe.model
     if model.hub is not None:
-        wanted = Wanted(
+        wanted = HubRequest(
             kind="model.hub", name=model.hub, revision=resolved.model_commit, level="weights"
         )
-        fetch(wanted, folder.parent, say=reporter.says)
+        fetch(wanted, folder.parent, log=reporter.log_activity)
         if resolved.model_digest is not None and digest_of(folder) == resolved.model_digest:
             return
     if not folder.is_dir():
@@ -343,8 +350,8 @@ def _get_model(resolved: Resolved, files: Readiness, attempt: int, reporter: _Re
     ours, theirs = files_of(folder), _files_of_node_0(files, attempt)
     asked = undecided(ours, theirs)
     if asked:
-        reporter.says(f"reads {len(asked)} files of {folder} to compare them with node 0's")
-        reporter.tell(asks=tuple(asked))
+        reporter.log_activity(f"reads {len(asked)} files of {folder} to compare them with node 0's")
+        reporter.update(asks=tuple(asked))
         ours = with_digests(folder, ours, asked)
         while undecided(ours, theirs):
             time.sleep(_POLL_S)
@@ -380,8 +387,8 @@ def _get_data(resolved: Resolved, run: RunDir, attempt: int, reporter: _Reporter
     folder, wanted = Path(resolved.data.dir), resolved.data.fingerprint
     found = _fingerprint_in(folder)
     if found is None:
-        reporter.says(f"prepares {folder}, which is not on this node")
-        recipe = load_checked_recipe([run.asked(attempt)], [], of_run=True)
+        reporter.log_activity(f"prepares {folder}, which is not on this node")
+        recipe = load_checked_recipe([run.attempt_recipe(attempt)], [], of_run=True)
         request = Request.of(recipe, name=run.run_id, previous=resolved)
         found = prepare_data(request, previous=resolved, folder=folder).fingerprint
     if found != wanted:

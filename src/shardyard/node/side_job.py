@@ -31,7 +31,7 @@ from shardyard.rundir.layout import RunDir
 FUNCTIONS: dict[str, str] = {
     "prepare": "shardyard.node.side_jobs:prepare",
     "probe": "shardyard.node.side_jobs:probe",
-    "export": "shardyard.node.side_jobs:export_there",
+    "export": "shardyard.node.side_jobs:export_on_node",
     "fetch": "shardyard.node.side_jobs:serve",
 }
 """Kind -> module:function, imported on first use: takes a ``SideWork``, returns plain JSON."""
@@ -100,31 +100,31 @@ def function_of(kind: str) -> SideFunction:
             "of another version. Let the nodes' image or Python have that version."
         )
     module, _, name = place.partition(":")
-    found: SideFunction = getattr(importlib.import_module(module), name)
-    return found
+    function: SideFunction = getattr(importlib.import_module(module), name)
+    return function
 
 
-def _work(asked: SideJob, file: Path, folder: Path, code: Path | None) -> dict[str, Any]:
-    function, run = function_of(asked.kind), RunDir(folder)
+def _work(job: SideJob, file: Path, folder: Path, code: Path | None) -> dict[str, Any]:
+    function, run = function_of(job.kind), RunDir(folder)
     recipe = load_checked_recipe([file], [], of_run=True)
     os.environ.update(resolve_local(recipe.secrets, os.environ))
     take_code(recipe, run, code)
-    content = function(SideWork(run=run, recipe=recipe, arguments=asked.arguments))
+    content = function(SideWork(run=run, recipe=recipe, arguments=job.arguments))
     size_bytes = len(mark("answer", content).encode())
     if size_bytes > LONGEST_ANSWER_BYTES:
         raise ShardyardError(
-            f"the answer of {asked.kind} has {size_bytes:,} bytes, and a line of a log holds "
+            f"the answer of {job.kind} has {size_bytes:,} bytes, and a line of a log holds "
             f"{LONGEST_ANSWER_BYTES:,} for certain. What it did is done; only its answer cannot be "
             "told. This is a bug of shardyard: please report it."
         )
     return content
 
 
-def _answer(asked: SideJob, nonce: str, **content: Any) -> None:
+def _answer(job: SideJob, nonce: str, **content: Any) -> None:
     if "error" in content:
         content["error"] = str(content["error"])[:_LONGEST_ERROR]
     sys.stdout.flush()
-    print(mark("answer", {"side": asked.label, **content}, nonce=nonce), flush=True)
+    print(mark("answer", {"side": job.label, **content}, nonce=nonce), flush=True)
 
 
 if __name__ == "__main__":

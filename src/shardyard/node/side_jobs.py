@@ -9,24 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.config.model.hub import commit_of, digest_of
-from shardyard.config.paths import anchor_paths
+from shardyard.config.paths import make_paths_absolute
 from shardyard.control.attempt import prepare_data
 from shardyard.control.export import EXPORTS, export_from, export_options, run_export
-from shardyard.control.fetch import list_here
+from shardyard.control.fetch import list_local_folder
 from shardyard.control.request import Request
 from shardyard.doctor.paths import check_paths
 from shardyard.io.aws import s3_client
-from shardyard.io.digests import Complete
-from shardyard.log import say
+from shardyard.io.digests import FolderDigests
+from shardyard.log import info
 from shardyard.node.main import with_homes
 from shardyard.node.side_job import SideWork
 from shardyard.rundir.layout import RunDir
-from shardyard.transfer.download import Listing
-from shardyard.transfer.s3 import parse_place, upload
+from shardyard.transfer.download import RemoteListing
+from shardyard.transfer.s3 import parse_location, upload
 from shardyard.units import format_bytes
 
 
-def export_there(work: SideWork) -> dict[str, Any]:
+def export_on_node(work: SideWork) -> dict[str, Any]:
     """On the node: export to a folder that it sees, or to S3, or beside the run."""
     to = work.arguments["to"]
     if to is not None:
@@ -39,13 +39,13 @@ def export_there(work: SideWork) -> dict[str, Any]:
 
 
 def serve(
-    work: SideWork, *, listed: Callable[[RunDir, str], Listing] = list_here
+    work: SideWork, *, listed: Callable[[RunDir, str], RemoteListing] = list_local_folder
 ) -> dict[str, Any]:
     """On the node: send a run's files to S3, or be there to be read."""
     via = work.arguments.get("via")
     if via is None:
         return stay(work)
-    place, client = parse_place(str(via)), s3_client()
+    place, client = parse_location(str(via)), s3_client()
     listing = listed(work.run, str(work.arguments["step"]))
     made_of = {
         "run": work.run.run_id,
@@ -53,10 +53,10 @@ def serve(
         "best": listing.best,
         "warnings": list(listing.warnings),
     }
-    complete = Complete(files=listing.files, made_of=made_of)
-    say(f"sending {len(listing.files)} files, {format_bytes(listing.bytes)}, to {place}")
+    complete = FolderDigests(files=listing.files, provenance=made_of)
+    info(f"sending {len(listing.files)} files, {format_bytes(listing.bytes)}, to {place}")
     upload(
-        client, work.run.path, complete, place, told=lambda name, _: say(f"there: {name}"),
+        client, work.run.path, complete, place, told=lambda name, _: info(f"there: {name}"),
         replaces=True,
     )  # fmt: skip
     return {"place": str(place), "files": len(listing.files), "bytes": listing.bytes}
@@ -106,7 +106,7 @@ def _parent(processes: Path, pid: int) -> int:
 
 def prepare(work: SideWork) -> dict[str, Any]:
     """Fetch the model, prepare the data; what is there already is found."""
-    recipe = anchor_paths(work.recipe)
+    recipe = make_paths_absolute(work.recipe)
     shares_folder = bool(work.arguments["shares_folder"])
     recipe = with_homes(recipe, work.run, shares_folder=shares_folder)
     if recipe.data.workers == "auto" and not work.arguments["is_this_machine"]:
@@ -116,7 +116,7 @@ def prepare(work: SideWork) -> dict[str, Any]:
     request = Request.of(recipe, name=work.run.run_id)
     folder = request.model_dir
     if folder is not None:
-        say(f"the model's files are in {folder}")
+        info(f"the model's files are in {folder}")
     facts = prepare_data(request, verify=bool(work.arguments["verify"]))
     return {
         "data": asdict(facts),

@@ -16,11 +16,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardyard.config.endpoints import MetricsPlace
+from shardyard.config.endpoints import MetricsEndpoint
 from shardyard.errors import RequestError
 from shardyard.io.files import make_folder, parse_json, write_text
 from shardyard.rundir.cost import read_spending
-from shardyard.rundir.jsonl import EVENT_KINDS, newest_steps, read_lines_backwards
+from shardyard.rundir.jsonl import EVENT_KINDS, latest_steps, read_lines_backwards
 from shardyard.rundir.layout import RunDir, step_of_name
 from shardyard.rundir.metrics import (
     CHECKPOINT_AGE,
@@ -39,7 +39,7 @@ from shardyard.rundir.metrics import (
     RunMetric,
 )
 from shardyard.rundir.state import state_of
-from shardyard.rundir.telemetry import newest_sample
+from shardyard.rundir.telemetry import latest_sample
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -80,7 +80,7 @@ class RunReader:
         self._events: Counter[str] = Counter()
         self._telling: list[dict[str, Any]] = []
         self._read_bytes = 0
-        self._newest: Mapping[str, Any] = {}
+        self._latest: Mapping[str, Any] = {}
         self._checkpoint: str | None = None
         self._stepped_s = self._seen_s = time.monotonic()
 
@@ -90,7 +90,7 @@ class RunReader:
         now = self._state()
         for state in STATES:
             yield STATE, state, float(self._attempt + 1 if state == now else 0)
-        line = self._newest_step()
+        line = self._latest_step()
         for metric in STEPS:
             value = line.get(metric.key)
             if value is not None:
@@ -109,7 +109,7 @@ class RunReader:
         yield from self._of_devices()
 
     def _of_devices(self) -> Iterator[Sample]:
-        newest = None if self._telemetry is None else newest_sample(self._telemetry)
+        newest = None if self._telemetry is None else latest_sample(self._telemetry)
         if newest is None or newest.head.attempt != self._attempt:
             return
         for metric in DEVICES:
@@ -121,11 +121,11 @@ class RunReader:
         has_ended = any(event["kind"] == "attempt_ended" for event in self._telling)
         return state_of(self._telling, is_leased=not has_ended)
 
-    def _newest_step(self) -> Mapping[str, Any]:
+    def _latest_step(self) -> Mapping[str, Any]:
         newest = next(read_lines_backwards(self._run.metrics), None)
-        if newest is not None and newest != self._newest:  # an evaluation is progress too
-            self._newest, self._stepped_s = newest, time.monotonic()
-        return next(newest_steps(self._run.metrics), {})
+        if newest is not None and newest != self._latest:  # an evaluation is progress too
+            self._latest, self._stepped_s = newest, time.monotonic()
+        return next(latest_steps(self._run.metrics), {})
 
     def _checkpoints(self) -> Iterator[Sample]:
         folder = self._run.latest_checkpoint()
@@ -164,7 +164,7 @@ class RunReader:
             self._every = int(event["every"])
 
 
-class Scrapes:
+class ScrapeMonitor:
     """When the endpoint was asked, by which it is known when it will be asked again."""
 
     _LATE_S = 10.0
@@ -173,18 +173,18 @@ class Scrapes:
     """Nodes that bill wait no longer for a scrape, however seldom one comes."""
 
     def __init__(self) -> None:
-        self._begun_s: deque[float] = deque(maxlen=4)
-        self._answered = threading.Condition()
+        self._started_s: deque[float] = deque(maxlen=4)
+        self._scraped = threading.Condition()
 
-    def noted(self, app: "WSGIApplication") -> "WSGIApplication":
+    def instrument(self, app: "WSGIApplication") -> "WSGIApplication":
         """The same endpoint, each of whose answers is noted once it is sent."""
 
         def ask(environ: "WSGIEnvironment", start: "StartResponse") -> Iterator[bytes]:
             begun_s = time.monotonic()
             yield from app(environ, start)
-            with self._answered:
-                self._begun_s.append(begun_s)
-                self._answered.notify_all()
+            with self._scraped:
+                self._started_s.append(begun_s)
+                self._scraped.notify_all()
 
         return ask
 
@@ -194,17 +194,17 @@ class Scrapes:
         Nobody is waited for who does not ask regularly, or has stopped to.
         """
         now_s = time.monotonic()
-        with self._answered:
-            gaps_s = [after - before for before, after in pairwise(self._begun_s)]
+        with self._scraped:
+            gaps_s = [after - before for before, after in pairwise(self._started_s)]
             if gaps_s:
                 late_s = max(0.5 * max(gaps_s), self._LATE_S)
-                patience_s = self._begun_s[-1] + max(gaps_s) + late_s - now_s
-                self._answered.wait_for(
-                    lambda: self._begun_s[-1] >= now_s, min(patience_s, self._MOST_S)
+                patience_s = self._started_s[-1] + max(gaps_s) + late_s - now_s
+                self._scraped.wait_for(
+                    lambda: self._started_s[-1] >= now_s, min(patience_s, self._MOST_S)
                 )
 
 
-def found_by(runs: Path) -> Path:
+def discovery_pattern(runs: Path) -> Path:
     """Prometheus' pattern for the endpoints of all runs in a folder; it takes one ``*``."""
     return runs / ".prometheus" / "*.json"
 
@@ -234,9 +234,9 @@ class _Collector:
 
 
 @contextmanager
-def exporting(
-    reader: RunReader, run: RunDir, place: MetricsPlace | None, *, node_rank: int
-) -> Iterator[Scrapes]:
+def serve_metrics(
+    reader: RunReader, run: RunDir, endpoint: MetricsEndpoint | None, *, node_rank: int
+) -> Iterator[ScrapeMonitor]:
     """Serve the metrics of a run while the block runs, and write down where for Prometheus.
 
     ``.prometheus/<run id>.node-<k>.json`` beside the runs is of the form of its file_sd_configs,
@@ -245,8 +245,8 @@ def exporting(
     Raises:
         RequestError: The address cannot be listened at.
     """
-    scrapes = Scrapes()
-    if place is None:
+    scrapes = ScrapeMonitor()
+    if endpoint is None:
         yield scrapes
         return
     from prometheus_client import start_http_server
@@ -256,19 +256,19 @@ def exporting(
     labels = {"run_id": run.run_id, "node": str(node_rank)}
     registry.register(_Collector(reader, labels))
     try:
-        server, thread = start_http_server(place.port, place.host, registry)
+        server, thread = start_http_server(endpoint.port, endpoint.host, registry)
     except (OSError, OverflowError) as error:
         raise RequestError(
-            f"observe.prometheus={place}: node {node_rank} cannot listen there: {error}. Another "
+            f"observe.prometheus={endpoint}: node {node_rank} cannot listen there: {error}. Another "
             "process has the port, or the address is not this machine's. Give another, or port 0 "
-            f"for any free one; Prometheus finds it by {found_by(run.path.parent)}."
+            f"for any free one; Prometheus finds it by {discovery_pattern(run.path.parent)}."
         ) from error
     app = server.get_app()
     assert app is not None, "it was made with one"
-    server.set_app(scrapes.noted(app))
-    host = socket.gethostname() if place.host in ("0.0.0.0", "::") else place.host
+    server.set_app(scrapes.instrument(app))
+    host = socket.gethostname() if endpoint.host in ("0.0.0.0", "::") else endpoint.host
     target = f"[{host}]" if ":" in host else host
-    file = found_by(run.path.parent).with_name(f"{run.run_id}.node-{node_rank}.json")
+    file = discovery_pattern(run.path.parent).with_name(f"{run.run_id}.node-{node_rank}.json")
     make_folder(file.parent)
     # Without labels: Prometheus would call those of the samples exported_run_id.
     content = [{"targets": [f"{target}:{server.server_port}"], "labels": {}}]

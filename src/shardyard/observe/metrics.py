@@ -80,7 +80,7 @@ class MetricLines:
         self._budget = budget
         self.attempt = attempt
         self._phase = phase
-        self._place = {"attempt": attempt, "generation": generation, "world_size": world_size}
+        self._context = {"attempt": attempt, "generation": generation, "world_size": world_size}
 
     def step(
         self,
@@ -109,7 +109,7 @@ class MetricLines:
             counted: What modules counted beside the loss, by its name; of routers ``ROUTER_KEYS``.
         """
         tokens_per_s = step_tokens / times.step_time_s
-        per_device = tokens_per_s / self._place["world_size"]
+        per_device = tokens_per_s / self._context["world_size"]
         return {
             "step": step,
             "epoch": round(epoch, 6),
@@ -130,6 +130,6 @@ class MetricLines:
             "peak_memory_bytes": peak_memory_bytes,
             **dict.fromkeys(ROUTER_KEYS),
             **counted,
-            **self._place,
+            **self._context,
             "phase": self._phase,
         }

@@ -17,10 +17,10 @@ from shardyard.observe.profiler_ranges import APART, DATA, EXCHANGE, LATER, OPTI
 from shardyard.observe.trace import (
     COLLECTIVE_PREFIXES,
     OF_DTENSOR,
-    Piece,
-    Span,
     Trace,
-    beside,
+    TraceSegment,
+    TraceSpan,
+    intersect,
     nested,
     side_by_side,
 )
@@ -45,7 +45,7 @@ AXES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class TermRow:
     """One row of a profile's table."""
 
     name: str
@@ -54,45 +54,55 @@ class Row:
     reason: str
 
 
-COMPUTE = Row(
+COMPUTE = TermRow(
     name="compute",
     planned=(PRODUCTS, ATTENTION, ELEMENTWISE, "vocabulary", "recompute"),
     reason="operators, forward and backward",
 )
 PARTS = (
-    Row(name=PRODUCTS, planned=(PRODUCTS,), reason="products and convolutions of all modules"),
-    Row(name=ATTENTION, planned=(ATTENTION,), reason="scores and their product with the values"),
-    Row(name=ELEMENTWISE, planned=(ELEMENTWISE,), reason="all other operators"),
+    TermRow(name=PRODUCTS, planned=(PRODUCTS,), reason="products and convolutions of all modules"),
+    TermRow(
+        name=ATTENTION, planned=(ATTENTION,), reason="scores and their product with the values"
+    ),
+    TermRow(name=ELEMENTWISE, planned=(ELEMENTWISE,), reason="all other operators"),
 )
 """Of compute. What the plan calls vocabulary and recompute is in each of them."""
 ROWS = (
-    Row(name="tensor parallel", planned=("tensor parallel",), reason="exposed collectives of tp"),
-    Row(name="context parallel", planned=("context parallel",), reason="exposed exchange over cp"),
-    Row(name="expert parallel", planned=("expert parallel",), reason="exposed exchange over ep"),
-    Row(
+    TermRow(
+        name="tensor parallel", planned=("tensor parallel",), reason="exposed collectives of tp"
+    ),
+    TermRow(
+        name="context parallel", planned=("context parallel",), reason="exposed exchange over cp"
+    ),
+    TermRow(
+        name="expert parallel", planned=("expert parallel",), reason="exposed exchange over ep"
+    ),
+    TermRow(
         name="data parallel",
         planned=("data parallel",),
         reason="exposed gathers of parameters and sums of gradients",
     ),
-    Row(
+    TermRow(
         name=PIPELINE,
         planned=("pipeline bubble", "pipeline sends"),
         reason="bubble and sends: waits for other stages",
     ),
-    Row(name=UPDATE, planned=(UPDATE,), reason="norm of the gradients, update of this rank's part"),
-    Row(name=OFFLOAD, planned=(OFFLOAD,), reason="exposed transfers to and from host memory"),
-    Row(
+    TermRow(
+        name=UPDATE, planned=(UPDATE,), reason="norm of the gradients, update of this rank's part"
+    ),
+    TermRow(name=OFFLOAD, planned=(OFFLOAD,), reason="exposed transfers to and from host memory"),
+    TermRow(
         name=WAIT,
         planned=(WAIT,),
         reason="waits in sums over all ranks of a few numbers: for the slowest of them",
     ),
-    Row(name=INPUT, planned=(INPUT,), reason="waits for samples"),
-    Row(
+    TermRow(name=INPUT, planned=(INPUT,), reason="waits for samples"),
+    TermRow(
         name=LAUNCH,
         planned=(LAUNCH,),
         reason="no operator and no collective runs: Python and torch between them",
     ),
-    Row(name=OTHERS, planned=(), reason="exposed collectives of no axis of the mesh"),
+    TermRow(name=OTHERS, planned=(), reason="exposed collectives of no axis of the mesh"),
 )
 TERMS = (*(row.name for row in PARTS), *(row.name for row in ROWS))
 """What a rank's time is told by."""
@@ -104,7 +114,7 @@ def terms_of(trace: Trace, *, steps: int) -> dict[str, float]:
     second = _on_device(trace) if trace.device else _between_processes(trace)
     found = dict.fromkeys(TERMS, 0.0)
     host = nested(trace.host, trace.seconds, _OUTSIDE, _inside)
-    for seconds, doing, other in beside(host, second):
+    for seconds, doing, other in intersect(host, second):
         if doing.term != APART:
             found[find(doing, other)] += seconds / steps
     return found
@@ -128,7 +138,7 @@ def table(
 
 
 def _row(
-    row: Row,
+    row: TermRow,
     by_rank: Mapping[int, Mapping[str, float]],
     predicted: Mapping[str, float],
     *,
@@ -166,7 +176,7 @@ def read_step_terms(plan: Path, phase: int = 0) -> dict[str, float]:
 # --- the training thread ------------------------------------------------------------------------
 
 
-class _Doing(NamedTuple):
+class _Activity(NamedTuple):
     """What the training thread is at."""
 
     term: str
@@ -174,7 +184,7 @@ class _Doing(NamedTuple):
     """Inside of a span only what weighs more counts: a copy in a product is part of the product."""
 
 
-_OUTSIDE = _Doing(LAUNCH, 0)
+_OUTSIDE = _Activity(LAUNCH, 0)
 _PLAIN, _HEAVY, _PHASE, _WHOLE = 1, 2, 3, 4
 
 _HEAVY_NAMES = frozenset(
@@ -192,44 +202,44 @@ _BETWEEN_STAGES = ("send", "recv_")
 _COMPILED = "## Call CompiledFxGraph"
 
 
-def _inside(around: _Doing, span: Span) -> _Doing:
+def _inside(around: _Activity, span: TraceSpan) -> _Activity:
     found = _own(span.name)
     return found if found is not None and found.weight > around.weight else around
 
 
-def _own(name: str) -> _Doing | None:
+def _own(name: str) -> _Activity | None:
     """What a span is by itself; None: it only holds others."""
     if name == APART:
-        return _Doing(APART, _WHOLE)
+        return _Activity(APART, _WHOLE)
     if name == DATA:
-        return _Doing(INPUT, _WHOLE)
+        return _Activity(INPUT, _WHOLE)
     if name == OPTIMIZER:
-        return _Doing(UPDATE, _PHASE)
+        return _Activity(UPDATE, _PHASE)
     for begin in (EXCHANGE, LATER):
         if name.startswith(begin):
-            return _Doing(AXES.get(name.removeprefix(begin), OTHERS), _WHOLE)
+            return _Activity(AXES.get(name.removeprefix(begin), OTHERS), _WHOLE)
     if name.startswith(_COMPILED):
-        return _Doing(ELEMENTWISE, _PLAIN)
+        return _Activity(ELEMENTWISE, _PLAIN)
     namespace, found, operator = name.partition("::")
     if not found or namespace in _NOT_COMPUTE:
         return None
     if namespace.startswith(OF_DTENSOR):
-        return _Doing("tensor parallel", _WHOLE)
+        return _Activity("tensor parallel", _WHOLE)
     if name.startswith(COLLECTIVE_PREFIXES):
-        return _Doing(PIPELINE if operator in _BETWEEN_STAGES else OTHERS, _WHOLE)
+        return _Activity(PIPELINE if operator in _BETWEEN_STAGES else OTHERS, _WHOLE)
     if any(part in operator for part in _ATTENTION_PARTS):
-        return _Doing(ATTENTION, _HEAVY)
+        return _Activity(ATTENTION, _HEAVY)
     if operator in _HEAVY_NAMES or "conv" in operator:
-        return _Doing(PRODUCTS, _HEAVY)
-    return _Doing(ELEMENTWISE, _PLAIN)
+        return _Activity(PRODUCTS, _HEAVY)
+    return _Activity(ELEMENTWISE, _PLAIN)
 
 
-def _host_term(doing: _Doing, exchange: str | None) -> str:
+def _host_term(activity: _Activity, exchange: str | None) -> str:
     """Of a CPU process. An update that waits for others is none."""
-    return exchange if exchange is not None and not doing.weight else doing.term
+    return exchange if exchange is not None and not activity.weight else activity.term
 
 
-def _between_processes(trace: Trace) -> Sequence[Piece]:
+def _between_processes(trace: Trace) -> Sequence[TraceSegment]:
     """What is under way between CPU processes and is waited for where it was not begun.
 
     A collective that is waited for at once has its range on the training thread. Sends and
@@ -259,16 +269,16 @@ _ATTENTION_KERNELS = ("flash", "fmha", "attention")
 _PRODUCT_KERNELS = ("gemm", "nvjet", "cutlass", "conv", "wgrad", "dgrad", "implicit")
 
 
-def _device_term(doing: _Doing, kernel: str | None) -> str:
+def _device_term(activity: _Activity, kernel: str | None) -> str:
     if kernel is not None:
         return kernel
-    return INPUT if doing.term == INPUT else LAUNCH
+    return INPUT if activity.term == INPUT else LAUNCH
 
 
-def _on_device(trace: Trace) -> Sequence[Piece]:
-    at = {tid: _looked_up(spans, trace.seconds) for tid, spans in trace.ranges.items()}
+def _on_device(trace: Trace) -> Sequence[TraceSegment]:
+    at = {tid: _activity_lookup(spans, trace.seconds) for tid, spans in trace.ranges.items()}
 
-    def launched_in(span: Span) -> _Doing:
+    def launched_in(span: TraceSpan) -> _Activity:
         tid, at_s = trace.launches.get(span.correlation, (None, 0.0))
         return at[tid](at_s) if tid in at else _OUTSIDE
 
@@ -276,20 +286,20 @@ def _on_device(trace: Trace) -> Sequence[Piece]:
     return tuple(side_by_side(labelled, trace.seconds, _DEVICE_ORDER))
 
 
-def _looked_up(ranges: Sequence[Span], end_s: float) -> Callable[[float], _Doing]:
+def _activity_lookup(ranges: Sequence[TraceSpan], end_s: float) -> Callable[[float], _Activity]:
     """What our ranges of a thread say of a moment."""
     found = tuple(nested(ranges, end_s, _OUTSIDE, _inside))
     begins_s = [piece.begin_s for piece in found]
 
-    def look(at_s: float) -> _Doing:
+    def lookup(at_s: float) -> _Activity:
         place = bisect_right(begins_s, at_s) - 1
-        doing: _Doing = found[place].state if place >= 0 else _OUTSIDE
-        return doing
+        activity: _Activity = found[place].state if place >= 0 else _OUTSIDE
+        return activity
 
-    return look
+    return lookup
 
 
-def _kernel_term(span: Span, launched_in: _Doing) -> str:
+def _kernel_term(span: TraceSpan, launched_in: _Activity) -> str:
     """Of a kernel, by what launched it and by its name."""
     name = span.name.lower()
     if any(part in name for part in COLLECTIVE_KERNELS):

@@ -44,7 +44,7 @@ _GLOO = "gloo:"
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TraceSpan:
     """One event; times in seconds, from the begin of ``STEPS``."""
 
     name: str
@@ -62,15 +62,15 @@ class Trace:
 
     seconds: float
     """From the begin of what is profiled to its end."""
-    host: tuple[Span, ...]
+    host: tuple[TraceSpan, ...]
     """Operators and ranges of the training thread; they lie in each other or beside."""
-    gloo: tuple[Span, ...]
+    gloo: tuple[TraceSpan, ...]
     """Collectives between CPU processes, in the threads that carry them out."""
-    device: tuple[Span, ...]
+    device: tuple[TraceSpan, ...]
     """Kernels and copies; empty without an accelerator."""
     launches: Mapping[int, tuple[Any, float]]
     """Correlation -> the thread that launched it, and when."""
-    ranges: Mapping[Any, tuple[Span, ...]]
+    ranges: Mapping[Any, tuple[TraceSpan, ...]]
     """Our own ranges of each thread, and DTensor's collectives: backward passes for a device have a
     thread of their own."""
 
@@ -101,8 +101,8 @@ def parse_trace(events: Sequence[Mapping[str, Any]]) -> Trace:
     zero_us, thread = steps["ts"], steps.get("tid")
     whole.sort(key=lambda event: (event["ts"], -event["dur"]))
 
-    def spans(found: Iterable[Mapping[str, Any]]) -> tuple[Span, ...]:
-        return tuple(_span(event, zero_us) for event in found)
+    def spans(matches: Iterable[Mapping[str, Any]]) -> tuple[TraceSpan, ...]:
+        return tuple(_span(event, zero_us) for event in matches)
 
     hosted = [each for each in whole if _is_host(each)]
     ours = [each for each in hosted if str(each["name"]).startswith(("shardyard/", OF_DTENSOR))]
@@ -129,10 +129,10 @@ def _launches(
             yield int(correlation), (event.get("tid"), (event["ts"] - zero_us) / 1e6)
 
 
-def _span(event: Mapping[str, Any], zero_us: float) -> Span:
+def _span(event: Mapping[str, Any], zero_us: float) -> TraceSpan:
     begin_s = (event["ts"] - zero_us) / 1e6
     args = event.get("args") or {}
-    return Span(
+    return TraceSpan(
         name=str(event["name"]),
         begin_s=begin_s,
         end_s=begin_s + event["dur"] / 1e6,
@@ -152,7 +152,7 @@ def _is_gloo(event: Mapping[str, Any]) -> bool:
 # --- spans in each other ------------------------------------------------------------------------
 
 
-class Piece(NamedTuple):
+class TraceSegment(NamedTuple):
     """A piece of time in which nothing begins or ends."""
 
     begin_s: float
@@ -162,8 +162,8 @@ class Piece(NamedTuple):
 
 
 def nested(
-    spans: Sequence[Span], end_s: float, outside: S, fold: Callable[[S, Span], S]
-) -> Iterator[Piece]:
+    spans: Sequence[TraceSpan], end_s: float, outside: S, fold: Callable[[S, TraceSpan], S]
+) -> Iterator[TraceSegment]:
     """Cut the time from 0 to ``end_s`` where a span begins or ends.
 
     Args:
@@ -176,15 +176,15 @@ def nested(
     now_s = 0.0
     open_spans: list[tuple[float, S]] = []  # end and state, the outermost first
 
-    def until(limit_s: float) -> Iterator[Piece]:
+    def until(limit_s: float) -> Iterator[TraceSegment]:
         nonlocal now_s
         while open_spans and open_spans[-1][0] <= limit_s + _RESOLUTION_S:
             last_s, state = open_spans.pop()
             if last_s > now_s:
-                yield Piece(now_s, last_s, state)
+                yield TraceSegment(now_s, last_s, state)
                 now_s = last_s
         if limit_s > now_s:
-            yield Piece(now_s, limit_s, open_spans[-1][1] if open_spans else outside)
+            yield TraceSegment(now_s, limit_s, open_spans[-1][1] if open_spans else outside)
             now_s = limit_s
 
     for span in spans:
@@ -199,8 +199,8 @@ def nested(
 
 
 def side_by_side(
-    labelled: Iterable[tuple[Span, str]], end_s: float, order: Sequence[str]
-) -> Iterator[Piece]:
+    labelled: Iterable[tuple[TraceSpan, str]], end_s: float, order: Sequence[str]
+) -> Iterator[TraceSegment]:
     """The same of spans that may overlap in any way: of those open, the first in ``order`` counts.
 
     Returns:
@@ -216,14 +216,16 @@ def side_by_side(
     now_s = 0.0
     for at_s, change, label in marks:
         if at_s > now_s:
-            yield Piece(now_s, at_s, next((name for name in order if count[name]), None))
+            yield TraceSegment(now_s, at_s, next((name for name in order if count[name]), None))
             now_s = at_s
         count[label] += change
     if end_s > now_s:
-        yield Piece(now_s, end_s, None)
+        yield TraceSegment(now_s, end_s, None)
 
 
-def beside(first: Iterable[Piece], second: Iterable[Piece]) -> Iterator[tuple[float, Any, Any]]:
+def intersect(
+    first: Iterable[TraceSegment], second: Iterable[TraceSegment]
+) -> Iterator[tuple[float, Any, Any]]:
     """Two ways to cut the same time, together: seconds and both states of each piece."""
     ones, others = iter(first), iter(second)
     one, other = next(ones, None), next(others, None)

@@ -21,25 +21,25 @@ from shardyard.models.build import keep_blocks, stage_of
 from shardyard.models.forward import ForwardPass
 from shardyard.models.grad_scale import LossScale
 from shardyard.models.local_shard import local_shard
-from shardyard.models.lora import drop_in_adapters
+from shardyard.models.lora import add_adapter_dropout
 from shardyard.models.moe import RouterLoss, RouterTotals, RouterWeight
 from shardyard.models.random import SampleKeys, add_dropout
-from shardyard.models.submodules import blocks_of, dropout_places, part_of
+from shardyard.models.submodules import blocks_of, dropout_modules, part_of
 from shardyard.parallel.context import context_attention, context_share
 from shardyard.parallel.custom_module import split_by_plan
-from shardyard.parallel.ddp import hold_whole, stays_whole
+from shardyard.parallel.ddp import hold_whole, is_replicated
 from shardyard.parallel.expert import shard_experts, sparse_blocks
 from shardyard.parallel.fsdp import Groups, Placement, groups_of, reshard, shard_groups
 from shardyard.parallel.loss import VocabLoss, compute_in_chunks
 from shardyard.parallel.low_precision import (
     DTYPES,
-    ComputeCopies,
+    LowPrecisionCopies,
     can_hold_copies,
-    compute_copies_of,
+    low_precision_copies_of,
     mixed_precision,
     return_in,
 )
-from shardyard.parallel.matmul import refuse_wrapped
+from shardyard.parallel.matmul import reject_wrapped
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.model import ParallelModel
 from shardyard.parallel.offload import ActivationOffload
@@ -72,7 +72,7 @@ def parallelize(
         RequestError: A matrix that is to be split, or to multiply in fp8, is wrapped.
     """
     if mesh.layout.tp > 1 or recipe.precision.compute == "fp8":  # while ranks have all of it
-        refuse_wrapped(model, family, of_blocks_alone=mesh.layout.tp == 1)
+        reject_wrapped(model, family, blocks_only=mesh.layout.tp == 1)
     keys = SampleKeys()
     keys.computed_l, keys.tokens_l = _own_tokens(recipe, mesh)
     # 1. the modules of this rank, and the way through them: nothing below changes what it calls
@@ -123,7 +123,7 @@ def parallelize(
         model=model,
         token_losses=token_losses,
         loss_in_model=loss_in_model,
-        takes_starts=attends_by_length(recipe, shape),
+        accepts_document_starts=attends_by_length(recipe, shape),
         router_weight=None if router is None else router.weight,
         statistics=() if router is None else (router.totals,),
         tokens_l=keys.computed_l,
@@ -164,13 +164,13 @@ def _drop(model: PreTrainedModel, recipe: Recipe, family: Family, keys: SampleKe
     drop = recipe.model.dropout
     assert not isinstance(drop, str), "resolved"
     if drop:
-        places = dropout_places(model, family)
+        places = dropout_modules(model, family)
         add_dropout(places, drop=drop, seed=recipe.run.seed, keys=keys)
     if recipe.model.lora.dropout:
-        drop_in_adapters(model, recipe.model.lora.dropout, seed=recipe.run.seed, keys=keys)
+        add_adapter_dropout(model, recipe.model.lora.dropout, seed=recipe.run.seed, keys=keys)
 
 
-def parallelize_own(
+def parallelize_custom(
     module: nn.Module,
     mesh: Mesh,
     *,
@@ -224,7 +224,7 @@ def shard_script(
         placement: How parameters are split; None: all along their first dimension.
     """
     groups = Groups(blocks=list(blocks.values()), output_dtype=None, placement=placement)
-    shard_groups(model, mesh, groups, precision=precision, prefetch=1, averages=True)
+    shard_groups(model, mesh, groups, precision=precision, prefetch=1, average_gradients=True)
     remedy = REMEDY.format("SHARDYARD_PARALLEL=zero=2")
     if (uneven := handle_uneven_gradients(model, mesh, blocks, remedy=remedy)) is not None:
         uneven.end_each_backward()
@@ -267,10 +267,10 @@ def _wrap(
     # 6. shard last: groups are formed from the parameters as they now are
     precision = mixed_precision(recipe.precision)
     for root, groups in roots:
-        if compute_copies_of(root) is not None:
+        if low_precision_copies_of(root) is not None:
             return_in(root, groups.output_dtype)
             continue
-        if stays_whole(root, mesh, recipe):
+        if is_replicated(root, mesh, recipe):
             hold_whole(root, mesh)
             continue
         shard_groups(
@@ -290,17 +290,17 @@ def _own_tokens(recipe: Recipe, mesh: Mesh) -> tuple[Tensor | None, Tensor | Non
         Of those that it computes, and of those whose residual stream it holds between matrices.
     """
     computed: Tensor | None = None
-    held: Tensor | None = None
+    residual: Tensor | None = None
     if mesh.layout.cp == mesh.layout.tp == 1:
-        return computed, held  # samples of any length
+        return computed, residual  # samples of any length
     assert isinstance(recipe.data.seq_len, int)
     tokens_L = torch.arange(recipe.data.seq_len, device=mesh.dense.device_type)
     if mesh.layout.cp > 1:
         exchanged = recipe.parallel.cp_exchange
-        computed = held = context_share(tokens_L, exchanged=exchanged, group=mesh.group("cp"))
+        computed = residual = context_share(tokens_L, exchanged=exchanged, group=mesh.group("cp"))
     if mesh.layout.tp > 1:
-        held = token_share(tokens_L if computed is None else computed, mesh.dense["tp"])
-    return computed, held
+        residual = token_share(tokens_L if computed is None else computed, mesh.dense["tp"])
+    return computed, residual
 
 
 def _offload(recipe: Recipe, mesh: Mesh) -> ActivationOffload | None:
@@ -323,14 +323,16 @@ def _compute_in(
     if in_float8:
         from shardyard.parallel import matmul  # torchao: an extra
 
-        matmul.mend_compiler()
+        matmul.patch_compiler()
         # a CPU has no such products; the command line refuses it, tests round as a device would
         emulate = mesh.dense.device_type == "cpu"
         product = matmul.Float8Product(recipe.precision.fp8_scaling, emulate=emulate)
         matrices = matmul.float8_matrices(blocks, family, tp=mesh.layout.tp)
     if may_copy is not False and can_hold_copies(model, mesh, recipe, anywhere=may_copy is True):
         compiled = blocks.values() if recipe.model.compile else ()
-        ComputeCopies(model, recipe, compiled=compiled, in_float8=matrices.values(), float8=product)
+        LowPrecisionCopies(
+            model, recipe, compiled=compiled, in_float8=matrices.values(), float8=product
+        )
     elif product is not None:
         for module in matrices.values():  # before tensors are split, which ask how to multiply
             matmul.multiply_with(module, product)
@@ -364,7 +366,7 @@ def _attention(
         is_causal=shape.is_causal,
         attend_across=attend_across,
         window=window,
-        gathers_again=None if recomputes else partial(selective_contexts, offload),
+        regather_context_fn=None if recomputes else partial(selective_contexts, offload),
     )
 
 

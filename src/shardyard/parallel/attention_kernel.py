@@ -21,7 +21,7 @@ from shardyard.models.attention import (
     document_starts,
     sample_attention,
 )
-from shardyard.parallel.device import let_attend_by
+from shardyard.parallel.device import enable_sdpa_kernels
 from shardyard.parallel.low_precision import DTYPES
 from shardyard.torch_private import KERNELS_OF_ATTENTION, TorchDispatchMode
 
@@ -29,13 +29,13 @@ MOST_TOKENS = 1024
 """Of the sample: no kernel is chosen otherwise for a longer one, which takes more memory."""
 
 
-def choose_attention(asked: str) -> None:
+def choose_attention(kernel: str) -> None:
     """Attend by the kernel that ``model.attention`` names, in this process.
 
     Raises:
         RequestError: Its package is not installed.
     """
-    if asked == "fa3":
+    if kernel == "fa3":
         try:
             activate_flash_attention_impl("FA3")
         except (ImportError, RuntimeError, ValueError) as error:
@@ -43,7 +43,7 @@ def choose_attention(asked: str) -> None:
                 f"model.attention=fa3: {error}. Install FlashAttention 3 (its package flash_attn_3 "
                 "is built for Hopper devices) in the image, or use model.attention=auto."
             ) from error
-    let_attend_by({"sdpa": None, "cudnn": ("cudnn",)}.get(asked, ("flash",)))
+    enable_sdpa_kernels({"sdpa": None, "cudnn": ("cudnn",)}.get(kernel, ("flash",)))
 
 
 def attention_kernel(recipe: Recipe, shape: ModelShape, *, tp: int, device: torch.device) -> str:
@@ -57,7 +57,7 @@ def attention_kernel(recipe: Recipe, shape: ModelShape, *, tp: int, device: torc
         return "unfused"
     tokens = min(recipe.data.seq_len, MOST_TOKENS)
     windows: set[int | None] = {None}
-    if shape.sees_a_part_of(recipe.data.seq_len):
+    if shape.has_window_below(recipe.data.seq_len):
         kinds = set(shape.layer_types or ("sliding_attention",))
         windows = {tokens // 2 if kind == "sliding_attention" else None for kind in kinds}
     found = set()

@@ -58,13 +58,14 @@ def context_attention(
     group: dist.ProcessGroup,
     is_causal: bool,
     attend_across: bool,
-    gathers_again: Callable[[], Any] | None,
+    regather_context_fn: Callable[[], Any] | None,
     window: int | None = None,
 ) -> Callable[[Tensor, Tensor | None], Attention]:
     """How tokens attend in samples of ``length`` tokens that a group splits.
 
     Args:
-        gathers_again: Contexts of a checkpoint that keeps attention: keys and values of all tokens
+        regather_context_fn: Contexts of a checkpoint that keeps attention: keys and values of all
+            tokens
             are gathered once more in the backward pass instead of kept in every block. None for
             blocks that are recomputed anyway.
         window: Of the model's blocks, or of some of them.
@@ -85,15 +86,15 @@ def context_attention(
     if attend_across:
         # no matrix of what may attend, where the device has a kernel that needs none
         seen = tuple(
-            Seen(start, end, causal_lower_right(width, end) if is_causal else None)
+            ChunkMask(start, end, causal_lower_right(width, end) if is_causal else None)
             for start, end in zip(starts, ends, strict=True)
         )
-        same_for_all = GatheredKeys(seen, group, gathers_again, is_causal=is_causal)
+        same_for_all = GatheredKeys(seen, group, regather_context_fn, is_causal=is_causal)
         return lambda _positions_BL, _starts_BS: same_for_all
 
     def of_documents(positions_BL: Tensor, _starts_BS: Tensor | None) -> Attention:
         seen = tuple(
-            Seen(
+            ChunkMask(
                 start,
                 end,
                 document_mask(
@@ -102,13 +103,13 @@ def context_attention(
             )
             for start, end in zip(starts, ends, strict=True)
         )
-        return GatheredKeys(seen, group, gathers_again, is_causal=is_causal)
+        return GatheredKeys(seen, group, regather_context_fn, is_causal=is_causal)
 
     return of_documents
 
 
 @dataclass(frozen=True)
-class Seen:
+class ChunkMask:
     """What the queries of one chunk attend to."""
 
     start: int
@@ -134,16 +135,16 @@ class GatheredKeys:
 
     def __init__(
         self,
-        chunks: tuple[Seen, ...],
+        chunks: tuple[ChunkMask, ...],
         group: dist.ProcessGroup,
-        gathers_again: Callable[[], Any] | None,
+        regather_context_fn: Callable[[], Any] | None,
         *,
         is_causal: bool,
     ) -> None:
         self._chunks = chunks
         self._is_causal = is_causal
         self._group = group
-        self._gathers_again = gathers_again
+        self._regather_context_fn = regather_context_fn
 
     def __call__(
         self,
@@ -155,12 +156,12 @@ class GatheredKeys:
         window: int | None = None,
         softcap: float | None = None,
     ) -> Tensor:
-        if self._gathers_again is None:
+        if self._regather_context_fn is None:
             return self._attend(q_BHlE, k_BKlE, v_BKlE, scale, window, softcap)
         # attention itself is kept: only what was gathered is let go and made again
         out_BHlE: Tensor = checkpoint(
             self._attend, q_BHlE, k_BKlE, v_BKlE, scale, window, softcap,
-            use_reentrant=False, preserve_rng_state=False, context_fn=self._gathers_again,
+            use_reentrant=False, preserve_rng_state=False, context_fn=self._regather_context_fn,
         )  # fmt: skip
         return out_BHlE
 
@@ -189,10 +190,10 @@ class GatheredKeys:
         # chunks first: what is gathered along the first dimension need not be copied again
         halves = torch.unflatten(torch.stack([k_BKlE, v_BKlE]), 1 + _TOKENS, (2, -1))
         arrived = gather(halves.movedim(1 + _TOKENS, 0), 0, self._group).unbind()
-        k_BKLE, v_BKLE = torch.cat([arrived[place] for place in self._places()], 1 + _TOKENS)
+        k_BKLE, v_BKLE = torch.cat([arrived[place] for place in self._chunk_order()], 1 + _TOKENS)
         return k_BKLE, v_BKLE
 
-    def _places(self) -> list[int]:
+    def _chunk_order(self) -> list[int]:
         """Where each chunk of a sample lies among those that arrive, which come rank by rank."""
         size = dist.get_world_size(self._group)
         arriving = [index for rank in range(size) for index in _chunks_of(rank, size)]

@@ -17,7 +17,7 @@ from shardyard.errors import Problem, RequestError
 from shardyard.models.batch_norm import batch_norms_in
 from shardyard.parallel.collectives import gather, sum_over
 from shardyard.parallel.matmul import is_plain
-from shardyard.parallel.tensor import Split, compute_on_shares, look_up_share, sum_after
+from shardyard.parallel.tensor import Split, compute_on_shares, make_vocab_parallel, sum_after
 
 # Tensor parallelism of any module by a plan: which of its matrices are split, and how.
 #
@@ -50,24 +50,24 @@ def read_plan(
     """
     named = {name: module for name, module in model.named_modules() if name}
     words: dict[str, str] = {}
-    found: list[Problem] = []
+    errors: list[Problem] = []
     for pattern, word in plan.items():
         path = f"plan[{pattern!r}]"
         matched = names_matching(pattern, named)
         if word not in WORDS:
             text = f"={word!r} is no way to split a module. Use {', '.join(WORDS)}."
-            found.append(Problem(path, text))
+            errors.append(Problem(path, text))
         elif not matched:
-            found.append(Problem(path, f"names no module. {_nearest(pattern, named)}"))
+            errors.append(Problem(path, f"names no module. {_nearest(pattern, named)}"))
         else:
             wrong = (_misfit(named[name], name, word, tp=tp) for name in matched)
-            found += [Problem(path, text) for text in wrong if text]
+            errors += [Problem(path, text) for text in wrong if text]
         twice = [name for name in matched if words.get(name, word) != word]
         if twice:
             text = f"={word!r}, but another pattern says {words[twice[0]]!r} of {twice[0]}."
-            found.append(Problem(path, f"{text} Use one."))
+            errors.append(Problem(path, f"{text} Use one."))
         words |= dict.fromkeys(matched, word)
-    return words, found
+    return words, errors
 
 
 def names_matching(pattern: str, names: Iterable[str]) -> list[str]:
@@ -97,7 +97,7 @@ def split_by_plan(model: nn.Module, mesh: DeviceMesh, words: Mapping[str, str]) 
         if word == "rows":
             sum_after(split(module, Shard(1)), add_up)
         elif isinstance(module, nn.Embedding):
-            look_up_share(split(module, Shard(0)), add_up)
+            make_vocab_parallel(split(module, Shard(0)), add_up)
         elif word == "vocabulary":
             _gather_after(split(module, Shard(0)), mesh)
         else:
@@ -170,7 +170,7 @@ def blocks_named(
     return chosen, found
 
 
-def module_problems(
+def module_errors(
     model: nn.Module, blocks: Mapping[str, nn.Module], *, tp: int, setting: str = "blocks"
 ) -> list[Problem]:
     """What would go wrong in silence."""
@@ -195,10 +195,10 @@ def module_problems(
             "which tp holds in parts. Use nn.Linear and scaled_dot_product_attention, or tp=1."
         )
         found.append(Problem("model", text))
-    return [*found, *_batch_norm_problems(model, tp), *_shared_parameters(model, blocks, setting)]
+    return [*found, *_batch_norm_errors(model, tp), *_shared_parameters(model, blocks, setting)]
 
 
-def _batch_norm_problems(model: nn.Module, tp: int) -> Iterator[Problem]:
+def _batch_norm_errors(model: nn.Module, tp: int) -> Iterator[Problem]:
     """Batch normalisation whose running statistics would not be those of the step."""
     norms = batch_norms_in(model)
     if tp > 1 and norms:
@@ -248,7 +248,7 @@ def _shared_parameters(
     return found
 
 
-def refuse_scalars(model: nn.Module, *, or_whole: str = "") -> None:
+def reject_scalars(model: nn.Module, *, or_whole: str = "") -> None:
     """Ranks share a parameter's rows; one without any has nothing that could be shared.
 
     Args:
@@ -268,7 +268,7 @@ def refuse_scalars(model: nn.Module, *, or_whole: str = "") -> None:
         )
 
 
-def refuse_differing_weights(model: nn.Module, control: dist.ProcessGroup) -> None:
+def check_weights_equal(model: nn.Module, control: dist.ProcessGroup) -> None:
     """A rank keeps its share of what it holds, so all must hold the same."""
     other = rank_with_other_weights(model, control)
     if other is not None:

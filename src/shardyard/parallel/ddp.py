@@ -24,7 +24,7 @@ BUCKET_BYTES = 25 * 2**20
 """Summed at once, as in torch's DistributedDataParallel: few sums, and the first one early."""
 
 
-def stays_whole(model: nn.Module, mesh: Mesh, recipe: Recipe) -> bool:
+def is_replicated(model: nn.Module, mesh: Mesh, recipe: Recipe) -> bool:
     """Whether every rank holds a module as it computes: no axis splits it, no format is another."""
     precision = recipe.precision
     return (
@@ -44,9 +44,9 @@ def hold_whole(model: nn.Module, mesh: Mesh) -> None:
 
 
 def _in_fp32(_module: nn.Module, args: Any, kwargs: Any) -> Any:
-    def cast(given: Any) -> Any:
-        is_real = isinstance(given, Tensor) and given.is_floating_point()
-        return given.float() if is_real else given
+    def cast(value: Any) -> Any:
+        is_real = isinstance(value, Tensor) and value.is_floating_point()
+        return value.float() if is_real else value
 
     return tree_map(cast, (args, kwargs))
 
@@ -70,7 +70,7 @@ class ReplicaSums:
         named = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
         for bucket in _buckets(reversed(list(named.items()))):
             self._waiting.append(bucket)
-            made = partial(self._made, bucket)
+            made = partial(self._on_gradient, bucket)
             for param in bucket.params.values():
                 hook = param.register_post_accumulate_grad_hook(made)  # type: ignore[no-untyped-call]
                 self._hooks.append(hook)
@@ -87,9 +87,9 @@ class ReplicaSums:
             work.wait()
         self._hooks, self._sums = [], []
 
-    def _made(self, bucket: "_Bucket", _param: Tensor) -> None:
-        bucket.lacking -= 1
-        while len(self._waiting) > 1 and not self._waiting[0].lacking:  # the last one is for `end`
+    def _on_gradient(self, bucket: "_Bucket", _param: Tensor) -> None:
+        bucket.pending -= 1
+        while len(self._waiting) > 1 and not self._waiting[0].pending:  # the last one is for `end`
             self._sum(self._waiting.popleft(), is_awaited=False)
 
     @torch.no_grad()
@@ -109,7 +109,7 @@ class _Bucket:
 
     def __init__(self, params: dict[str, nn.Parameter]) -> None:
         self.params = params
-        self.lacking = len(params)
+        self.pending = len(params)
         """Gradients that the backward pass has not made yet."""
 
     def flatten(self) -> Tensor | None:
@@ -132,13 +132,13 @@ class _Bucket:
 
 def _buckets(named: Iterable[tuple[str, nn.Parameter]]) -> Iterator[_Bucket]:
     """In the order given, each of at most ``BUCKET_BYTES``, or of one parameter."""
-    found: dict[str, nn.Parameter] = {}
+    bucket: dict[str, nn.Parameter] = {}
     size = 0
     for name, param in named:
-        if found and size + param.nbytes > BUCKET_BYTES:
-            yield _Bucket(found)
-            found, size = {}, 0
-        found[name] = param
+        if bucket and size + param.nbytes > BUCKET_BYTES:
+            yield _Bucket(bucket)
+            bucket, size = {}, 0
+        bucket[name] = param
         size += param.nbytes
-    if found:
-        yield _Bucket(found)
+    if bucket:
+        yield _Bucket(bucket)

@@ -63,7 +63,7 @@ def select_device(device: str, local_rank: int) -> torch.device:
     return torch.device(device, local_rank)
 
 
-def compute_the_same_always(device: torch.device, *, on: bool) -> None:
+def set_deterministic(device: torch.device, *, on: bool) -> None:
     """Let equal inputs give equal bits, in whatever process; or no longer.
 
     On a CPU with one thread: kernels cut their work, and so their sums, by the number of threads.
@@ -121,7 +121,7 @@ def peak_memory_bytes(device: torch.device) -> int:
     return _of_process("VmHWM")
 
 
-def held_memory_bytes(device: torch.device) -> int:
+def allocated_memory_bytes(device: torch.device) -> int:
     """Bytes of tensors on the device now; for cpu what this process has resident."""
     return _of_process("VmRSS") if device.type == "cpu" else int(_call(device, "memory_allocated"))
 
@@ -278,7 +278,7 @@ def has_triton(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def let_attend_by(kernels: Collection[str] | None) -> None:
+def enable_sdpa_kernels(kernels: Collection[str] | None) -> None:
     """Leave torch these kernels of its attention, of the whole process; None: all it has."""
     switches = {
         "cudnn": torch.backends.cuda.enable_cudnn_sdp,

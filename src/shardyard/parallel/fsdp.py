@@ -62,12 +62,13 @@ def shard_groups(
     precision: MixedPrecisionPolicy,
     prefetch: int,
     on_host: bool = False,
-    averages: bool = False,
+    average_gradients: bool = False,
 ) -> None:
     """Shard a module in place, group by group.
 
     Args:
-        averages: Whether gradients are averaged over ranks, as torch does it, and not summed. No
+        average_gradients: Whether gradients are averaged over ranks, as torch does it, and not
+            summed. No
             factor is given then: by one, torch divides twice where a group shards over one rank.
         on_host: Keep shards and their gradients in host memory; a group's shard comes to the device
             when the group is gathered, and its gradient leaves when it is summed.
@@ -92,7 +93,7 @@ def shard_groups(
 
     if sharding.size() > 1:  # over one rank torch averages nothing, but would divide a copy
         for group in _groups(model):
-            if not averages:
+            if not average_gradients:
                 group.set_gradient_divide_factor(1.0)
             # without it gloo refuses the factor (it would need a pre-multiplied sum)
             group.set_force_sum_reduction_for_comms(True)
@@ -120,13 +121,13 @@ class GradientSync:
         """Call before the backward pass of each micro-batch."""
         self._is_last = is_last
         if self._sums is None:
-            self._tell_fsdp(is_last)
+            self._configure_fsdp(is_last)
         elif is_last:
             self._sums.begin()
         if self.watcher is not None:
             self.watcher.before_backward(is_last=is_last)
 
-    def _tell_fsdp(self, is_last: bool) -> None:
+    def _configure_fsdp(self, is_last: bool) -> None:
         assert isinstance(self._model, FSDPModule)
         if self._zero == 1:
             self._model.set_requires_gradient_sync(is_last)
@@ -245,7 +246,7 @@ def _expert_placement(model: nn.Module, mesh: Mesh, family: Family) -> Placement
     sharding = mesh.sharding(of_experts=True)
     # with ep, fewer ranks hold the same expert than the same block: a mesh of its own, yet in the
     # block's group: FSDP hooks inside a block would run again, and differ, under recompute
-    of_mesh = None if mesh.experts is None else torch_private.placed_over(sharding)
+    of_mesh = None if mesh.experts is None else torch_private.placement_on_mesh(sharding)
 
     def placement(param: nn.Parameter) -> Any:
         if param not in experts:

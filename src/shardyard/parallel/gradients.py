@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from shardyard.models.local_shard import local_shard
-from shardyard.torch_private import foreach_norm, placed_as
+from shardyard.torch_private import dtensor_like, foreach_norm
 
 _ROW = 1024
 """Elements added up in fp32: within 5e-8 of exact."""
@@ -23,18 +23,18 @@ _SMALL = 2**14
 """Elements of tensors that are one row each: within 1e-7."""
 
 
-def square_sum(params: Mapping[str, Tensor], *, held_twice: Collection[str] = ()) -> Tensor:
+def square_sum(params: Mapping[str, Tensor], *, tied_across_stages: Collection[str] = ()) -> Tensor:
     """This rank's share of the squared global norm of the gradients, fp64.
 
     Each element counts once over all ranks: one that several hold counts in parts.
 
     Args:
-        held_twice: Names of parameters that two pipeline stages hold, with equal gradients.
+        tied_across_stages: Names of parameters that two pipeline stages hold, with equal gradients.
     """
     by_holders: dict[int, list[Tensor]] = {}
     for name, param in params.items():
         if param.grad is not None:
-            number = holders(param) * (2 if name in held_twice else 1)
+            number = holders(param) * (2 if name in tied_across_stages else 1)
             by_holders.setdefault(number, []).append(local_part(param.grad))
     shares = [_squares(found) / number for number, found in by_holders.items()]
     if not shares:  # a pipeline stage of which nothing is trained
@@ -90,7 +90,7 @@ def placed_like(param: Tensor, value: Tensor) -> Tensor:
     if not isinstance(param, DTensor) or value.dim() == 0:
         return value
     if value.device.type != param.device_mesh.device_type:
-        return placed_as(param, value)
+        return dtensor_like(param, value)
     return DTensor.from_local(
         value,
         param.device_mesh,
@@ -111,7 +111,7 @@ def placed_like(param: Tensor, value: Tensor) -> Tensor:
 # own.
 
 
-class WholeNorms:
+class ParamNorms:
     """Knows who else holds what this rank holds."""
 
     def __init__(
@@ -119,12 +119,12 @@ class WholeNorms:
         params: Mapping[str, Tensor],
         *,
         names: Collection[str] | None = None,
-        held_twice: Collection[str] = (),
+        tied_across_stages: Collection[str] = (),
     ) -> None:
         """Args:
         params: What this rank has, as it is split.
         names: Parameters of all stages of a pipeline, the same on every rank; None: these alone.
-        held_twice: Names of parameters that two pipeline stages hold, equal on both.
+        tied_across_stages: Names of parameters that two pipeline stages hold, equal on both.
         """
         names = params if names is None else names
         self._device = next((param.device for param in params.values()), torch.device("cpu"))
@@ -133,14 +133,14 @@ class WholeNorms:
         experts = max((len(param) for param in stacks.values()), default=1)
         sizes = {name: experts if _of_experts(name) else 1 for name in sorted(names)}
         ends = accumulate(sizes.values())
-        self._place_of = {name: end - sizes[name] for name, end in zip(sizes, ends, strict=True)}
-        self._num_places = sum(sizes.values())
+        self._index_of = {name: end - sizes[name] for name, end in zip(sizes, ends, strict=True)}
+        self._num_norms = sum(sizes.values())
         self._experts_of = {name: _own_experts(param) for name, param in stacks.items()}
         self._holders_of = {
-            name: holders(param) * (2 if name in held_twice else 1)
+            name: holders(param) * (2 if name in tied_across_stages else 1)
             for name, param in params.items()
         }
-        self._known: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}
+        self._cache: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}
 
     def of(self, names: Sequence[str], *kinds: Sequence[Tensor]) -> Tensor:
         """Norms of whole matrices, fp64. All ranks call it, with as many kinds.
@@ -153,7 +153,7 @@ class WholeNorms:
             (kinds, matrices): one for each name, and of experts one for each of which this rank has
             a part. ``by_name`` takes them apart.
         """
-        rows = torch.zeros(len(kinds), self._num_places, dtype=torch.float64, device=self._device)
+        rows = torch.zeros(len(kinds), self._num_norms, dtype=torch.float64, device=self._device)
         places, shares = self._on_device(tuple(names))
         for row, parts in zip(rows, kinds, strict=True):
             matrices = [
@@ -177,15 +177,15 @@ class WholeNorms:
 
     def _on_device(self, names: tuple[str, ...]) -> tuple[Tensor, Tensor]:
         """Places and numbers of holders, copied there once: a copy waits for the device."""
-        if names not in self._known:
+        if names not in self._cache:
             own = {name: self._experts_of.get(name, range(1)) for name in names}
-            places = [self._place_of[name] + expert for name in names for expert in own[name]]
+            places = [self._index_of[name] + expert for name in names for expert in own[name]]
             shares = [self._holders_of[name] for name in names for _ in own[name]]
-            self._known[names] = (
+            self._cache[names] = (
                 torch.tensor(places, dtype=torch.int64, device=self._device),
                 torch.tensor(shares, dtype=torch.float64, device=self._device),
             )
-        return self._known[names]
+        return self._cache[names]
 
 
 def _of_experts(name: str) -> bool:

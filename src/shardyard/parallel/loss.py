@@ -86,14 +86,14 @@ class VocabLoss:
             return loss, _gradient(known, weight_N).to(dtype)
 
 
-class _Known(NamedTuple):
+class _SavedForBackward(NamedTuple):
     """What the gradient is made of."""
 
     probability_Nv: Tensor
     """fp32; becomes the gradient in place."""
     column_N: Tensor
     """Of the target, where this rank holds it."""
-    is_here_N: Tensor
+    is_local_N: Tensor
     counts_N: Tensor
     """Whether a token has a target."""
 
@@ -114,13 +114,13 @@ class _CrossEntropySum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        known = _Known(*ctx.saved_tensors)  # used once: there is one backward pass
+        known = _SavedForBackward(*ctx.saved_tensors)  # used once: there is one backward pass
         return _gradient(known, known.counts_N * grads[0]).to(ctx.dtype), None, None, None
 
 
 def _sum(
     logits_Nv: Tensor, targets_N: Tensor, group: dist.ProcessGroup | None, first: int
-) -> tuple[Tensor, _Known]:
+) -> tuple[Tensor, _SavedForBackward]:
     size = logits_Nv.shape[1]
     lowest_N = logits_Nv.new_full((len(logits_Nv),), -torch.inf, dtype=torch.float32)
     largest_N = logits_Nv.amax(dim=1).float() if size else lowest_N
@@ -140,15 +140,15 @@ def _sum(
     counts_N = targets_N != IGNORED
     probability_Nv = exp_Nv.div_(sums_2N[0][:, None])
     loss = ((sums_2N[0].log() - sums_2N[1]) * counts_N).sum()
-    return loss, _Known(probability_Nv, column_N, is_here_N, counts_N)
+    return loss, _SavedForBackward(probability_Nv, column_N, is_here_N, counts_N)
 
 
-def _gradient(known: _Known, weight_N: Tensor) -> Tensor:
+def _gradient(saved: _SavedForBackward, weight_N: Tensor) -> Tensor:
     """fp32; ``weight_N`` is what a token's loss counts."""
-    grad_Nv = known.probability_Nv.mul_(weight_N[:, None])
+    grad_Nv = saved.probability_Nv.mul_(weight_N[:, None])
     if grad_Nv.shape[1]:
-        weight_N = weight_N * known.is_here_N
-        grad_Nv.scatter_add_(1, known.column_N[:, None], -weight_N[:, None])
+        weight_N = weight_N * saved.is_local_N
+        grad_Nv.scatter_add_(1, saved.column_N[:, None], -weight_N[:, None])
     return grad_Nv
 
 
@@ -189,8 +189,8 @@ def compute_in_chunks(
     loss_sum = OnShares(head, of_shares)
 
     def forward(x: Tensor, targets: Tensor | None = None) -> Tensor:
-        found: Tensor = logits(x) if targets is None else loss_sum(x, targets)
-        return found
+        output: Tensor = logits(x) if targets is None else loss_sum(x, targets)
+        return output
 
     head.forward = forward  # type: ignore[method-assign,assignment]
 
@@ -222,7 +222,7 @@ def loss_in_chunks(
         loss = torch.zeros((), dtype=torch.float32, device=x.device)
         for first in range(0, len(x_ND), tokens):
             x_CD, targets_C = x_ND[first : first + tokens], targets_N[first : first + tokens]
-            if not made.wanted:
+            if not made.needed:
                 loss += losses(_capped(F.linear(x_CD, matrix_vD, cast_v), softcap), targets_C)
                 continue
             if softcap is None:
@@ -272,7 +272,7 @@ class _Gradients:
             tensor if records and tensor is not None and tensor.requires_grad else None
             for tensor in (x_ND, weight_vD, bias_v)
         )
-        self.wanted = not (self._x is self._weight is self._bias is None)
+        self.needed = not (self._x is self._weight is self._bias is None)
         self._matrix_vD = matrix_vD
         self._grad_ND = None if self._x is None else torch.empty_like(x_ND)
         self._sum_format = torch.float32 if several else weight_vD.dtype

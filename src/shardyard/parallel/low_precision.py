@@ -40,8 +40,8 @@ class CastProduct(Protocol):
 
 def matrix_of(module: nn.Module) -> Tensor:
     """What a linear module multiplies by: its copy, or its weight."""
-    found: Any = getattr(module, "compute_copy", module.weight)
-    matrix: Tensor = found
+    operand: Any = getattr(module, "compute_copy", module.weight)
+    matrix: Tensor = operand
     return matrix
 
 
@@ -341,13 +341,13 @@ def can_hold_copies(
         param.requires_grad
         and param.dtype == torch.float32
         and param.is_contiguous()
-        and (param.dim() < 2 or _is_usual(module))
+        and (param.dim() < 2 or _is_plain_linear_or_embedding(module))
         for module in model.modules()
         for param in module.parameters(recurse=False)
     )
 
 
-def _is_usual(module: nn.Module) -> bool:
+def _is_plain_linear_or_embedding(module: nn.Module) -> bool:
     """Whether a module that has a matrix multiplies by it, or reads rows of it, and no more."""
     if isinstance(module, nn.Embedding):
         limits = module.max_norm is not None or module.scale_grad_by_freq or module.sparse
@@ -355,7 +355,7 @@ def _is_usual(module: nn.Module) -> bool:
     return is_plain(module, nn.Linear)
 
 
-class ComputeCopies:
+class LowPrecisionCopies:
     """The copies of a model's matrices, and whether they are those of its weights."""
 
     def __init__(
@@ -379,7 +379,7 @@ class ComputeCopies:
         self._copies: dict[str, Tensor] = {}
         self._seen: dict[str, int] = {}
         """Of each copy, how often its weight had been changed when the copy was made."""
-        self._places: dict[str, list[nn.Module]] = {}
+        self._modules_of: dict[str, list[nn.Module]] = {}
         """Modules that multiply by, or read, a matrix: several where it is tied."""
         self._in_float8: dict[str, Any] = {}
         """The module that multiplies by a matrix in fp8."""
@@ -395,7 +395,7 @@ class ComputeCopies:
                     self._in_float8[names[id(module.weight)]] = module
                     module.product = float8  # type: ignore[assignment]
                 else:
-                    self._places.setdefault(names[id(module.weight)], []).append(module)
+                    self._modules_of.setdefault(names[id(module.weight)], []).append(module)
                 if is_in_graph:
                     self._in_graphs.append(module)
                 compute: Callable[..., Tensor] = read_rows
@@ -416,7 +416,7 @@ class ComputeCopies:
             for matrix in self._in_graphs:  # a graph is given its sum: it cannot make it
                 matrix.gradient_sum = torch.empty_like(matrix.weight.detach())
                 matrix.has_sum = torch.zeros((), dtype=torch.bool)
-            for name, modules in self._places.items():
+            for name, modules in self._modules_of.items():
                 copy = torch.empty_like(weights[name].detach(), dtype=self._dtype)
                 self._copies[name] = copy
                 for module in modules:
@@ -430,7 +430,7 @@ class ComputeCopies:
             current: It has changed the copies with them.
         """
         weights = dict(self._model.named_parameters())
-        self._seen = {n: change_count(weights[n]) for n in self._places} if current else {}
+        self._seen = {n: change_count(weights[n]) for n in self._modules_of} if current else {}
 
     @torch.no_grad()
     def _before(self, *_args: object) -> None:
@@ -456,20 +456,20 @@ class ComputeCopies:
                 module.weight.grad = module.gradient_sum
 
 
-def compute_copies_of(model: nn.Module) -> ComputeCopies | None:
+def low_precision_copies_of(model: nn.Module) -> LowPrecisionCopies | None:
     """Those that a model computes with; None: it has none."""
-    found: ComputeCopies | None = getattr(model, "compute_copies", None)
-    return found
+    copies: LowPrecisionCopies | None = getattr(model, "compute_copies", None)
+    return copies
 
 
 def return_in(model: nn.Module, dtype: torch.dtype | None) -> None:
     """Let a model return what it returns in a format, as a sharded one does; None: as it comes."""
 
-    def cast(found: Any) -> Any:
-        return found.to(dtype) if isinstance(found, Tensor) and found.is_floating_point() else found
+    def cast(value: Any) -> Any:
+        return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
     if dtype is not None:
-        model.register_forward_hook(lambda _module, _args, found: tree_map(cast, found))
+        model.register_forward_hook(lambda _module, _args, output: tree_map(cast, output))
 
 
 def _cast_when_used(module: nn.Module, dtype: torch.dtype) -> None:

@@ -24,7 +24,7 @@ from shardyard.families.family import Family
 from shardyard.models.submodules import blocks_of
 
 
-class Product:
+class MatrixProduct:
     """x W^T in the format of its arguments."""
 
     def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -39,13 +39,13 @@ class Product:
         return grad @ weight, grad.flatten(0, -2).T @ x.flatten(0, -2)
 
 
-_EXACT = Product()
+_EXACT = MatrixProduct()
 
 
-def product_of(module: nn.Module) -> Product:
+def matrix_product_of(module: nn.Module) -> MatrixProduct:
     """What a linear module multiplies with."""
-    found: Product = getattr(module, "product", _EXACT)
-    return found
+    matmul: MatrixProduct = getattr(module, "product", _EXACT)
+    return matmul
 
 
 def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
@@ -61,31 +61,31 @@ def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
     )
 
 
-def refuse_wrapped(model: nn.Module, family: Family, *, of_blocks_alone: bool) -> None:
+def reject_wrapped(model: nn.Module, family: Family, *, blocks_only: bool) -> None:
     """Refuse a whole model whose matrices are wrapped (LoRA, quantization, ...).
 
     Args:
-        of_blocks_alone: Not those of the table of tokens and the head.
+        blocks_only: Not those of the table of tokens and the head.
 
     Raises:
         RequestError: There are some; its text names the first.
     """
-    wanted: dict[str, type[nn.Module]] = {
+    expected: dict[str, type[nn.Module]] = {
         f"{block}.{path}": nn.Linear
         for block in blocks_of(model, family)
         for path in (*family.colwise, *family.rowwise)
     }
-    if not of_blocks_alone:
-        wanted |= {family.embedding.module: nn.Embedding, family.head.module: nn.Linear}
+    if not blocks_only:
+        expected |= {family.embedding.module: nn.Embedding, family.head.module: nn.Linear}
     named = dict(model.named_modules())
-    wrong = [name for name, kind in wanted.items() if not is_plain(named.get(name, model), kind)]
+    wrong = [name for name, kind in expected.items() if not is_plain(named.get(name, model), kind)]
     if wrong:
         first = wrong[0]
         found = f"a {type(named[first]).__name__}" if first in named else "not there"
         others = f", and {len(wrong) - 1} more are not what they were" if wrong[1:] else ""
         raise RequestError(
             f"{first} of this {type(model).__name__} is {found}{others}; it must be a plain "
-            f"nn.{wanted[first].__name__}. parallel.tp and precision.compute=fp8 use its weight "
+            f"nn.{expected[first].__name__}. parallel.tp and precision.compute=fp8 use its weight "
             "without it, so what a wrapper (LoRA, quantization) adds would be lost. Use tp=1 and "
             "another precision, or merge the wrapper into the weight first."
         )
@@ -104,7 +104,7 @@ def refuse_wrapped(model: nn.Module, family: Family, *, of_blocks_alone: bool) -
 _gradients = _float8_matmul.backward  # as a function, which a compiler reads
 
 
-class _Kept(NamedTuple):
+class _BackwardContext(NamedTuple):
     """What torchao's product keeps for its backward pass, as it asks for it."""
 
     saved_tensors: tuple[Tensor, Tensor]
@@ -112,7 +112,7 @@ class _Kept(NamedTuple):
     config: Float8LinearConfig
 
 
-class Float8Product(Product):
+class Float8Product(MatrixProduct):
     """x W^T, and both products of its backward pass, of factors cast to fp8."""
 
     def __init__(self, scaling: str, *, emulate: bool) -> None:
@@ -158,7 +158,7 @@ class Float8Product(Product):
         self, grad: Tensor, x: Tensor, weight_IO: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Of x and of the weight (O, I), by W^T, cast or not."""
-        kept = _Kept((x, weight_IO), self._products, self._config)
+        kept = _BackwardContext((x, weight_IO), self._products, self._config)
         grad_x, grad_weight_t, *_ = _gradients(kept, grad)
         return grad_x, grad_weight_t.t()
 
@@ -193,12 +193,12 @@ def float8_matrices(
     return chosen
 
 
-def mend_compiler() -> None:
+def patch_compiler() -> None:
     """Let inductor cast to fp8 as torchao needs it; nothing else is changed."""
     convert_to_float8_training(nn.Identity())
 
 
-def multiply_with(module: nn.Linear, product: Product) -> None:
+def multiply_with(module: nn.Linear, product: MatrixProduct) -> None:
     """Let a linear module multiply by another product."""
 
     def forward(x: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ class ParallelModel:
     """Sum of the losses of logits (B, l, V) against targets (B, l)."""
     loss_in_model: bool = False
     """Whether the model, told targets, returns that sum itself (``parallel/loss.py``)."""
-    takes_starts: bool = False
+    accepts_document_starts: bool = False
     """Whether it is told where documents begin (``models/attention.py``)."""
     router_weight: RouterWeight | None = None
     """What the router losses of a mixture are weighed by in each step; None: it has no routers."""
@@ -38,6 +38,6 @@ class ParallelModel:
         return self.pipeline.modules if self.pipeline else [self.model]
 
     @property
-    def held_twice(self) -> Collection[str]:
+    def tied_across_stages(self) -> Collection[str]:
         """Names of parameters that both ends of the pipeline hold."""
-        return self.pipeline.held_twice if self.pipeline else ()
+        return self.pipeline.tied_across_stages if self.pipeline else ()

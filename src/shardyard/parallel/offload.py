@@ -40,7 +40,7 @@ class ActivationOffload:
         self._out, self._back = CopyQueue(device), CopyQueue(device)
         self.moved_bytes = 0
         """That have left the device so far."""
-        self._known: dict[int, tuple[weakref.ref[Any], weakref.ref[_Held]]] = {}
+        self._by_storage: dict[int, tuple[weakref.ref[Any], weakref.ref[_OffloadedStorage]]] = {}
         self._group: _Group | None = None
         """Of the block that computes now."""
         self._before: _Group | None = None
@@ -57,25 +57,25 @@ class ActivationOffload:
             yield
             return
         before = None if is_first else self._before
-        group = _Group(block, before, stays=is_last and self._keeps_last)
+        group = _Group(block, before, is_resident=is_last and self._keeps_last)
         self._group = group
         try:
             with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
                 yield
         finally:
             self._group, self._before = None, None if is_last else group
-        group.left = self._out.mark()
+        group.copied_out = self._out.mark()
         if before is not None:
-            self._let_go(before)
+            self._release(before)
         if is_last:
-            self._let_go(group)
+            self._release(group)
 
     def pack(self, tensor: Tensor) -> "Tensor | _Saved":
         """What is kept instead of a tensor."""
         group = self._group
         if group is None or not self._is_moved(tensor, group):
             return tensor.detach()  # the tensor itself would keep what made it, and that keeps it
-        held = self._held(tensor.untyped_storage(), group)
+        held = self._offloaded(tensor.untyped_storage(), group)
         held.uses += 1
         view = (int(tensor.storage_offset()), tensor.size(), tensor.stride())
         return _Saved(held, group, tensor.dtype, view)
@@ -87,12 +87,12 @@ class ActivationOffload:
         group: _Group | None = saved.group
         for _ in range(1 + self._depth):
             if group is not None and not group.is_back:
-                self._bring(held for ref in group.held if (held := ref()) is not None)
+                self._prefetch(held for ref in group.storages if (held := ref()) is not None)
                 group.is_back = True
             group = group and group.before
-        held = saved.held
+        held = saved.storage
         if held.bytes is None:  # of another block's group, or asked for again
-            self._bring([held])
+            self._prefetch([held])
         assert held.bytes is not None
         self._back.wait(held.arrived)
         tensor = torch.empty(0, dtype=saved.dtype, device=self._device)
@@ -110,35 +110,35 @@ class ActivationOffload:
         storage = tensor.untyped_storage()
         return storage.nbytes() >= LEAST_BYTES and storage_key(storage) not in group.parameters
 
-    def _held(self, storage: torch.UntypedStorage, group: "_Group") -> "_Held":
+    def _offloaded(self, storage: torch.UntypedStorage, group: "_Group") -> "_OffloadedStorage":
         """The storage, on its way; one for all tensors that are views of it."""
         key = storage_key(storage)
-        alive, known = self._known.get(key, (None, None))
+        alive, known = self._by_storage.get(key, (None, None))
         held = known() if known is not None and alive is not None and alive() is storage else None
         if held is not None:
             return held
-        held = _Held(_bytes_of(storage))
-        if not group.stays:
+        held = _OffloadedStorage(_bytes_of(storage))
+        if not group.is_resident:
             assert held.bytes is not None
             held.host = self._out.to_host(held.bytes)
             group.leaving.append(held.bytes)
             self.moved_bytes += storage.nbytes()
             held.bytes = None
-        group.held.append(weakref.ref(held))
+        group.storages.append(weakref.ref(held))
         known_as_this = weakref.ref(storage, lambda ref: self._forget(key, ref))
-        self._known[key] = (known_as_this, weakref.ref(held))
+        self._by_storage[key] = (known_as_this, weakref.ref(held))
         return held
 
     def _forget(self, key: int, ref: "weakref.ref[Any]") -> None:
-        if key in self._known and self._known[key][0] is ref:
-            del self._known[key]
+        if key in self._by_storage and self._by_storage[key][0] is ref:
+            del self._by_storage[key]
 
-    def _let_go(self, group: "_Group") -> None:
+    def _release(self, group: "_Group") -> None:
         """Free a block's storages: what is computed from now on waits until they are copied."""
-        self._out.wait(group.left)
+        self._out.wait(group.copied_out)
         group.leaving.clear()
 
-    def _bring(self, some: Iterable["_Held"]) -> None:
+    def _prefetch(self, some: Iterable["_OffloadedStorage"]) -> None:
         """Start to copy back what is not on the device."""
         coming = [held for held in some if held.bytes is None]
         for held in coming:
@@ -150,7 +150,7 @@ class ActivationOffload:
             held.arrived = arrived
 
 
-class _Held:
+class _OffloadedStorage:
     """One storage that was on the device, and is in host memory, and is on the device again."""
 
     def __init__(self, on_device: Tensor) -> None:
@@ -164,16 +164,16 @@ class _Held:
 class _Group:
     """What one block keeps of one micro-batch."""
 
-    def __init__(self, block: nn.Module, before: "_Group | None", *, stays: bool) -> None:
+    def __init__(self, block: nn.Module, before: "_Group | None", *, is_resident: bool) -> None:
         self._block = block
         self._parameters: set[int] | None = None
         self.before = before
-        self.stays = stays
-        self.held: list[weakref.ref[_Held]] = []
+        self.is_resident = is_resident
+        self.storages: list[weakref.ref[_OffloadedStorage]] = []
         self.leaving: list[Tensor] = []
         """Kept alive until they are copied."""
-        self.left: torch.Event | None = None
-        self.is_back = stays
+        self.copied_out: torch.Event | None = None
+        self.is_back = is_resident
 
     @property
     def parameters(self) -> set[int]:
@@ -190,7 +190,7 @@ class _Group:
 class _Saved:
     """What autograd keeps instead of a tensor."""
 
-    held: _Held
+    storage: _OffloadedStorage
     group: _Group
     dtype: torch.dtype
     view: tuple[int, torch.Size, tuple[int, ...]]

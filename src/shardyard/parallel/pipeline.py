@@ -106,7 +106,7 @@ class Pipeline:
         self._group = mesh.group("pp")
         if any(index + 1 in stages for index in stages):
             backend = dist.get_backend(self._group)
-            refuse_sends_to_oneself(f"parallel.schedule={plan.schedule}", backend)
+            check_self_sends(f"parallel.schedule={plan.schedule}", backend)
         self._tp = mesh.layout.tp
         self._syncs = {index: GradientSync(m, mesh) for index, m in stages.items()}
         self._width = width
@@ -115,7 +115,7 @@ class Pipeline:
         self._is_last = plan.num_stages - 1 in stages
         end = stages.get(0 if self._is_first else plan.num_stages - 1)
         self._table = None if end is None else part_of(end, tied)
-        self.held_twice = set() if tied is None else {f"{tied}.weight"}
+        self.tied_across_stages = set() if tied is None else {f"{tied}.weight"}
         """Names of parameters that both ends hold."""
         self._schedule: Any = None
         self._passes = 0
@@ -292,7 +292,7 @@ class _Stage(PipelineStage):
         self._sync.sum_gradients()
 
 
-def refuse_sends_to_oneself(setting: str, backend: str) -> None:
+def check_self_sends(setting: str, backend: str) -> None:
     """Of stages on one rank that follow each other: up to 2.11 torch begins with a message from
     each stage to the next, whoever has it.
 

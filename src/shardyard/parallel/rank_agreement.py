@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from shardyard.errors import TrainingError
 from shardyard.log import warn
 from shardyard.parallel.host_group import host_group
-from shardyard.torch_private import change_count, group_timeout, names_not_saved
+from shardyard.torch_private import change_count, group_timeout, non_persistent_buffers
 
 WAIT_S = 120.0
 """How long a rank that leaves the usual order waits for the others to do the same."""
@@ -37,25 +37,25 @@ class _Round:
     """What is done between two points at which all ranks meet, and what was done there before."""
 
     def __init__(self) -> None:
-        self.known: list[str] = []
+        self.previous: list[str] = []
         """Actions of the last round, the same on all ranks."""
         self.alike = 0
         """Rounds in a row that were equal to the one before."""
         self.done: list[str] = []
-        self.has_left = False
+        self.has_diverged = False
         """Whether this round has left the usual order; all ranks compare each action then."""
 
     def begin(self, action: str) -> bool:
         """Note an action; returns whether it is the usual one at this place."""
         place = len(self.done)
         self.done.append(action)
-        is_usual = not self.has_left and self.known[place : place + 1] == [action]
+        is_usual = not self.has_diverged and self.previous[place : place + 1] == [action]
         return is_usual and self.alike >= _ALIKE
 
     def end(self) -> None:
         """The next round begins."""
-        self.alike = self.alike + 1 if self.done == self.known else 0
-        self.known, self.done, self.has_left = self.done, [], False
+        self.alike = self.alike + 1 if self.done == self.previous else 0
+        self.previous, self.done, self.has_diverged = self.done, [], False
 
 
 class RankAgreement:
@@ -76,10 +76,10 @@ class RankAgreement:
         # a rank may be in one of them while another is in the other, with another size
         self._actions = host_group(model)
         self._ends = host_group(model)
-        found: list[Any] = [None] * dist.get_world_size()
+        by_rank: list[Any] = [None] * dist.get_world_size()
         mine = [name for name, _ in model.named_parameters()]
-        dist.all_gather_object(found, mine, group=self._ends)
-        self._names = list(dict.fromkeys(name for names in found for name in names))
+        dist.all_gather_object(by_rank, mine, group=self._ends)
+        self._names = list(dict.fromkeys(name for names in by_rank for name in names))
 
     def before(self, action: str) -> None:
         """Call before something that all ranks must do together.
@@ -90,16 +90,16 @@ class RankAgreement:
         now = self._rounds[not self._evaluates]
         if now.begin(action):
             return
-        waits = now.alike >= _ALIKE and not now.has_left
-        usual = [*now.known[len(now.done) - 1 :], _END][0]
-        now.has_left = True
-        self._compare(action, usual=usual if waits else None)
+        waits = now.alike >= _ALIKE and not now.has_diverged
+        usual = [*now.previous[len(now.done) - 1 :], _END][0]
+        now.has_diverged = True
+        self._compare(action, expected=usual if waits else None)
 
     def begin_forward(self, *, has_gradients: bool) -> None:
         """Call before a forward pass of the model."""
         self._evaluates = not has_gradients
         if self._evaluates:
-            self._compare(_EVALUATE, usual=None)
+            self._compare(_EVALUATE, expected=None)
 
     def end_forward(self) -> None:
         """Call after it."""
@@ -137,9 +137,9 @@ class RankAgreement:
         is_same = largest[:_CHECKSUM_BYTES] == smallest[:_CHECKSUM_BYTES]
         return {name for name, is_used in pairs if is_used}, is_same
 
-    def _compare(self, action: str, *, usual: str | None) -> None:
+    def _compare(self, action: str, *, expected: str | None) -> None:
         """Args:
-        usual: What is usual at this place, where other ranks may be at that; None: all compare.
+        expected: What is usual at this place, where other ranks may be at that; None: all compare.
         """
         number = zlib.crc32(action.encode())
         pair = torch.tensor([number, -number])
@@ -147,13 +147,13 @@ class RankAgreement:
         assert work is not None
         if action == _EVALUATE:
             self._wait_to_evaluate(work)
-        elif usual is None:
+        elif expected is None:
             work.wait()
         else:
             try:
                 work.wait(self._wait)
             except RuntimeError as error:
-                self._fail({f"rank {dist.get_rank()}": action, "another rank": usual}, error)
+                self._fail({f"rank {dist.get_rank()}": action, "another rank": expected}, error)
         if pair[0] != -pair[1]:
             actions: list[Any] = [None] * dist.get_world_size(self._actions)
             dist.all_gather_object(actions, action, group=self._actions)
@@ -203,19 +203,19 @@ class _Buffers:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._places = [
+        self._entries = [
             (f"{place}.{name}" if place else name, module, name)
             for place, module in model.named_modules()
             if not isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)
             for name, buffer in module.named_buffers(recurse=False)
-            if name not in names_not_saved(module) or _counts(buffer)
+            if name not in non_persistent_buffers(module) or _counts(buffer)
         ]
         self._seen: dict[str, tuple[int, int]] = {}
         self._checksums: dict[str, int] = {}
 
     def checksum(self) -> int:
         """Equal on two ranks if all buffers are; what has not changed is not read again."""
-        for name, module, key in self._places:
+        for name, module, key in self._entries:
             buffer = getattr(module, key)
             if not isinstance(buffer, Tensor):
                 continue
@@ -227,10 +227,12 @@ class _Buffers:
 
     def fail(self, group: dist.ProcessGroup) -> NoReturn:
         """Name the buffers that differ. All ranks call it."""
-        found: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(found, self._checksums, group=group)
-        apart = [n for n in found[0] if any(each.get(n) != found[0][n] for each in found)]
-        other = next(r for r, each in enumerate(found) if each.get(apart[0]) != found[0][apart[0]])
+        by_rank: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(by_rank, self._checksums, group=group)
+        apart = [n for n in by_rank[0] if any(each.get(n) != by_rank[0][n] for each in by_rank)]
+        other = next(
+            r for r, each in enumerate(by_rank) if each.get(apart[0]) != by_rank[0][apart[0]]
+        )
         more = f" and {len(apart) - 1} more" if len(apart) > 1 else ""
         raise TrainingError(
             f"The buffer {apart[0]}{more} of rank 0 is not that of rank {other}: each rank changes "

@@ -28,7 +28,7 @@ _SAVED_OPERATORS = {
     torch.ops.aten.addmm.default,
     torch.ops.aten.bmm.default,
     torch.ops.aten.convolution.default,
-    *torch_private.kept_by_selective_recompute(),
+    *torch_private.ops_saved_by_selective_recompute(),
     *moe.SAVED_OPERATORS,
     *tensor.SAVED_OPERATORS,
 }
@@ -120,7 +120,7 @@ def _recompute_in_backward(
     # counter-based dropout has no generator state to keep and restore
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": keys is None}
     if contexts is not None:
-        options |= {"context_fn": contexts, **torch_private.HOOKS_PASS_BY_KEPT_RESULTS}
+        options |= {"context_fn": contexts, **torch_private.HOOKS_BYPASS_SAVED_RESULTS}
     forward = module.forward
     if keys is None:
         module.forward = partial(checkpoint, forward, **options)

@@ -164,7 +164,7 @@ def _gathered(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Place:
+class _ParamRange:
     """Where a parameter is in what a group sends: ranks x elements of a rank."""
 
     start: int
@@ -194,13 +194,13 @@ class _Group:
         self._shards, self._replicas = mesh.group("fsdp"), mesh.group("dp_replicate")
         self._ranks = dist.get_world_size(self._shards)
         self._only_last = only_last or self._ranks == 1
-        self._places: dict[str, _Place] = {}
+        self._ranges: dict[str, _ParamRange] = {}
         self._size = 0
         for name, (whole, sharded) in params.items():
             rows = -(-whole.shape[0] // self._ranks)
             each = rows * (whole.numel() // whole.shape[0])
             own = local_part(sharded.detach()).numel()
-            self._places[name] = _Place(start=self._size, each=each, own=own)
+            self._ranges[name] = _ParamRange(start=self._size, each=each, own=own)
             self._size += each
             take: Callable[[Tensor], None] = partial(self._take, name)
             whole.register_post_accumulate_grad_hook(take)  # type: ignore[no-untyped-call]
@@ -222,21 +222,21 @@ class _Group:
         assert grad is not None
         self._gradients.note(name, grad)
         scale = 2.0 ** self._gradients.shift(name)
-        self._add(self._places[name], grad.reshape(-1).float(), scale)
+        self._add(self._ranges[name], grad.reshape(-1).float(), scale)
         self._arrived += 1
-        if self._arrived == len(self._places):
+        if self._arrived == len(self._ranges):
             self._sum()
 
-    def _add(self, place: _Place, grad: Tensor, scale: float) -> None:
+    def _add(self, param_range: _ParamRange, grad: Tensor, scale: float) -> None:
         """Add a whole gradient, as integers, to what all ranks get of it."""
         if self._whole_RS is None:
             size = (self._ranks, self._size)
             self._whole_RS = torch.zeros(size, dtype=torch.int64, device=grad.device)
         integers = (grad * scale).round_().to(torch.int64)
-        here_RS = self._whole_RS[:, place.start : place.start + place.each]
-        full = len(grad) // place.each
-        here_RS[:full] += integers[: full * place.each].view(full, place.each)
-        rest = integers[full * place.each :]
+        here_RS = self._whole_RS[:, param_range.start : param_range.start + param_range.each]
+        full = len(grad) // param_range.each
+        here_RS[:full] += integers[: full * param_range.each].view(full, param_range.each)
+        rest = integers[full * param_range.each :]
         if len(rest):
             here_RS[full, : len(rest)] += rest
 
@@ -263,7 +263,7 @@ class _Group:
     def largest_sums(self) -> list[tuple[str, Tensor]]:
         """The largest element of this rank's part of each sum, without sign, fp64."""
         found = []
-        for name, place in self._places.items():
+        for name, place in self._ranges.items():
             if self._sum_S is not None and place.own:
                 least, most = self._own(place, self._sum_S).aminmax()
                 unit = 2.0 ** -self._gradients.shift(name)
@@ -275,15 +275,15 @@ class _Group:
         sum_S, self._sum_S = self._sum_S, None
         if sum_S is None:
             return
-        for name, place in self._places.items():
+        for name, place in self._ranges.items():
             sharded = self._sharded[name]
             unit = 2.0 ** -self._gradients.shift(name)
             value = (self._own(place, sum_S).double() * unit).float()
             local = value.view(local_part(sharded.detach()).shape)
             sharded.grad = placed_like(sharded, local)
 
-    def _own(self, place: _Place, sum_S: Tensor) -> Tensor:
-        return sum_S[place.start : place.start + place.own]
+    def _own(self, param_range: _ParamRange, sum_S: Tensor) -> Tensor:
+        return sum_S[param_range.start : param_range.start + param_range.own]
 
 
 # Sums of fp64 numbers that come out the same in any order.

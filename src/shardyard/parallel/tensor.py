@@ -26,11 +26,11 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from shardyard.families.family import Family
 from shardyard.families.lora import A, B
-from shardyard.models.local_shard import parameter_of, place_in, place_of
+from shardyard.models.local_shard import compute_shard_bounds, parameter_of, shard_bounds
 from shardyard.models.lora import adapter_of
 from shardyard.models.submodules import blocks_of, part_of
 from shardyard.parallel.collectives import all_gather, gather, reduce_scatter, sum_and_split
-from shardyard.parallel.matmul import Product, product_of
+from shardyard.parallel.matmul import MatrixProduct, matrix_product_of
 from shardyard.torch_private import group_named, storage_key
 
 TOKENS = 1
@@ -67,13 +67,13 @@ def shard_tensors(
             if adapter is not None:  # A's outputs are sums over ranks, and B sees a share of tokens
                 split(module.get_submodule(A), Shard(1))
                 adapter.between = add_up
-            if keeps_sums and type(product_of(module)) is Product:
+            if keeps_sums and type(matrix_product_of(module)) is MatrixProduct:
                 _sum_in_one_operator(module, group)
             else:
                 sum_after(module, add_up)
     embedding, head = part_of(model, family.embedding), part_of(model, family.head)
     if embedding is not None:
-        look_up_share(split(embedding, Shard(0)), add_up)
+        make_vocab_parallel(split(embedding, Shard(0)), add_up)
     if head is not None:
         _GatheredTokens(head, group).feed(split(head, Shard(0)))
     for module in model.modules():
@@ -111,7 +111,7 @@ def share_of(
     param: nn.Parameter, mesh: DeviceMesh, placements: Sequence[Placement]
 ) -> nn.Parameter:
     """This rank's share of a parameter, with its values; one placement for each mesh axis."""
-    offsets, shape = place_in(param.shape, mesh, placements)
+    offsets, shape = compute_shard_bounds(param.shape, mesh, placements)
     local = param.detach()
     for dim, (offset, size) in enumerate(zip(offsets, shape, strict=True)):
         local = local.narrow(dim, offset, size)
@@ -173,7 +173,7 @@ class _GatheredTokens:
         """With it, for adapters."""
         self._readers = 0
         """Matrices whose gradient needs all tokens again."""
-        self._again: tuple[Tensor, Tensor, int] | None = None
+        self._gathered: tuple[Tensor, Tensor, int] | None = None
         """A share, all tokens, and how many matrices have used them."""
 
     def _before(
@@ -193,7 +193,7 @@ class _GatheredTokens:
     def feed(self, module: nn.Module) -> None:
         """Let a matrix that multiplies the gathered tokens keep the share instead of them."""
         assert isinstance(module, nn.Linear)
-        multiply = product_of(module)
+        multiply = matrix_product_of(module)
         if not module.weight.requires_grad:  # then nothing of them is kept, nor gathered again
             return
         self._readers += 1
@@ -222,13 +222,13 @@ class _GatheredTokens:
         assert self._tokens is not None
         return self._tokens
 
-    def again(self, share: Tensor) -> Tensor:
+    def regather(self, share: Tensor) -> Tensor:
         """All tokens, gathered when the first of the matrices asks and freed after the last."""
-        if self._again is None or not _is_same(self._again[0], share):
+        if self._gathered is None or not _is_same(self._gathered[0], share):
             pieces = gather(share, TOKENS, self._group)
-            self._again = (share, pieces, 0)
-        _, x_BLD, used = self._again
-        self._again = (share, x_BLD, used + 1) if used + 1 < self._readers else None
+            self._gathered = (share, pieces, 0)
+        _, x_BLD, used = self._gathered
+        self._gathered = (share, x_BLD, used + 1) if used + 1 < self._readers else None
         return x_BLD
 
 
@@ -247,7 +247,7 @@ class _Product(torch.autograd.Function):
         weight: Tensor,
         share_BlD: Tensor,
         tokens: _GatheredTokens,
-        multiply: Product,
+        multiply: MatrixProduct,
     ) -> Tensor:
         ctx.save_for_backward(share_BlD, weight)
         ctx.tokens = tokens
@@ -258,7 +258,7 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         share_BlD, weight = ctx.saved_tensors
         # under autocast the product was made in another format than its factors have
-        x_BLD = ctx.tokens.again(share_BlD).to(grads[0].dtype)
+        x_BLD = ctx.tokens.regather(share_BlD).to(grads[0].dtype)
         weight = weight.to(grads[0].dtype)
         return *ctx.multiply.gradients(grads[0], x_BLD, weight), None, None, None
 
@@ -302,7 +302,7 @@ def _gradients(ctx: Any, grad_BlD: Tensor) -> tuple[Tensor, Tensor | None, None]
     grad_BLD = all_gather(grad_BlD, TOKENS, group_named(ctx.group))
     if not ctx.needs_input_grad[1]:  # frozen
         return grad_BLD @ weight_Di, None, None
-    return *Product().gradients(grad_BLD, x_BLi, weight_Di), None
+    return *MatrixProduct().gradients(grad_BLD, x_BLi, weight_Di), None
 
 
 _summed_product.register_autograd(_gradients, setup_context=_keep)
@@ -313,7 +313,7 @@ SAVED_OPERATORS = {torch.ops.shardyard.summed_product.default}
 def sum_after(module: nn.Module, add_up: Callable[[Tensor], Tensor]) -> None:
     """Add up what the ranks' shares of a matrix contribute."""
     assert isinstance(module, nn.Linear)
-    multiply = product_of(module)
+    multiply = matrix_product_of(module)
 
     def forward(x: Tensor) -> Tensor:
         summed = add_up(multiply(x, module.weight))
@@ -322,10 +322,10 @@ def sum_after(module: nn.Module, add_up: Callable[[Tensor], Tensor]) -> None:
     compute_on_shares(module, forward)
 
 
-def look_up_share(module: nn.Module, add_up: Callable[[Tensor], Tensor]) -> None:
+def make_vocab_parallel(module: nn.Module, add_up: Callable[[Tensor], Tensor]) -> None:
     """Each rank looks up the tokens whose rows it holds; the others' are zero in its sum."""
     assert isinstance(module, nn.Embedding) and isinstance(module.weight, DTensor)
-    (first, _), _ = place_of(module.weight)
+    (first, _), _ = shard_bounds(module.weight)
     padding = None if module.padding_idx is None else module.padding_idx - first
 
     def forward(tokens: Tensor) -> Tensor:

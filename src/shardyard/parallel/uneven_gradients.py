@@ -68,8 +68,8 @@ class UnevenGradients:
         if self._sums is not None:
             order = self._sums.order
             self._used |= self._sums.used
-            self._without |= self._sums.begun
-            self._sums.used, self._sums.begun = set(), {}
+            self._without |= self._sums.started
+            self._sums.used, self._sums.started = set(), {}
         used, is_same_order = self._agreement.end_step(self._used, order)
         if self._sums is not None and is_same_order:
             self._sums.reorder(order)
@@ -92,8 +92,8 @@ def handle_uneven_gradients(
 
 def uneven_gradients_of(model: nn.Module) -> UnevenGradients | None:
     """What hangs on a model; None: all its parameters get a gradient on each rank."""
-    found: UnevenGradients | None = getattr(model, _NAME, None)
-    return found
+    attached: UnevenGradients | None = getattr(model, _NAME, None)
+    return attached
 
 
 class _AllGather:

@@ -7,7 +7,7 @@ from shardyard.config.data_choices import predicted_rows
 from shardyard.config.layout import Layout, blocks_by_stage
 from shardyard.families.family import Product
 from shardyard.families.shape import ModelShape
-from shardyard.hardware.cluster import Cluster
+from shardyard.hardware.cluster import ClusterHardware
 from shardyard.planner.calibration import Calibration
 from shardyard.planner.collectives import Group, all_gather_s, all_reduce_s, all_to_all_s
 from shardyard.planner.kernels import (
@@ -21,7 +21,7 @@ from shardyard.planner.kernels import (
 from shardyard.planner.trainable_parameters import (
     AdapterSize,
     BackwardShares,
-    Trained,
+    TrainableElements,
     backward_shares,
 )
 from shardyard.planner.workload import Formats, Techniques
@@ -89,12 +89,12 @@ class BlockTimes:
     def __init__(
         self,
         shape: ModelShape,
-        cluster: Cluster,
+        cluster: ClusterHardware,
         *,
         seq_len: int,
         formats: Formats,
         techniques: Techniques,
-        trained: Trained | None = None,
+        trained: TrainableElements | None = None,
         calibration: Calibration | None = None,
     ) -> None:
         self.shape = shape

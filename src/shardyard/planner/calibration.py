@@ -15,14 +15,14 @@ from typing import Any
 from shardyard.errors import RequestError
 from shardyard.hardware.accelerator import Accelerator
 from shardyard.hardware.catalogue import accelerator_named
-from shardyard.hardware.cluster import Cluster
+from shardyard.hardware.cluster import ClusterHardware
 from shardyard.hardware.links import Link
 from shardyard.planner.measured_network import (
     CollectiveTable,
     fit_link,
     number,
+    raise_if_invalid,
     read_object,
-    refuse,
 )
 from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir
@@ -87,7 +87,7 @@ class DeviceCeilings:
             for line in found
             if not number(line.get("rate")) > 0
         ]
-        refuse(path, problems, HINT)
+        raise_if_invalid(path, problems, HINT)
         assert isinstance(device, str)
         return DeviceCeilings(
             source=path.name,
@@ -122,11 +122,11 @@ def _of_products(lines: Sequence[dict[str, Any]], number_format: str) -> float |
     return flop / seconds * _TERA
 
 
-def _fastest(lines: Sequence[dict[str, Any]], **wanted: Any) -> float | None:
+def _fastest(lines: Sequence[dict[str, Any]], **criteria: Any) -> float | None:
     rates = [
         line["rate"]
         for line in lines
-        if all(line.get(key) == value for key, value in wanted.items())
+        if all(line.get(key) == value for key, value in criteria.items())
     ]
     return max(rates) * _TERA if rates else None
 
@@ -185,7 +185,7 @@ class StepProfile:
         ]
         if not rates:
             problems.append("nothing in it was measured")
-        refuse(path, problems, PROFILE_HINT)
+        raise_if_invalid(path, problems, PROFILE_HINT)
         return StepProfile(
             source=path.name,
             device=content["device"],
@@ -226,7 +226,7 @@ def combined(parts: Sequence[Calibration]) -> Calibration:
     return Calibration(**values, sources=tuple(line for part in parts for line in part.sources))
 
 
-def read_calibration(path: Path, *, cluster: Cluster) -> Calibration:
+def read_calibration(path: Path, *, cluster: ClusterHardware) -> Calibration:
     """Read what was measured: a table, a profile of a step, a device's ceilings, a run's folder.
 
     Args:
@@ -251,7 +251,7 @@ def read_calibration(path: Path, *, cluster: Cluster) -> Calibration:
     return _from_table(CollectiveTable.read(path), cluster)
 
 
-def _from_table(table: CollectiveTable, cluster: Cluster) -> Calibration:
+def _from_table(table: CollectiveTable, cluster: ClusterHardware) -> Calibration:
     link = fit_link(table, cluster=cluster)
     if table.group(cluster).nodes == 1:
         return Calibration(link_inside=link, sources=(f"link inside nodes: {link.source}",))
@@ -284,16 +284,16 @@ def _from_profile(profile: StepProfile, accelerator: Accelerator) -> Calibration
     )
 
 
-def _from_ceilings(found: DeviceCeilings, accelerator: Accelerator) -> Calibration:
+def _from_ceilings(ceilings: DeviceCeilings, accelerator: Accelerator) -> Calibration:
     rates = StepProfile(
-        source=found.source,
-        device=found.device,
+        source=ceilings.source,
+        device=ceilings.device,
         number_format="bf16",
-        matmul_flops_per_s=found.product_flops_per_s,
-        bandwidth_bytes_per_s=found.bandwidth_bytes_per_s,
+        matmul_flops_per_s=ceilings.product_flops_per_s,
+        bandwidth_bytes_per_s=ceilings.bandwidth_bytes_per_s,
         kernel_s=None,
     )
-    attention = found.attention_flops_per_s
+    attention = ceilings.attention_flops_per_s
     return replace(_from_profile(rates, accelerator), attention_flops_per_s=attention)
 
 

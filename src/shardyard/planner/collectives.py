@@ -12,7 +12,7 @@ cluster's. ``docs/design/collectives.md`` sets all of it against measurements.
 
 from dataclasses import dataclass
 
-from shardyard.hardware.cluster import Cluster
+from shardyard.hardware.cluster import ClusterHardware
 from shardyard.hardware.links import START_S, Link, latency_of
 
 INSIDE_SHARE = 0.80
@@ -72,7 +72,7 @@ def inside_bytes_per_s(link: Link) -> float:
     return (PCIE_SHARE if link.name[:4] == "PCIe" else INSIDE_SHARE) * link.bytes_per_s
 
 
-def bus_bytes_per_s(group: Group, cluster: Cluster) -> float:
+def bus_bytes_per_s(group: Group, cluster: ClusterHardware) -> float:
     """Rate at which a ring passes data on.
 
     Out of a node it has the network shares of the group's own members there: all groups of a node
@@ -85,7 +85,7 @@ def bus_bytes_per_s(group: Group, cluster: Cluster) -> float:
     return between if group.per_node == 1 else min(inside, between)
 
 
-def all_reduce_s(nbytes: float, group: Group, cluster: Cluster) -> float:
+def all_reduce_s(nbytes: float, group: Group, cluster: ClusterHardware) -> float:
     """Every rank gets the sum; ``nbytes`` is the tensor on each rank."""
     if group.size < 2 or nbytes <= 0:
         return 0.0
@@ -98,7 +98,7 @@ def all_reduce_s(nbytes: float, group: Group, cluster: Cluster) -> float:
     return min(ring, tree)
 
 
-def all_gather_s(nbytes: float, group: Group, cluster: Cluster) -> float:
+def all_gather_s(nbytes: float, group: Group, cluster: ClusterHardware) -> float:
     """Every rank gets the parts of all; ``nbytes`` is the gathered whole."""
     if group.size < 2 or nbytes <= 0:
         return 0.0
@@ -106,12 +106,12 @@ def all_gather_s(nbytes: float, group: Group, cluster: Cluster) -> float:
     return START_S + _ring_hops_s(group, cluster) + moved / bus_bytes_per_s(group, cluster)
 
 
-def reduce_scatter_s(nbytes: float, group: Group, cluster: Cluster) -> float:
+def reduce_scatter_s(nbytes: float, group: Group, cluster: ClusterHardware) -> float:
     """Every rank gets its part of the sum; ``nbytes`` is the whole before."""
     return all_gather_s(nbytes, group, cluster)  # the same ring, turned round
 
 
-def all_to_all_s(nbytes: float, group: Group, cluster: Cluster) -> float:
+def all_to_all_s(nbytes: float, group: Group, cluster: ClusterHardware) -> float:
     """Every rank sends a part to every other; ``nbytes`` is what each rank holds and deals out.
 
     What leaves the node leaves over the device's own share of the network.
@@ -128,7 +128,7 @@ def all_to_all_s(nbytes: float, group: Group, cluster: Cluster) -> float:
     return START_S + rounds * hop_s(link) + max(inside_s, between_s)
 
 
-def send_s(nbytes: float, *, leaves_node: bool, cluster: Cluster) -> float:
+def send_s(nbytes: float, *, leaves_node: bool, cluster: ClusterHardware) -> float:
     """From one device to another, while its neighbours in the node send too."""
     if nbytes <= 0:
         return 0.0
@@ -138,13 +138,13 @@ def send_s(nbytes: float, *, leaves_node: bool, cluster: Cluster) -> float:
     return START_S + hop_s(cluster.inside) + nbytes / inside_bytes_per_s(cluster.inside)
 
 
-def tree_hops_s(group: Group, cluster: Cluster) -> float:
+def tree_hops_s(group: Group, cluster: ClusterHardware) -> float:
     """Latency once up the tree: a chain through the node, then a doubling of nodes a hop."""
     doublings = (group.nodes - 1).bit_length()
     return (group.per_node - 1) * hop_s(cluster.inside) + doublings * hop_s(cluster.between)
 
 
-def _ring_hops_s(group: Group, cluster: Cluster) -> float:
+def _ring_hops_s(group: Group, cluster: ClusterHardware) -> float:
     """Latency once around the ring, but for the last rank."""
     nodes = group.nodes
     inside = (group.size - nodes) * hop_s(cluster.inside)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from shardyard.planner.memory import Fit, Memory, Term, fit
+from shardyard.planner.memory import Fit, MemoryEstimate, Term, fit
 from shardyard.units import format_bytes
 
 CPU_PROCESS_BYTES = 340 * 2**20
@@ -24,13 +24,13 @@ CPU_SAFE_SHARE = 0.8
 modelled."""
 
 
-def on_cpu(needed: Memory, *, snapshots: int, parks: bool) -> Memory:
+def on_cpu(needed: MemoryEstimate, *, snapshots: int, has_standby: bool) -> MemoryEstimate:
     """Where ranks compute in host memory, a rank's memory is its process's.
 
     Args:
         snapshots: Copies that elastic.snapshot_every keeps, and elastic.snapshot_neighbour of a
             rank of another node; a save writes from one of them.
-        parks: A second process of the rank waits to take over.
+        has_standby: A second process of the rank waits to take over.
     """
     states = needed.term("parameters") + needed.term("optimizer")
     copies = states * max(1, snapshots)
@@ -38,7 +38,7 @@ def on_cpu(needed: Memory, *, snapshots: int, parks: bool) -> Memory:
     more = (
         _copies(copies, snapshots),
         Term(name="process", bytes=CPU_PROCESS_BYTES, reason=process),
-        *((_PARKED,) if parks else ()),
+        *((_PARKED,) if has_standby else ()),
     )
     total = needed.allocated_bytes + sum(term.bytes for term in more)
     return replace(
@@ -58,7 +58,7 @@ def _copies(size: int, snapshots: int) -> Term:
     return Term(name="checkpoint copy", bytes=size, reason=one)
 
 
-def fit_on_cpu(needed: Memory, limit: int | None) -> Fit:
+def fit_on_cpu(needed: MemoryEstimate, limit: int | None) -> Fit:
     """A word for how near a process comes to its share of the host's memory, and its reason."""
     if limit is None:
         return fit(needed.device_bytes, None)

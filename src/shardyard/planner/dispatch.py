@@ -9,16 +9,16 @@ from shardyard.config.layout import Layout
 from shardyard.config.schema.recipe import Recipe
 from shardyard.families.images.network import ImageNetwork
 from shardyard.families.shape import ModelShape
-from shardyard.hardware.cluster import Cluster
+from shardyard.hardware.cluster import ClusterHardware
 from shardyard.planner.calibration import Calibration
 from shardyard.planner.estimate import Estimate, estimate
 from shardyard.planner.images.memory import image_memory, image_savings, image_traffic
 from shardyard.planner.images.step import ImageStep, image_step_of, image_step_on, with_image_layout
 from shardyard.planner.images.time import ImageEstimate, estimate_images
 from shardyard.planner.kernels import flops_per_token
-from shardyard.planner.memory import Fit, Memory, Term, memory
+from shardyard.planner.memory import Fit, MemoryEstimate, Term, memory
 from shardyard.planner.memory_savings import Saving, savings
-from shardyard.planner.offload import host_short, lacking_host, snapshot_bytes
+from shardyard.planner.offload import host_memory_shortage, host_shortage, snapshot_bytes
 from shardyard.planner.traffic import traffic_terms
 from shardyard.planner.workload import Recompute, Workload, on_devices, with_layout, workload_of
 
@@ -28,7 +28,7 @@ Work = Workload | ImageStep
 AnyEstimate = Estimate | ImageEstimate
 
 
-def work_of(recipe: Recipe, model: Model, layout: Layout, cluster: Cluster | None) -> Work:
+def work_of(recipe: Recipe, model: Model, layout: Layout, cluster: ClusterHardware | None) -> Work:
     """The step of a recipe without any ``auto``.
 
     Args:
@@ -48,7 +48,7 @@ def unit_of(work: Work) -> Literal["token", "image"]:
     return "token" if isinstance(work, Workload) else "image"
 
 
-def memory_of(work: Work) -> Memory:
+def memory_of(work: Work) -> MemoryEstimate:
     """All terms of the largest peak of a rank."""
     match work:
         case Workload():
@@ -59,7 +59,9 @@ def memory_of(work: Work) -> Memory:
             assert_never(work)
 
 
-def estimate_of(work: Work, cluster: Cluster, calibration: Calibration | None) -> AnyEstimate:
+def estimate_of(
+    work: Work, cluster: ClusterHardware, calibration: Calibration | None
+) -> AnyEstimate:
     """Memory and time together.
 
     Raises:
@@ -107,7 +109,7 @@ def savings_of(work: Work, *, on_cpu: bool) -> tuple[Saving, ...]:
             assert_never(work)
 
 
-def work_on_devices(work: Work, cluster: Cluster) -> Work:
+def work_on_devices(work: Work, cluster: ClusterHardware) -> Work:
     """The same work on all devices of a cluster, with the batch that it has there."""
     match work:
         case Workload():
@@ -146,11 +148,11 @@ def snapshot_bytes_of(work: Work) -> float:
             assert_never(work)
 
 
-def host_short_of(work: Work, cluster: Cluster) -> Fit | None:
+def host_shortage_of(work: Work, cluster: ClusterHardware) -> Fit | None:
     """Says so if the hosts have too little memory for what is moved or kept there."""
     if isinstance(work, Workload):
-        return host_short(work, cluster)
-    return lacking_host(cluster, 0.0, snapshot_bytes_of(work), techniques=work.techniques)
+        return host_shortage(work, cluster)
+    return host_memory_shortage(cluster, 0.0, snapshot_bytes_of(work), techniques=work.techniques)
 
 
 def parameters_of(work: Work) -> tuple[int, int]:

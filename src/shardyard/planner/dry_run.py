@@ -15,7 +15,7 @@ from threading import Event, Timer
 from typing import Any
 
 from shardyard.config.layout import Layout
-from shardyard.config.rules.trainable import trainable_problems
+from shardyard.config.rules.trainable import check_trainable
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import Problem, RecipeError, RequestError, ShardyardError
 from shardyard.families.shape import ModelShape
@@ -27,13 +27,13 @@ _TIMEOUT_S = 900.0
 """A block takes about 0.1 s: the deepest models need a minute, on a busy machine several."""
 
 
-Told = Callable[[str, int, int], None]
+OnPhase = Callable[[str, int, int], None]
 """Is told of each phase as it begins: its name, how many there were before it, and of how many; 0:
 not known yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moment:
+class PhasePeak:
     """When a phase of the step holds most."""
 
     phase: str
@@ -53,7 +53,7 @@ class Moment:
 class DryRun:
     """What the tensors of rank 0 take in a step, as the CUDA caching allocator rounds them."""
 
-    moments: tuple[Moment, ...]
+    moments: tuple[PhasePeak, ...]
     """In the order of the step."""
     attention: str
     """``flash``, or ``unfused`` where the matrix of scores is written to memory."""
@@ -65,14 +65,14 @@ class DryRun:
     """Version."""
 
     @property
-    def peak(self) -> Moment:
+    def peak(self) -> PhasePeak:
         """When the step holds most: the allocated peak."""
-        return max(self.moments, key=lambda moment: moment.bytes)
+        return max(self.moments, key=lambda entry: entry.bytes)
 
     @staticmethod
     def from_json(content: dict[str, Any]) -> "DryRun":
         """The answer of the program as a value."""
-        moments = tuple(Moment(**moment) for moment in content["moments"])
+        moments = tuple(PhasePeak(**moment) for moment in content["moments"])
         return DryRun(**{**content, "moments": moments})
 
 
@@ -81,7 +81,7 @@ def dry_run(
     shape: ModelShape,
     layout: Layout,
     *,
-    told: Told | None = None,
+    on_phase: OnPhase | None = None,
     program: Sequence[str] = _PROGRAM,
 ) -> DryRun:
     """Take one step of the real model without devices: what rank 0 allocates, which holds most.
@@ -89,20 +89,20 @@ def dry_run(
     Args:
         recipe: Without any ``auto`` in data, optim, precision and memory.
         layout: Wins over the degrees in ``recipe.parallel``.
-        told: None: nobody is told how far it is.
+        on_phase: None: nobody is told how far it is.
         program: What answers.
 
     Raises:
         RecipeError: The training half cannot build this model or layout yet.
         ShardyardError: The process failed.
     """
-    _refuse_untrainable(recipe, layout)
+    _check_dry_run_supported(recipe, layout)
     request = {
         "recipe": recipe.model_dump(mode="json"),
         "shape": shape.to_dict(),
         "layout": asdict(layout),
     }
-    output = _output(program, json.dumps(request), told or _untold)
+    output = _output(program, json.dumps(request), on_phase or _untold)
     try:
         return DryRun.from_json(parse_json(output))
     except (ValueError, TypeError, KeyError, IndexError) as error:
@@ -113,9 +113,9 @@ def _untold(_phase: str, _done: int, _of: int) -> None:
     pass
 
 
-def _output(program: Sequence[str], request: str, told: Told) -> str:
+def _output(program: Sequence[str], request: str, on_phase: OnPhase) -> str:
     """The last line of what the program prints; those of phases are told as they come."""
-    told("starting torch", 0, 0)
+    on_phase("starting torch", 0, 0)
     last, is_late = "", Event()
     with tempfile.TemporaryFile("w+") as asked, tempfile.TemporaryFile("w+") as said:
         asked.write(request)
@@ -136,7 +136,7 @@ def _output(program: Sequence[str], request: str, told: Told) -> str:
                     if (phase := _phase(line)) is None:
                         last = line
                     else:
-                        told(*phase)
+                        on_phase(*phase)
             except BaseException:  # Ctrl-C
                 process.kill()
                 raise
@@ -163,10 +163,10 @@ def _phase(line: str) -> tuple[str, int, int] | None:
         return None
 
 
-def _refuse_untrainable(recipe: Recipe, layout: Layout) -> None:
+def _check_dry_run_supported(recipe: Recipe, layout: Layout) -> None:
     degrees = {axis: getattr(layout, axis) for axis in ("cp", "tp", "pp", "ep")}
     parallel = recipe.parallel.model_copy(update=degrees)
-    found = trainable_problems(recipe.model_copy(update={"parallel": parallel}))
+    found = check_trainable(recipe.model_copy(update={"parallel": parallel}))
     if layout.pp > 1:
         text = (
             f"={layout.pp}: a stage waits for what other ranks send, and on fake devices there are "

@@ -118,7 +118,7 @@ def simulated_shares(
     draw = random.Random(seed)
     # one draw from each of so many equal slices of [0, 1): the same mean, far less noise
     slices = ((life + draw.random()) / SIMULATED_FAILURES for life in range(SIMULATED_FAILURES))
-    lived = live(
+    lived = simulate_failures(
         (-mtbf_s * math.log1p(-slice_) for slice_ in slices),
         restart_s=restart_s, interval_s=interval_s, blocking_s=blocking_s, lag_s=lag_s,
     )  # fmt: skip
@@ -138,7 +138,7 @@ def simulated_shares(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lived:
+class SimulatedTime:
     """Seconds of many lives, each from one failure to the next."""
 
     wall_s: float
@@ -149,14 +149,14 @@ class Lived:
     productive_s: float
 
 
-def live(
+def simulate_failures(
     lives_s: Iterable[float],
     *,
     restart_s: float,
     interval_s: float,
     blocking_s: float,
     lag_s: float,
-) -> Lived:
+) -> SimulatedTime:
     """Play lives of given lengths, one after another: restart, train, save, fail."""
     cycle_s = interval_s + blocking_s
     wall_s = restarting_s = blocked_s = productive_s = worked_s = 0.0
@@ -169,7 +169,7 @@ def live(
         blocked_s += running_s - trained_s
         worked_s += trained_s
         productive_s += max(0.0, (running_s - lag_s) // cycle_s) * interval_s
-    return Lived(
+    return SimulatedTime(
         wall_s=wall_s, restarting_s=restarting_s, blocked_s=blocked_s, worked_s=worked_s,
         productive_s=productive_s,
     )  # fmt: skip
@@ -226,7 +226,7 @@ class SaveCost:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Phase:
+class RestartPhase:
     """One part of a restart: seconds of one failure, and why so many."""
 
     name: str
@@ -274,7 +274,7 @@ _HYPERPOD = "AWS ML blog 2025-12-15, HyperPod checkpointless training, and its b
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recovery:
+class RecoverySettings:
     """What a run does about failures, as its recipe has it; by default as recipes are."""
 
     checkpoint_every: int | None = None
@@ -287,12 +287,12 @@ class Recovery:
     """Whether the others go on from snapshots when a node is lost: the next one has its copy."""
     longest_mtbf_s: float = math.inf
     """Time between losses above which intervals grow no further."""
-    parks: bool = False
+    has_standby: bool = False
     is_spot: bool = False
     """Whether its nodes are spot instances, which AWS takes back."""
 
     @classmethod
-    def of(cls, recipe: Recipe) -> "Recovery":
+    def of(cls, recipe: Recipe) -> "RecoverySettings":
         """That of a recipe."""
         elastic, every = recipe.elastic, steps_between_checkpoints(recipe)
         goes_on = isinstance(elastic.min_nodes, int) and elastic.min_nodes < recipe.cluster.nodes
@@ -304,7 +304,7 @@ class Recovery:
             snapshot_every=steps_between_snapshots(recipe),
             outlives_nodes=goes_on and elastic.snapshot_neighbour is True,
             longest_mtbf_s=ELASTIC_MTBF_S if is_elastic(recipe) else math.inf,
-            parks=elastic.parked is True,
+            has_standby=elastic.parked is True,
             is_spot=recipe.cluster.capacity == "spot",
         )
 
@@ -332,7 +332,7 @@ class MemoryTier:
 
 
 def memory_tier(
-    recovery: Recovery, *, step_s: float, copy_s: float, mtbf: Mtbf
+    recovery: RecoverySettings, *, step_s: float, copy_s: float, mtbf: Mtbf
 ) -> MemoryTier | None:
     """Snapshots of a run; None: it takes none.
 
@@ -360,9 +360,9 @@ def restart_phases(
     devices: int,
     checkpoint_bytes: float,
     step_s: float,
-    recovery: Recovery,
+    recovery: RecoverySettings,
     node_share: float = HARDWARE_SHARE,
-) -> tuple[Phase, ...]:
+) -> tuple[RestartPhase, ...]:
     """Phases of one restart with a spare node at hand, without the work done again.
 
     Args:
@@ -372,19 +372,19 @@ def restart_phases(
     """
     return (
         _detect(recovery, step_s=step_s, node_share=node_share),
-        Phase(
+        RestartPhase(
             name="teardown",
             seconds=TEARDOWN_S,
             reason="workers are killed, not asked",
             source=_NVRX,
         ),
-        Phase(
+        RestartPhase(
             name="reschedule",
             seconds=0.0,
             reason="a spare node waits; without one, its replacement's time",
             source="assumed",
         ),
-        Phase(
+        RestartPhase(
             name="rendezvous",
             seconds=RENDEZVOUS_S,
             reason="ranks given out, one barrier",
@@ -401,9 +401,9 @@ def restart_phases(
     )
 
 
-def _detect(recovery: Recovery, *, step_s: float, node_share: float) -> Phase:
+def _detect(recovery: RecoverySettings, *, step_s: float, node_share: float) -> RestartPhase:
     hang_s, by = recovery.hang_s(step_s)
-    return Phase(
+    return RestartPhase(
         name="detect",
         seconds=POLL_S + SILENT_SHARE * hang_s + node_share * NODE_SILENT_S,
         reason=f"a dead process at once; {SILENT_SHARE:.1%} are silent and found by {by}; "
@@ -412,12 +412,14 @@ def _detect(recovery: Recovery, *, step_s: float, node_share: float) -> Phase:
     )
 
 
-def _init(devices: int, recovery: Recovery, *, node_share: float) -> Phase:
+def _init(devices: int, recovery: RecoverySettings, *, node_share: float) -> RestartPhase:
     whole_s = log_log(devices, PUBLISHED_RESTARTS)
-    in_place_s = log_log(devices, PUBLISHED_IN_PLACE) - (PARKED_SAVES_S if recovery.parks else 0.0)
+    in_place_s = log_log(devices, PUBLISHED_IN_PLACE) - (
+        PARKED_SAVES_S if recovery.has_standby else 0.0
+    )
     before_s = POLL_S + TEARDOWN_S + RENDEZVOUS_S
-    parked = ", by parked processes" if recovery.parks else ""
-    return Phase(
+    parked = ", by parked processes" if recovery.has_standby else ""
+    return RestartPhase(
         name="init",
         seconds=max(0.0, _mean(node=whole_s, process=in_place_s, node_share=node_share) - before_s),
         reason=f"processes, imports, communicators, data, first step: what the phases before leave "
@@ -428,15 +430,20 @@ def _init(devices: int, recovery: Recovery, *, node_share: float) -> Phase:
 
 
 def _load(
-    checkpoint_bytes: float, *, nodes: int, devices: int, recovery: Recovery, node_share: float
-) -> Phase:
+    checkpoint_bytes: float,
+    *,
+    nodes: int,
+    devices: int,
+    recovery: RecoverySettings,
+    node_share: float,
+) -> RestartPhase:
     from_storage_s = checkpoint_bytes / (nodes * READ_BYTES_PER_S_PER_NODE)
     reason = f"one checkpoint at {READ_BYTES_PER_S_PER_NODE / 1e9:.1f} GB/s per node"
     in_place_s = from_storage_s
     if recovery.snapshot_every is not None:
         in_place_s = checkpoint_bytes / devices / STAGING_BYTES_PER_S
         reason += f"; from memory where the node stays, {format_seconds(in_place_s)}"
-    return Phase(
+    return RestartPhase(
         name="load",
         seconds=_mean(node=from_storage_s, process=in_place_s, node_share=node_share),
         reason=reason,
@@ -465,7 +472,7 @@ def replay_phase(
     memory: MemoryTier | None,
     node_share: float = HARDWARE_SHARE,
     outlives_nodes: bool = False,
-) -> Phase:
+) -> RestartPhase:
     """Work of one failure that is done again, on average.
 
     Args:
@@ -489,7 +496,7 @@ def replay_phase(
             f"; where the node stays half of the {memory.every:,} steps between snapshots "
             f"({memory.reason})"
         )
-    return Phase(
+    return RestartPhase(
         name="replay",
         seconds=seconds,
         reason=reason,

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from shardyard.errors import RequestError
-from shardyard.hardware.cluster import Cluster
+from shardyard.hardware.cluster import ClusterHardware
 from shardyard.planner.calibration import Calibration
-from shardyard.planner.kernels import missing
-from shardyard.planner.memory import Fit, Memory, fit, memory
-from shardyard.planner.offload import host_short
+from shardyard.planner.kernels import missing_rate
+from shardyard.planner.memory import Fit, MemoryEstimate, fit, memory
+from shardyard.planner.offload import host_shortage
 from shardyard.planner.step_time import Parts, StepModel, TimeTerm, step_terms
 from shardyard.planner.workload import Workload
 
@@ -17,7 +17,7 @@ class Estimate:
     """What a step takes, of one rank and of all."""
 
     workload: Workload
-    memory: Memory
+    memory: MemoryEstimate
     fit: Fit
     parts: Parts
     devices: int
@@ -49,7 +49,7 @@ class Estimate:
 
 
 def estimate(
-    workload: Workload, cluster: Cluster, calibration: Calibration | None = None
+    workload: Workload, cluster: ClusterHardware, calibration: Calibration | None = None
 ) -> Estimate:
     """Predict a workload.
 
@@ -63,7 +63,7 @@ def estimate(
             f"the layout has {ranks} ranks, but {cluster.name} x {cluster.nodes} has "
             f"{cluster.devices} devices. Take more nodes, or smaller degrees."
         )
-    why_not = missing(cluster.accelerator, workload.formats.compute)
+    why_not = missing_rate(cluster.accelerator, workload.formats.compute)
     if why_not:
         raise RequestError(
             f"{why_not}, so no time can be said. Take an accelerator that `docs/hardware.md` gives "
@@ -82,7 +82,7 @@ def estimate(
     return Estimate(
         workload=workload,
         memory=needed,
-        fit=host_short(workload, cluster)
+        fit=host_shortage(workload, cluster)
         or fit(needed.device_bytes, cluster.accelerator.memory_bytes),
         parts=model.parts(
             workload.layout,

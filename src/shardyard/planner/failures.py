@@ -12,8 +12,8 @@ from typing import Any, Literal
 from shardyard.config.formulas import best_every, daly_interval_s
 from shardyard.planner.effective_time import (
     MemoryTier,
-    Phase,
-    Recovery,
+    RecoverySettings,
+    RestartPhase,
     SaveCost,
     TimeShares,
     first_init_s,
@@ -37,7 +37,7 @@ from shardyard.units import format_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
-class FailureOutlook:
+class FailureForecast:
     """Failures of one run, predicted. Seconds are of the whole job, not summed over ranks."""
 
     mtbf: Mtbf
@@ -54,9 +54,9 @@ class FailureOutlook:
     """Share of wall time that trains and is not lost again."""
     method: Literal["formula", "simulation"]
     method_reason: str
-    restart: tuple[Phase, ...]
+    restart: tuple[RestartPhase, ...]
     """Of one failure, without ``replay``."""
-    replay: Phase
+    replay: RestartPhase
     """Work of one failure that is done again."""
     spare_nodes: int
     spares_reason: str
@@ -82,14 +82,14 @@ class FailureOutlook:
         return sum(phase.seconds for phase in self.restart)
 
     @staticmethod
-    def from_json(content: dict[str, Any]) -> "FailureOutlook":
+    def from_json(content: dict[str, Any]) -> "FailureForecast":
         """What ``dataclasses.asdict`` wrote, back."""
-        names = FailureOutlook.__dataclass_fields__
+        names = FailureForecast.__dataclass_fields__
         fields = {name: content[name] for name in names if name in content}
         fields["mtbf"] = Mtbf(**content["mtbf"])
-        fields["restart"] = tuple(Phase(**phase) for phase in content["restart"])
-        fields["replay"] = Phase(**content["replay"])
-        return FailureOutlook(**fields)
+        fields["restart"] = tuple(RestartPhase(**phase) for phase in content["restart"])
+        fields["replay"] = RestartPhase(**content["replay"])
+        return FailureForecast(**fields)
 
 
 def failure_plan(
@@ -99,9 +99,9 @@ def failure_plan(
     step_s: float,
     steps: int,
     saving: SaveCost,
-    recovery: Recovery,
+    recovery: RecoverySettings,
     mtbf_hours_per_node: float | None = None,
-) -> FailureOutlook:
+) -> FailureForecast:
     """Predict the failures of a run and what they cost it.
 
     Args:
@@ -127,14 +127,14 @@ def failure_plan(
     is_capped = of_checkpoints_s > recovery.longest_mtbf_s
     of_checkpoints_s = min(of_checkpoints_s, recovery.longest_mtbf_s)
     interval = _choose_interval(
-        saving, mtbf_s=of_checkpoints_s, step_s=step_s, steps=steps, given=every,
+        saving, mtbf_s=of_checkpoints_s, step_s=step_s, steps=steps, explicit=every,
         assumed="; elastic: a loss a day is assumed" if is_capped else "",
     )  # fmt: skip
     restart = restart_phases(
         nodes=nodes, devices=devices, checkpoint_bytes=saving.bytes, step_s=step_s,
         recovery=recovery, node_share=mtbf.node_share,
     )  # fmt: skip
-    return _outlook(
+    return _forecast(
         mtbf, interval, restart, saving, memory,
         interval_s=interval.steps * step_s, productive_s=steps * step_s,
         init_s=first_init_s(devices), of_checkpoints_s=of_checkpoints_s,
@@ -142,7 +142,7 @@ def failure_plan(
     )  # fmt: skip
 
 
-def _require_costs(saving: SaveCost, recovery: Recovery) -> None:
+def _require_costs(saving: SaveCost, recovery: RecoverySettings) -> None:
     require_not_negative(
         "failures",
         checkpoint_blocking_s=saving.blocking_s,
@@ -152,10 +152,10 @@ def _require_costs(saving: SaveCost, recovery: Recovery) -> None:
     )
 
 
-def _outlook(
+def _forecast(
     mtbf: Mtbf,
     interval: "_Interval",
-    restart: tuple[Phase, ...],
+    restart: tuple[RestartPhase, ...],
     saving: SaveCost,
     memory: MemoryTier | None,
     *,
@@ -164,7 +164,7 @@ def _outlook(
     init_s: float,
     of_checkpoints_s: float,
     outlives_nodes: bool,
-) -> FailureOutlook:
+) -> FailureForecast:
     """The shares of a long run, over this one's length and its first start."""
     replay = replay_phase(
         interval_s=interval_s, durable_lag_s=saving.write_s, memory=memory,
@@ -176,7 +176,7 @@ def _outlook(
     training_s = productive_s / shares.productive
     wall_s = init_s + training_s
     spares, spares_reason = _spares(mtbf, wall_s=wall_s)
-    return FailureOutlook(
+    return FailureForecast(
         mtbf=mtbf,
         expected_failures=training_s * shares.failures_per_s,
         best_interval_steps=interval.best_steps,
@@ -204,7 +204,7 @@ def _outlook(
 
 def _shares(
     mtbf_s: float,
-    restart: tuple[Phase, ...],
+    restart: tuple[RestartPhase, ...],
     saving: SaveCost,
     memory: MemoryTier | None,
     *,
@@ -232,7 +232,13 @@ class _Interval:
 
 
 def _choose_interval(
-    saving: SaveCost, *, mtbf_s: float, step_s: float, steps: int, given: int | None, assumed: str
+    saving: SaveCost,
+    *,
+    mtbf_s: float,
+    step_s: float,
+    steps: int,
+    explicit: int | None,
+    assumed: str,
 ) -> _Interval:
     """Whole steps between checkpoints, and the best number of them."""
     daly_s = daly_interval_s(blocking_s=saving.blocking_s, mtbf_s=mtbf_s)
@@ -248,10 +254,10 @@ def _choose_interval(
     elif wanted < fewest:
         waits = f"a save takes {format_seconds(saving.write_s)} to become durable before the next"
         why = f"{waits}; {why}"
-    if given is None:
+    if explicit is None:
         return _Interval(steps=best, best_steps=best, reason=why)
-    kept = min(max(given, fewest), steps)
-    reason = f"checkpoint.every={given}; best: {best:,} ({why})"
+    kept = min(max(explicit, fewest), steps)
+    reason = f"checkpoint.every={explicit}; best: {best:,} ({why})"
     return _Interval(steps=kept, best_steps=best, reason=reason)
 
 

@@ -10,13 +10,13 @@ from shardyard.config.auto import Recompute as Mode
 from shardyard.config.cluster_choice import joined_cluster
 from shardyard.config.layout import Layout
 from shardyard.config.schema.recipe import Recipe
-from shardyard.hardware.cluster import Cluster
+from shardyard.hardware.cluster import ClusterHardware
 from shardyard.hardware.machine import Machine
 from shardyard.planner.cpu_memory import fit_on_cpu, on_cpu
 from shardyard.planner.dispatch import (
     Model,
     Work,
-    host_short_of,
+    host_shortage_of,
     memory_of,
     work_of,
     work_with,
@@ -26,7 +26,7 @@ from shardyard.planner.workload import Recompute, Workload
 
 
 @dataclass(frozen=True)
-class FittingOn:
+class ClusterMemoryFitter:
     """What fits a recipe's machines, or else this one."""
 
     machine: Machine | None
@@ -77,13 +77,15 @@ class FittingOn:
         named = joined_cluster(recipe)
         work = work_of(recipe.model_copy(update={"elastic": elastic}), model, layout, named)
         if named is not None:
-            short = host_short_of(work, named)
+            short = host_shortage_of(work, named)
             return "" if short is None else short.reason
         machine, devices = self.machine, recipe.cluster.devices
         if machine is None or machine.device != "cpu" or not isinstance(devices, int):
             return ""
         needed = on_cpu(
-            memory_of(work), snapshots=work.techniques.snapshots, parks=work.techniques.parks
+            memory_of(work),
+            snapshots=work.techniques.snapshots,
+            has_standby=work.techniques.has_standby,
         )
         room = fit_on_cpu(needed, machine.memory_bytes // devices)
         return "" if room.verdict == "fits" else f"snapshots have no room: {room.reason}"
@@ -117,7 +119,9 @@ class FittingOn:
         return work, limit_bytes
 
 
-def _limit_bytes(recipe: Recipe, named: Cluster | None, machine: Machine | None) -> int | None:
+def _limit_bytes(
+    recipe: Recipe, named: ClusterHardware | None, machine: Machine | None
+) -> int | None:
     """Of one accelerator; None: not known, or processes of a CPU, which share what there is."""
     if named is not None:
         return named.accelerator.memory_bytes

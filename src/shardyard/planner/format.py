@@ -48,23 +48,23 @@ def fitting_words(search: Search) -> str:
     return f"{none}{tried}"
 
 
-def settings_of(candidate: Candidate, asked: Parallel | None = None) -> list[str]:
+def settings_of(candidate: Candidate, requested: Parallel | None = None) -> list[str]:
     """The overrides, ``section.key=value``, that make a recipe use a candidate.
 
     Args:
-        asked: What the recipe says of the axes, and is overridden.
+        requested: What the recipe says of the axes, and is overridden.
     """
     layout = candidate.layout
-    asked = asked or Parallel()
-    settings = ["parallel.strategy=null"] if asked.strategy else []
-    if asked.dp_replicate != "auto":
+    requested = requested or Parallel()
+    settings = ["parallel.strategy=null"] if requested.strategy else []
+    if requested.dp_replicate != "auto":
         settings.append(f"parallel.dp_replicate={layout.dp_replicate}")
     settings += [f"parallel.zero={layout.zero}", f"parallel.dp_shard={layout.dp_shard}"]
     for axis in ("cp", "tp", "pp", "ep"):
         degree = getattr(layout, axis)
-        if degree > 1 or getattr(asked, axis) > 1:
+        if degree > 1 or getattr(requested, axis) > 1:
             settings.append(f"parallel.{axis}={degree}")
-    if layout.cp > 1 and asked.cp_exchange != "keys_values":
+    if layout.cp > 1 and requested.cp_exchange != "keys_values":
         settings.append("parallel.cp_exchange=keys_values")  # what the search looks at
     settings.append(f"optim.micro_batch={candidate.micro_batch}")
     settings.append(f"memory.recompute={candidate.recompute}")
@@ -81,9 +81,9 @@ def _speed(plan: Plan) -> Row:
     return ("speed", f"{format_count(rate)}{mark_of(plan)} {plan.units}/s", each)
 
 
-def unmeasured_words(why: str) -> str:
+def unmeasured_words(reason: str) -> str:
     """The footnote of what is marked: ``* not measured: ...``."""
-    return f"{UNMEASURED} not measured: {why}"
+    return f"{UNMEASURED} not measured: {reason}"
 
 
 def mark_of(plan: Plan) -> str:

@@ -13,11 +13,11 @@ from typing import Any
 
 from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import instance, instance_names, rate_of
-from shardyard.hardware.cluster import Cluster, cluster_of
+from shardyard.hardware.cluster import ClusterHardware, cluster_of
 from shardyard.planner.dispatch import Work, work_on_devices
-from shardyard.planner.effective_time import NoProgressError, Recovery, SaveCost
-from shardyard.planner.failures import FailureOutlook, failure_plan
-from shardyard.planner.kernels import missing
+from shardyard.planner.effective_time import NoProgressError, RecoverySettings, SaveCost
+from shardyard.planner.failures import FailureForecast, failure_plan
+from shardyard.planner.kernels import missing_rate
 from shardyard.planner.layouts import Candidate, search
 from shardyard.planner.reliefs import Relief
 from shardyard.planner.throughput import UNMEASURED, Price
@@ -26,7 +26,7 @@ NODES = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Offer:
+class ClusterQuote:
     """One cluster, the best way to train on it, and what the whole run comes to."""
 
     instance: str
@@ -34,7 +34,7 @@ class Offer:
     device: str
     devices: int
     candidate: Candidate
-    failures: FailureOutlook
+    failures: FailureForecast
     usd_per_hour: float
     """Of its nodes, as they are rented, without spare ones."""
     unmeasured: str = ""
@@ -81,46 +81,46 @@ class Offer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Offers:
+class ClusterQuotes:
     """All that can be rented for one run."""
 
-    offers: tuple[Offer, ...]
+    quotes: tuple[ClusterQuote, ...]
     """The Pareto front: cheapest first, each next one faster."""
     considered: int
     passed_over: tuple[tuple[str, str], ...]
     """Instance -> why it is in no offer."""
-    picked: Offer | None
+    selected: ClusterQuote | None
     """The cheapest in time, or the fastest in budget; None: no offer meets what was asked."""
     has_deadline: bool = False
 
     @property
-    def shown(self) -> Offer:
+    def recommended(self) -> ClusterQuote:
         """What is picked; else the fastest if there is a deadline, and the cheapest if not."""
-        return self.picked or self.offers[-1 if self.has_deadline else 0]
+        return self.selected or self.quotes[-1 if self.has_deadline else 0]
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         return {
-            "offers": [offer.to_json() for offer in self.offers],
+            "offers": [offer.to_json() for offer in self.quotes],
             "considered": self.considered,
             "passed_over": dict(self.passed_over),
-            "picked": self.picked.to_json() if self.picked else None,
+            "picked": self.selected.to_json() if self.selected else None,
         }
 
 
-def offers(
+def quote_clusters(
     workload: Work,
     *,
     steps: int,
     checkpoint_bytes: int,
-    recovery: Recovery,
+    recovery: RecoverySettings,
     deadline_s: float | None = None,
     budget_usd: float | None = None,
     names: Sequence[str] = (),
     capacity: str = "on-demand",
     variants: Sequence[Relief] = (),
     reliefs: Sequence[Relief] = (),
-) -> Offers:
+) -> ClusterQuotes:
     """Time and price a run on every instance type and number of nodes.
 
     Args:
@@ -137,78 +137,78 @@ def offers(
     Raises:
         RequestError: Nothing can be rented that trains it.
     """
-    found: list[Offer] = []
+    quotes: list[ClusterQuote] = []
     passed: list[tuple[str, str]] = []
-    asked = _Asked(
+    asked = _QuoteRequest(
         workload=workload, steps=steps, checkpoint_bytes=checkpoint_bytes, recovery=recovery,
         capacity=capacity, variants=variants, reliefs=reliefs,
     )  # fmt: skip
     for name in names or instance_names():
         made, why = _of_instance(name, asked)
-        found += made
+        quotes += made
         if not made:
             passed.append((name, why))
-    if not found:
+    if not quotes:
         reasons = "; ".join(f"{name}: {why}" for name, why in passed[:3])
         raise RequestError(
             f"no instance type trains this within {NODES[-1]} nodes ({reasons}, ...). Use a "
             "smaller model, shorter samples or memory.recompute=full, or describe a cluster of "
             "your own with cluster.file."
         )
-    front = _front(found)
-    return Offers(
-        offers=tuple(front),
-        considered=len(found),
+    front = _front(quotes)
+    return ClusterQuotes(
+        quotes=tuple(front),
+        considered=len(quotes),
         passed_over=tuple(passed),
-        picked=_pick(found, deadline_s=deadline_s, budget_usd=budget_usd),
+        selected=_pick(quotes, deadline_s=deadline_s, budget_usd=budget_usd),
         has_deadline=deadline_s is not None,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Asked:
+class _QuoteRequest:
     """What is asked of every instance type."""
 
     workload: Work
     steps: int
     checkpoint_bytes: int
-    recovery: Recovery
+    recovery: RecoverySettings
     capacity: str
     variants: Sequence[Relief]
     reliefs: Sequence[Relief]
 
 
-def _of_instance(name: str, asked: _Asked) -> tuple[list[Offer], str]:
+def _of_instance(name: str, request: _QuoteRequest) -> tuple[list[ClusterQuote], str]:
     """Offers of one type by number of nodes; or why there is none."""
-    kind, workload = instance(name), asked.workload
-    usd = rate_of(kind, asked.capacity).usd_per_hour
+    kind, workload = instance(name), request.workload
+    usd = rate_of(kind, request.capacity).usd_per_hour
     if usd is None:
-        return [], f"no {asked.capacity} price is known"
-    why_not = missing(kind.accelerator, workload.formats.compute)
+        return [], f"no {request.capacity} price is known"
+    why_not = missing_rate(kind.accelerator, workload.formats.compute)
     if why_not:
         return [], why_not
     made, why = [], "the model does not fit"
     for nodes in NODES:
         cluster = cluster_of(kind, nodes)
         try:
-            best = _fastest(asked, cluster)
+            best = _fastest(request, cluster)
         except RequestError:
             why = "more data-parallel ranks than samples in a step"
             break
         if best is None:
             continue
         try:
-            made.append(_offer(name, cluster, best, asked, usd_per_hour=usd * nodes))
+            made.append(_quote(name, cluster, best, request, usd_per_hour=usd * nodes))
         except NoProgressError:
             why = "it would fail more often than it saves"
     return made, why
 
 
-def _fastest(asked: _Asked, cluster: Cluster) -> Candidate | None:
+def _fastest(request: _QuoteRequest, cluster: ClusterHardware) -> Candidate | None:
     """The fastest way to train on a cluster that fits there."""
-    found = search(asked.workload, cluster, best=1, breadth="usual", reliefs=asked.reliefs).best
+    found = search(request.workload, cluster, best=1, breadth="usual", reliefs=request.reliefs).best
     ways = [candidate for candidate in found if candidate.is_safe]
-    for variant in asked.variants:
+    for variant in request.variants:
         with suppress(RequestError):  # it may leave no legal layout
             found = search(variant.work, cluster, best=1, breadth="usual").best
             more = variant.settings
@@ -216,11 +216,16 @@ def _fastest(asked: _Asked, cluster: Cluster) -> Candidate | None:
     return min(ways, key=lambda candidate: candidate.step_s, default=None)
 
 
-def _offer(
-    name: str, cluster: Cluster, candidate: Candidate, asked: _Asked, *, usd_per_hour: float
-) -> Offer:
-    batch = work_on_devices(asked.workload, cluster).global_batch
-    return Offer(
+def _quote(
+    name: str,
+    cluster: ClusterHardware,
+    candidate: Candidate,
+    request: _QuoteRequest,
+    *,
+    usd_per_hour: float,
+) -> ClusterQuote:
+    batch = work_on_devices(request.workload, cluster).global_batch
+    return ClusterQuote(
         instance=name,
         nodes=cluster.nodes,
         device=cluster.accelerator.name,
@@ -230,32 +235,32 @@ def _offer(
             nodes=cluster.nodes,
             devices=cluster.devices,
             step_s=candidate.step_s,
-            steps=-(-asked.steps * asked.workload.global_batch // batch),
+            steps=-(-request.steps * request.workload.global_batch // batch),
             saving=SaveCost.of(
-                asked.checkpoint_bytes, devices=cluster.devices, nodes=cluster.nodes
+                request.checkpoint_bytes, devices=cluster.devices, nodes=cluster.nodes
             ),
-            recovery=asked.recovery,
+            recovery=request.recovery,
         ),
         usd_per_hour=usd_per_hour,
-        unmeasured=cluster.accelerator.unmeasured(asked.workload.formats.compute),
+        unmeasured=cluster.accelerator.unmeasured(request.workload.formats.compute),
     )
 
 
-def _front(found: Iterable[Offer]) -> list[Offer]:
+def _front(quotes: Iterable[ClusterQuote]) -> list[ClusterQuote]:
     """Offers that no other beats in both time and price."""
-    front: list[Offer] = []
-    for offer in sorted(found, key=lambda o: (o.usd, o.wall_s)):
+    front: list[ClusterQuote] = []
+    for offer in sorted(quotes, key=lambda o: (o.usd, o.wall_s)):
         if not front or offer.wall_s < front[-1].wall_s:
             front.append(offer)
     return front
 
 
 def _pick(
-    found: Sequence[Offer], *, deadline_s: float | None, budget_usd: float | None
-) -> Offer | None:
+    quotes: Sequence[ClusterQuote], *, deadline_s: float | None, budget_usd: float | None
+) -> ClusterQuote | None:
     within = [
         offer
-        for offer in found
+        for offer in quotes
         if (deadline_s is None or offer.wall_s <= deadline_s)
         and (budget_usd is None or offer.usd <= budget_usd)
     ]

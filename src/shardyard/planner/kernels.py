@@ -14,7 +14,7 @@ from shardyard.config.data_choices import MASKED_SHARE
 from shardyard.families.shape import ModelShape
 from shardyard.hardware.accelerator import Accelerator
 from shardyard.planner.calibration import Calibration
-from shardyard.planner.trainable_parameters import Trained
+from shardyard.planner.trainable_parameters import TrainableElements
 
 SUSTAINED_COOL = 0.90
 """Of the best matrix product anybody timed, what the products of a step reach where power does not
@@ -106,7 +106,7 @@ class Rates:
         return nbytes / self.bytes_per_s + kernels * self.kernel_s
 
 
-def missing(accelerator: Accelerator, compute: str) -> str | None:
+def missing_rate(accelerator: Accelerator, compute: str) -> str | None:
     """What no source gives of an accelerator, without which no time can be said; None: nothing."""
     if accelerator.peak_flops_per_s(compute) is None:
         return f"the catalogue has no {compute} peak for {accelerator.name}"
@@ -118,7 +118,7 @@ def missing(accelerator: Accelerator, compute: str) -> str | None:
 
 
 def rates(accelerator: Accelerator, compute: str, calibration: Calibration | None = None) -> Rates:
-    """Rates of an accelerator in a format: ``missing`` must be None."""
+    """Rates of an accelerator in a format: ``missing_rate`` must be None."""
     best = accelerator.achievable_flops_per_s(compute)
     bandwidth = accelerator.bandwidth_bytes_per_s
     peak = accelerator.peak_flops_per_s(compute)
@@ -167,7 +167,7 @@ PROCESSORS = 128
 
 
 def flops_per_token(
-    shape: ModelShape, seq_len: int, trained: Trained | None = None
+    shape: ModelShape, seq_len: int, trained: TrainableElements | None = None
 ) -> dict[str, float]:
     """FLOP per token by convention.
 

@@ -13,19 +13,19 @@ from typing import Any, Literal, Protocol, TypeVar, assert_never
 from shardyard.config.layout import Layout
 from shardyard.config.rules.layout import (
     SPLIT_BACKWARD,
-    axis_problems,
-    batch_problems,
-    expert_problems,
-    stage_problems,
+    check_axes,
+    check_batch,
+    check_experts,
+    check_stages,
 )
-from shardyard.config.rules.model import is_fp8_legal, is_left_uncompiled
+from shardyard.config.rules.model import falls_back_to_eager, is_fp8_legal
 from shardyard.errors import RequestError
-from shardyard.hardware.cluster import Cluster
+from shardyard.hardware.cluster import ClusterHardware
 from shardyard.planner.calibration import Calibration
-from shardyard.planner.dispatch import Work, host_short_of, work_on_devices
+from shardyard.planner.dispatch import Work, host_shortage_of, work_on_devices
 from shardyard.planner.images.layouts import ImageSpace
 from shardyard.planner.images.step import ImageStep
-from shardyard.planner.kernels import missing
+from shardyard.planner.kernels import missing_rate
 from shardyard.planner.memory import Fit, device_of, fit, peak
 from shardyard.planner.reliefs import Relief
 from shardyard.planner.step_time import NAMES, Parts, StepModel
@@ -73,7 +73,7 @@ class Candidate:
             **asdict(self),
             "parts": self.parts._asdict(),
             "fits": self.fit.verdict,
-            "reason": strength(self),
+            "reason": speed_reason(self),
         }
 
     @property
@@ -131,19 +131,19 @@ class _Space(Protocol[_WorkT]):
     def ways(self) -> Iterator[tuple[tuple[Layout, Recompute], list[int]]]:
         """Layouts and recompute modes, each with its micro-batches, smallest first."""
 
-    def asked(self, way: tuple[Layout, Recompute], size: int) -> _WorkT:
+    def work_for(self, way: tuple[Layout, Recompute], size: int) -> _WorkT:
         """The same model and batch in this way."""
 
-    def device_bytes(self, asked: _WorkT) -> float:
+    def device_bytes(self, work: _WorkT) -> float:
         """What the driver shows at the peak."""
 
-    def parts(self, asked: _WorkT) -> Parts:
+    def parts(self, work: _WorkT) -> Parts:
         """Seconds of a step."""
 
 
 def search(
     workload: Work,
-    cluster: Cluster,
+    cluster: ClusterHardware,
     *,
     best: int = 3,
     breadth: Literal["all", "usual"] = "all",
@@ -163,7 +163,7 @@ def search(
     Raises:
         RequestError: No source gives the rates of the device, or no layout is legal.
     """
-    why_not = missing(cluster.accelerator, workload.formats.compute)
+    why_not = missing_rate(cluster.accelerator, workload.formats.compute)
     if why_not:
         raise RequestError(f"{why_not}, so layouts cannot be ranked. Take another instance.")
     is_broad = breadth == "all"
@@ -176,23 +176,25 @@ def search(
             others.append(
                 (relief, _search(relief.work, cluster, calibration, best=best, is_broad=is_broad))
             )
-    return _relieved(found, others, best=best)
+    return _with_reliefs(found, others, best=best)
 
 
-def _relieved(found: Search, others: Sequence[tuple[Relief, Search]], *, best: int) -> Search:
+def _with_reliefs(
+    original: Search, others: Sequence[tuple[Relief, Search]], *, best: int
+) -> Search:
     """A search in which nothing fits, with what fits by further settings."""
     more = [
         replace(candidate, more=relief.settings)
         for relief, other in others
         for candidate in other.best
     ]
-    ranked = sorted((*found.best, *more), key=_rank)
+    ranked = sorted((*original.best, *more), key=_rank)
     return replace(
-        found,
+        original,
         best=tuple(ranked[:best]),
         more_legal=sum(other.legal for _, other in others),
         more_fitting=sum(other.fitting for _, other in others),
-        nearest=None if ranked else found.nearest,
+        nearest=None if ranked else original.nearest,
     )
 
 
@@ -203,7 +205,7 @@ def _rank(candidate: Candidate) -> tuple[bool, float]:
 
 def _search(
     workload: Work,
-    cluster: Cluster,
+    cluster: ClusterHardware,
     calibration: Calibration | None,
     *,
     best: int,
@@ -221,9 +223,11 @@ def _search(
             assert_never(unknown)
 
 
-def _searched(workload: _WorkT, space: _Space[_WorkT], cluster: Cluster, *, best: int) -> Search:
+def _searched(
+    workload: _WorkT, space: _Space[_WorkT], cluster: ClusterHardware, *, best: int
+) -> Search:
     limit = cluster.accelerator.memory_bytes
-    found: dict[Axes, Candidate] = {}
+    by_axes: dict[Axes, Candidate] = {}
     families: dict[str, _Family] = {}
     legal = fitting = 0
     nearest: tuple[float, _WorkT] | None = None
@@ -231,7 +235,7 @@ def _searched(workload: _WorkT, space: _Space[_WorkT], cluster: Cluster, *, best
         axes = _axes_of(way[0])
         legal += len(sizes)
         for size in sizes:
-            asked = space.asked(way, size)
+            asked = space.work_for(way, size)
             device_bytes = space.device_bytes(asked)
             names = _families(asked)
             for name in names:
@@ -240,23 +244,23 @@ def _searched(workload: _WorkT, space: _Space[_WorkT], cluster: Cluster, *, best
             if nearest is None or device_bytes < nearest[0]:
                 nearest = (device_bytes, asked)
             does_fit = fit(device_bytes, limit).verdict != "does not fit"
-            if not does_fit or host_short_of(asked, cluster):
+            if not does_fit or host_shortage_of(asked, cluster):
                 break  # nor do larger micro-batches fit
             candidate = _candidate(asked, space.parts(asked), device_bytes, limit)
             fitting += candidate.is_safe
             for name in names:
                 if _beats(candidate, families[name].fastest):
                     families[name].fastest = candidate
-            if _beats(candidate, found.get(axes)):
-                found[axes] = candidate
+            if _beats(candidate, by_axes.get(axes)):
+                by_axes[axes] = candidate
     if nearest is None:
         raise RequestError(_nothing_legal(workload, cluster))
-    ranked = sorted(found.values(), key=_rank)
+    ranked = sorted(by_axes.values(), key=_rank)
     least = None
     if not ranked:
         asked = nearest[1]
         least = _candidate(asked, space.parts(asked), nearest[0], limit)
-        least = replace(least, host_short=host_short_of(asked, cluster))
+        least = replace(least, host_short=host_shortage_of(asked, cluster))
     return Search(
         legal=legal,
         fitting=fitting,
@@ -267,7 +271,7 @@ def _searched(workload: _WorkT, space: _Space[_WorkT], cluster: Cluster, *, best
 
 
 def nodes_that_fit(
-    workload: Work, cluster: Cluster, *, reliefs: Sequence[Relief] = (), most: int = 256
+    workload: Work, cluster: ClusterHardware, *, reliefs: Sequence[Relief] = (), most: int = 256
 ) -> tuple[int, Candidate] | None:
     """Fewest nodes, by doubling, on which some layout fits, and the fastest one there.
 
@@ -287,16 +291,16 @@ def nodes_that_fit(
     return None
 
 
-def strength(candidate: Candidate) -> str:
+def speed_reason(candidate: Candidate) -> str:
     """Why a candidate is as fast as it is: what its step computes, and what it loses on what."""
     parts, step_s = candidate.parts, candidate.step_s
     computed = parts.matmul_s + parts.attention_s + parts.elementwise_s + parts.vocabulary_s
-    losses = [f"{share:.0%} {name}" for name, share in lost(parts)]
+    losses = [f"{share:.0%} {name}" for name, share in overhead_shares(parts)]
     words = ", ".join(losses) if losses else "nothing above 2 % is lost"
     return f"{computed / step_s:.0%} of the step computes; {words}"
 
 
-def lost(parts: Parts) -> list[tuple[str, float]]:
+def overhead_shares(parts: Parts) -> list[tuple[str, float]]:
     """Terms that are not the model's own work and their share of the step, largest first."""
     own = ("matmul_s", "attention_s", "elementwise_s", "vocabulary_s")
     shares = [
@@ -316,7 +320,7 @@ class _TextSpace:
     def __init__(
         self,
         workload: Workload,
-        cluster: Cluster,
+        cluster: ClusterHardware,
         calibration: Calibration | None,
         *,
         is_broad: bool,
@@ -333,42 +337,42 @@ class _TextSpace:
         shape = self._workload.shape
         for layout, sizes in _legal(self._workload, self._cluster, is_broad=self._is_broad):
             for recompute in RECOMPUTE:
-                if is_compiled and is_left_uncompiled(recompute, tp=layout.tp, shape=shape):
+                if is_compiled and falls_back_to_eager(recompute, tp=layout.tp, shape=shape):
                     continue
                 yield (layout, recompute), sizes
 
-    def asked(self, way: tuple[Layout, Recompute], size: int) -> Workload:
+    def work_for(self, way: tuple[Layout, Recompute], size: int) -> Workload:
         """The same model and batch in this way."""
         return with_layout(self._workload, way[0], micro_batch=size, recompute=way[1])
 
-    def device_bytes(self, asked: Workload) -> float:
+    def device_bytes(self, work: Workload) -> float:
         """What the driver shows at the peak."""
-        return device_of(peak(asked)[0], asked.layout, parks=asked.techniques.parks)
+        return device_of(peak(work)[0], work.layout, has_standby=work.techniques.has_standby)
 
-    def parts(self, asked: Workload) -> Parts:
+    def parts(self, work: Workload) -> Parts:
         """Seconds of a step."""
         return self._model.parts(
-            asked.layout, micro_batch=asked.micro_batch, micro_batches=asked.micro_batches,
-            recompute=asked.recompute,
+            work.layout, micro_batch=work.micro_batch, micro_batches=work.micro_batches,
+            recompute=work.recompute,
         )  # fmt: skip
 
 
 def _legal(
-    workload: Workload, cluster: Cluster, *, is_broad: bool
+    workload: Workload, cluster: ClusterHardware, *, is_broad: bool
 ) -> Iterator[tuple[Layout, list[int]]]:
     """Every legal layout, with the micro-batches that it allows, smallest first."""
     techniques = workload.techniques
     splits_backward = techniques.schedule in SPLIT_BACKWARD
     for cp, tp, pp, ep in _axes(workload, cluster, is_broad=is_broad):
         data_ranks = cluster.devices // (cp * tp * pp)
-        if batch_problems(data_ranks, global_batch=workload.global_batch, micro_batch=1):
+        if check_batch(data_ranks, global_batch=workload.global_batch, micro_batch=1):
             continue
         per_rank = -(-workload.global_batch // data_ranks)
         per_node = max(1, cluster.reach // (cp * tp))
         sizes = [
             size
             for size in _powers(min(per_rank, MOST_MICRO_BATCH if is_broad else USUAL_MICRO_BATCH))
-            if not stage_problems(
+            if not check_stages(
                 pp=pp,
                 micro_batches=-(-per_rank // size),
                 schedule=techniques.schedule,
@@ -377,7 +381,7 @@ def _legal(
             )
         ]
         for dp_shard in _shard_degrees(data_ranks, per_node, is_broad=is_broad):
-            if expert_problems(dp_shard=dp_shard, cp=cp, ep=ep):
+            if check_experts(dp_shard=dp_shard, cp=cp, ep=ep):
                 continue
             # one shard at zero 3 has nothing to split, but drops its copy in the computing format
             levels: tuple[int, ...] = (1, 2, 3) if dp_shard * cp > 1 else (1, 3)
@@ -400,7 +404,7 @@ def _axes_of(layout: Layout) -> Axes:
     return (layout.dp_shard, layout.cp, layout.tp, layout.pp, layout.ep, zero)
 
 
-def _axes(workload: Workload, cluster: Cluster, *, is_broad: bool) -> Iterator[Axes]:
+def _axes(workload: Workload, cluster: ClusterHardware, *, is_broad: bool) -> Iterator[Axes]:
     shape, devices = workload.shape, cluster.devices
     experts = _powers(shape.num_experts) if shape.num_experts else [1]
     for tp in _divisors(cluster.devices_per_node):
@@ -417,7 +421,7 @@ def _axes(workload: Workload, cluster: Cluster, *, is_broad: bool) -> Iterator[A
                 ):
                     continue
                 for ep in experts:
-                    if not axis_problems(
+                    if not check_axes(
                         cp=cp, tp=tp, pp=pp, ep=ep, world_size=devices,
                         devices_per_node=cluster.devices_per_node, shape=shape,
                         seq_len=workload.seq_len,
@@ -443,14 +447,14 @@ def _powers(most: int) -> list[int]:
 # --- choosing and explaining --------------------------------------------------------------------
 
 
-def _candidate(asked: Work, parts: Parts, device_bytes: float, limit: int) -> Candidate:
+def _candidate(work: Work, parts: Parts, device_bytes: float, limit: int) -> Candidate:
     step_s = parts.step_s
     return Candidate(
-        layout=asked.layout,
-        micro_batch=asked.micro_batch,
-        recompute=asked.recompute,
+        layout=work.layout,
+        micro_batch=work.micro_batch,
+        recompute=work.recompute,
         parts=parts,
-        tokens_per_s=asked.global_batch * asked.seq_len / step_s,
+        tokens_per_s=work.global_batch * work.seq_len / step_s,
         step_s=step_s,
         device_bytes=device_bytes,
         limit_bytes=limit,
@@ -489,11 +493,11 @@ def _rejected(
         elif winner is not None and family.fastest.step_s > winner.step_s:
             slower = family.fastest.step_s / winner.step_s - 1
             tight = "" if family.fastest.is_safe else ", and memory is tight"
-            reason = f"{slower:.1%} slower at best: {strength(family.fastest)}{tight}"
+            reason = f"{slower:.1%} slower at best: {speed_reason(family.fastest)}{tight}"
             yield Rejected(family=name, reason=reason)
 
 
-def _nothing_legal(workload: Work, cluster: Cluster) -> str:
+def _nothing_legal(workload: Work, cluster: ClusterHardware) -> str:
     if isinstance(workload, ImageStep):
         return (
             f"no layout of {workload.global_batch} images over {cluster.devices} devices is legal: "

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from shardyard.errors import JsonFileError, RequestError
-from shardyard.hardware.cluster import Cluster
+from shardyard.hardware.cluster import ClusterHardware
 from shardyard.hardware.links import START_S, Link
 from shardyard.io.files import read_json
 from shardyard.planner import collectives
@@ -45,7 +45,7 @@ _OPERATIONS = ("sum", "prod", "max", "min", "avg", "mulsum")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class NcclRow:
     """One size; times in us, bandwidths in GB/s, out of place and in place."""
 
     size_bytes: int
@@ -64,13 +64,13 @@ class Row:
 class NcclTable:
     """What one run of nccl-tests printed."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[NcclRow, ...]
     ranks: int | None
     """As its header lists them; None: it was not copied."""
     ranks_per_node: int | None
     programs: tuple[str, ...]
     """Collectives whose program the text names."""
-    wrong_values: int
+    incorrect_values: int
 
     @property
     def average_busbw_gbs(self) -> float:
@@ -78,7 +78,7 @@ class NcclTable:
         both = [value for row in self.rows for value in (row.out_busbw_gbs, row.in_busbw_gbs)]
         return sum(both) / len(both)
 
-    def problems(self) -> list[str]:
+    def errors(self) -> list[str]:
         """Why no link follows from it; empty: it can be used."""
         found = []
         others = sorted(set(self.programs) - {"all_reduce"})
@@ -86,9 +86,9 @@ class NcclTable:
         if others or operations:
             what = ", ".join(f"{name}_perf" for name in others) or f"redop {', '.join(operations)}"
             found.append(f"it is of {what}, and a link is fitted to all-reduces")
-        if self.wrong_values:
+        if self.incorrect_values:
             found.append(
-                f"{self.wrong_values} values came out wrong: what is measured on broken links or "
+                f"{self.incorrect_values} values came out wrong: what is measured on broken links or "
                 "memory says nothing about sound ones"
             )
         return found
@@ -104,7 +104,7 @@ def read_nccl_table(text: str) -> NcclTable | None:
 
     Of several tables, each below the name of its program, only the all-reduces where there are any.
     """
-    rows: list[Row] = []
+    rows: list[NcclRow] = []
     ranks: dict[int, str] = {}
     wrong = 0
     lines = _of_all_reduce(text.splitlines())
@@ -113,7 +113,7 @@ def read_nccl_table(text: str) -> NcclTable | None:
             size, count, kind, redop, *numbers = found.groups()
             out_time, out_algbw, out_busbw, _, in_time, in_algbw, in_busbw, _ = numbers
             rows.append(
-                Row(
+                NcclRow(
                     size_bytes=int(size), count=int(count), type=kind, redop=redop,
                     out_time_us=float(out_time), out_algbw_gbs=float(out_algbw),
                     out_busbw_gbs=float(out_busbw), in_time_us=float(in_time),
@@ -131,7 +131,7 @@ def read_nccl_table(text: str) -> NcclTable | None:
         ranks=len(ranks) or None,
         ranks_per_node=max(Counter(ranks.values()).values()) if ranks else None,
         programs=tuple(sorted(set(_PROGRAM.findall("\n".join(lines))))),
-        wrong_values=wrong,
+        incorrect_values=wrong,
     )
 
 
@@ -205,13 +205,13 @@ class CollectiveTable:
             raise RequestError(f"{path} cannot be read as text: {error}. {CSV_HINT}") from error
         return _from_csv(path) if printed is None else _from_printed(printed, path)
 
-    def group(self, cluster: Cluster) -> Group:
+    def group(self, cluster: ClusterHardware) -> Group:
         """The group that was measured, in nodes like the cluster's."""
         per_node = self.ranks_per_node or cluster.devices_per_node
         return Group(size=self.ranks, per_node=min(per_node, self.ranks))
 
 
-def fit_link(table: CollectiveTable, *, cluster: Cluster) -> Link:
+def fit_link(table: CollectiveTable, *, cluster: ClusterHardware) -> Link:
     """The link that brings the model nearest to the table.
 
     A group inside one node gives the link inside; a larger one the link between nodes, with the
@@ -274,11 +274,13 @@ def _fit_line(rows: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 def _from_printed(table: NcclTable, path: Path) -> CollectiveTable:
     rows = [(float(row.size_bytes), row.out_time_us * 1e-6) for row in table.rows]
-    refuse(path, [*table.problems(), *_row_problems(rows)], CSV_HINT)
+    raise_if_invalid(path, [*table.errors(), *_check_rows(rows)], CSV_HINT)
     ranks = _ranks([vars(row) for row in table.rows], path)
     if table.ranks not in (None, ranks):
         what = f"its header lists {table.ranks} ranks, and its bandwidths are those of {ranks}"
-        refuse(path, [what], "Give the log of one run of all_reduce_perf, with its whole table.")
+        raise_if_invalid(
+            path, [what], "Give the log of one run of all_reduce_perf, with its whole table."
+        )
     return CollectiveTable(
         source=path.name, ranks=ranks, ranks_per_node=table.ranks_per_node, rows=tuple(rows)
     )
@@ -294,11 +296,13 @@ def _from_csv(path: Path) -> CollectiveTable:
         raise RequestError(f"{path} cannot be read as CSV: {error}. {CSV_HINT}") from error
     needed = ["size_bytes", "out_time_us"]
     needed += [] if "ranks" in columns else ["out_algbw_gbs", "out_busbw_gbs"]
-    refuse(path, [f"no column {name!r}" for name in needed if name not in columns], CSV_HINT)
+    raise_if_invalid(
+        path, [f"no column {name!r}" for name in needed if name not in columns], CSV_HINT
+    )
     numbers, problems = _numbers(lines, needed)
     rows = [(row["size_bytes"], row["out_time_us"] * 1e-6) for row in numbers]
-    problems += _row_problems(rows)
-    refuse(path, problems, CSV_HINT)
+    problems += _check_rows(rows)
+    raise_if_invalid(path, problems, CSV_HINT)
     ranks = _one_value(lines, "ranks", path) if "ranks" in columns else _ranks(numbers, path)
     per_node = _one_value(lines, "ranks_per_node", path) if "ranks_per_node" in columns else None
     return CollectiveTable(source=path.name, ranks=ranks, ranks_per_node=per_node, rows=tuple(rows))
@@ -320,7 +324,7 @@ def _from_json(path: Path) -> CollectiveTable:
     lines = found if isinstance(found, list) else []
     numbers, wrong = _numbers(lines, ["size_bytes", "time_s"])
     rows = [(row["size_bytes"], row["time_s"]) for row in numbers]
-    refuse(path, [*problems, *wrong, *_row_problems(rows)], JSON_HINT)
+    raise_if_invalid(path, [*problems, *wrong, *_check_rows(rows)], JSON_HINT)
     return CollectiveTable(
         source=path.name,
         ranks=content["ranks"],
@@ -345,7 +349,7 @@ def _numbers(
     return numbers, problems
 
 
-def _row_problems(rows: Sequence[tuple[float, float]]) -> list[str]:
+def _check_rows(rows: Sequence[tuple[float, float]]) -> list[str]:
     """What is wrong with sizes and times; what is no number is passed over."""
     if not rows:
         return ["no rows"]
@@ -366,7 +370,9 @@ def _one_value(lines: Sequence[Mapping[str, str]], name: str, path: Path) -> int
     values = {line[name] for line in lines}
     text = str(values.pop()) if len(values) == 1 else ""
     if not text.isdigit() or int(text) < 1:
-        refuse(path, [f"column {name!r} is not the same whole number in all rows"], CSV_HINT)
+        raise_if_invalid(
+            path, [f"column {name!r} is not the same whole number in all rows"], CSV_HINT
+        )
     return int(text)
 
 
@@ -385,7 +391,7 @@ def _ranks(numbers: Sequence[Mapping[str, float]], path: Path) -> int:
     if doubt > 0.4 or abs(ranks - round(ranks)) > doubt + 0.01:
         what = f"bus over algorithm bandwidth is {ratio:.3f}, from which no number of ranks follows"
         hint = "See that the table is of all_reduce_perf, or add columns ranks and ranks_per_node."
-        refuse(path, [what], hint)
+        raise_if_invalid(path, [what], hint)
     return round(ranks)
 
 
@@ -418,13 +424,13 @@ def read_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def refuse(path: Path, problems: Sequence[str], hint: str) -> None:
+def raise_if_invalid(path: Path, errors: Sequence[str], hint: str) -> None:
     """Raise a RequestError that lists the problems, if there are any."""
-    if problems:
-        _raise(path, problems, hint)
+    if errors:
+        _raise(path, errors, hint)
 
 
-def _raise(path: Path, problems: Sequence[str], hint: str) -> NoReturn:
-    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-    lines = "\n".join(f"  {problem}" for problem in problems)
+def _raise(path: Path, errors: Sequence[str], hint: str) -> NoReturn:
+    count = "1 problem" if len(errors) == 1 else f"{len(errors)} problems"
+    lines = "\n".join(f"  {problem}" for problem in errors)
     raise RequestError(f"{path} has {count} and was not used:\n{lines}\n{hint}")

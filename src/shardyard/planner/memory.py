@@ -28,17 +28,17 @@ from shardyard.planner.stages import (
 from shardyard.planner.state_memory import (
     earlier_passes,
     gathered_ahead_bytes,
-    gathers,
+    gathers_per_block,
     gradients_bytes,
-    in_sum_bytes,
-    left_of_last_pass_bytes,
+    last_pass_residual_bytes,
     logits_bytes,
     logits_reason,
     optimizer_state_bytes,
     parameters_bytes,
+    reduce_buffer_bytes,
     splits_gradients,
     splits_weights,
-    waiting_bytes,
+    unreduced_gradient_bytes,
     whole_copy_bytes,
     with_logits,
 )
@@ -73,12 +73,12 @@ class Term:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory:
+class MemoryEstimate:
     """The peak of the rank that needs most."""
 
     terms: tuple[Term, ...]
     """They add up to what is allocated."""
-    moment: str
+    peak_phase: str
     """When in a step that is."""
     stage: int
     """On which pipeline stage."""
@@ -107,7 +107,7 @@ class Fit:
         return self.verdict == "fits"
 
 
-class Need(NamedTuple):
+class MemoryBreakdown(NamedTuple):
     """Bytes of one moment on one stage, by term."""
 
     parameters: float
@@ -127,7 +127,7 @@ class Need(NamedTuple):
 MOMENTS = ("at the loss", "in the backward pass of a block", "at the end of the backward pass")
 
 
-def peak(workload: Workload) -> tuple[float, int, int, Need]:
+def peak(workload: Workload) -> tuple[float, int, int, MemoryBreakdown]:
     """Allocated bytes, stage, moment (index of ``MOMENTS``) and terms: cheap, for a search."""
     pp = workload.layout.pp
     stages = {0, pp - 1} if workload.trained is None else set(range(pp))
@@ -143,28 +143,30 @@ def reserved_of(allocated: float) -> float:
     return RESERVED_SHARE * allocated
 
 
-def device_of(allocated: float, layout: Layout, *, parks: bool) -> float:
+def device_of(allocated: float, layout: Layout, *, has_standby: bool) -> float:
     """What the driver shows for so many bytes of tensors.
 
     Args:
-        parks: A second process waits on the device, with a context and no tensor.
+        has_standby: A second process waits on the device, with a context and no tensor.
     """
     axes = (layout.data_ranks, layout.cp, layout.tp, layout.ep)
     groups = sum(degree > 1 for degree in axes) + (2 if layout.pp > 1 else 0)
-    contexts = (2 if parks else 1) * CONTEXT_BYTES
+    contexts = (2 if has_standby else 1) * CONTEXT_BYTES
     return reserved_of(allocated) + contexts + groups * GROUP_BYTES
 
 
-def memory(workload: Workload) -> Memory:
+def memory(workload: Workload) -> MemoryEstimate:
     """All terms of the largest peak, each with its reason."""
     allocated, stage, moment, need = peak(workload)
-    return Memory(
+    return MemoryEstimate(
         terms=_terms(workload, stage, need),
-        moment=MOMENTS[moment],
+        peak_phase=MOMENTS[moment],
         stage=stage,
         allocated_bytes=round(allocated),
         reserved_bytes=round(reserved_of(allocated)),
-        device_bytes=round(device_of(allocated, workload.layout, parks=workload.techniques.parks)),
+        device_bytes=round(
+            device_of(allocated, workload.layout, has_standby=workload.techniques.has_standby)
+        ),
     )
 
 
@@ -189,7 +191,7 @@ def fit(device_bytes: float, limit_bytes: int | None) -> Fit:
 # --- the moments --------------------------------------------------------------------------------
 
 
-class _Held(NamedTuple):
+class _StageState(NamedTuple):
     """What one stage holds on one rank: parameters, before the data axes split them, and more."""
 
     layers: int
@@ -202,65 +204,66 @@ class _Held(NamedTuple):
     """All parameters."""
     trained: StageTrained
     """Of these."""
-    kept: float
+    saved: float
     """Activations that each block keeps on the device, on average: bytes per token."""
-    again: float
+    recomputed: float
     """Those of a block while it is recomputed; 0 if none is."""
     flying: float
     """Passes whose activations are there at once."""
 
 
-def needs(w: Workload, stage: int) -> tuple[Need, ...]:
+def needs(w: Workload, stage: int) -> tuple[MemoryBreakdown, ...]:
     """What each moment of a step needs, in the order of ``MOMENTS``."""
-    held = _held(w, stage)
+    held = _stage_state(w, stage)
     in_block, at_end = _in_block(w, held), _at_end(w, held)
     # without the head there is no loss: the most of a forward pass is that of a backward pass
     return (_at_loss(w, held) if held.has_head else in_block, in_block, at_end)
 
 
-def _at_loss(w: Workload, held: _Held) -> Need:
+def _at_loss(w: Workload, state: _StageState) -> MemoryBreakdown:
     """The last block has kept what it keeps, and the first gradients are not there yet."""
     # in chunks the loss is a part of the forward pass: the buffer it was gathered in is still there
-    head = w.formats.compute_bytes * held.table if gathers(w) else 0.0
+    head = w.formats.compute_bytes * state.table if gathers_per_block(w) else 0.0
     earlier = earlier_passes(w)
-    return Need(
-        parameters=parameters_bytes(w, held),
-        gradients=earlier * gradients_bytes(w, held),
-        optimizer=optimizer_state_bytes(w, held),
-        gathered=whole_copy_bytes(w, held) + head * (2 if w.techniques.loss_chunk else 1),
-        unreduced=earlier * waiting_bytes(w, held)
-        + left_of_last_pass_bytes(w, held)
-        + _head_gradient(w, held),
-        activations=_kept(w, held) + _ends(w),
+    return MemoryBreakdown(
+        parameters=parameters_bytes(w, state),
+        gradients=earlier * gradients_bytes(w, state),
+        optimizer=optimizer_state_bytes(w, state),
+        gathered=whole_copy_bytes(w, state) + head * (2 if w.techniques.loss_chunk else 1),
+        unreduced=earlier * unreduced_gradient_bytes(w, state)
+        + last_pass_residual_bytes(w, state)
+        + _head_gradient(w, state),
+        activations=_saved_activations(w, state) + _ends(w),
         logits=logits_bytes(w, _tokens(w)),
     )
 
 
-def _in_block(w: Workload, held: _Held) -> Need:
+def _in_block(w: Workload, state: _StageState) -> MemoryBreakdown:
     """A block is made again and its gradient computed, while the next ones are gathered."""
     earlier = earlier_passes(w)
-    return Need(
-        parameters=parameters_bytes(w, held),
-        gradients=earlier * gradients_bytes(w, held),
-        optimizer=optimizer_state_bytes(w, held),
-        gathered=whole_copy_bytes(w, held) + gathered_ahead_bytes(w, held),
-        unreduced=earlier * waiting_bytes(w, held) + in_sum_bytes(w, held.trained.block),
-        activations=_kept(w, held) + _made_again(w, held),
+    return MemoryBreakdown(
+        parameters=parameters_bytes(w, state),
+        gradients=earlier * gradients_bytes(w, state),
+        optimizer=optimizer_state_bytes(w, state),
+        gathered=whole_copy_bytes(w, state) + gathered_ahead_bytes(w, state),
+        unreduced=earlier * unreduced_gradient_bytes(w, state)
+        + reduce_buffer_bytes(w, state.trained.block),
+        activations=_saved_activations(w, state) + _recomputed_activations(w, state),
         logits=0.0,
     )
 
 
-def _at_end(w: Workload, held: _Held) -> Need:
+def _at_end(w: Workload, state: _StageState) -> MemoryBreakdown:
     """The first block's gradients are made; all others are there, and activations are gone."""
-    last = w.formats.compute_bytes * (held.block + held.table) if gathers(w) else 0.0
-    return Need(
-        parameters=parameters_bytes(w, held),
-        gradients=gradients_bytes(w, held),
-        optimizer=optimizer_state_bytes(w, held),
-        gathered=whole_copy_bytes(w, held) + last,
-        unreduced=waiting_bytes(w, held)
-        + in_sum_bytes(w, max(held.trained.block, held.trained.table)),
-        activations=_tokens(w) * (held.again or held.kept) if held.trained.layers else 0.0,
+    last = w.formats.compute_bytes * (state.block + state.table) if gathers_per_block(w) else 0.0
+    return MemoryBreakdown(
+        parameters=parameters_bytes(w, state),
+        gradients=gradients_bytes(w, state),
+        optimizer=optimizer_state_bytes(w, state),
+        gathered=whole_copy_bytes(w, state) + last,
+        unreduced=unreduced_gradient_bytes(w, state)
+        + reduce_buffer_bytes(w, max(state.trained.block, state.trained.table)),
+        activations=_tokens(w) * (state.recomputed or state.saved) if state.trained.layers else 0.0,
         logits=0.0,
     )
 
@@ -268,7 +271,7 @@ def _at_end(w: Workload, held: _Held) -> Need:
 # --- what is held between steps ------------------------------------------------------------------
 
 
-def _held(w: Workload, stage: int) -> _Held:
+def _stage_state(w: Workload, stage: int) -> _StageState:
     shape, layout = w.shape, w.layout
     first, last = has_ends(w, stage)
     is_tied = first and last and shape.tie_word_embeddings
@@ -281,13 +284,13 @@ def _held(w: Workload, stage: int) -> _Held:
     if w.trained is not None and w.trained.adapters is not None:
         assert trained is not None
         block, elements = block + trained.block, elements + trained.elements
-    kept, again = kept_bytes(w)
+    kept, again = saved_activation_bytes(w)
     flying = in_flight(w, stage)
     if w.techniques.offload == "activations":
         # forward the block that computes and one that leaves, backward one and those that come
         kept *= min(1.0, max(2, 1 + w.techniques.offload_depth) / layers)
         flying = 1
-    return _Held(
+    return _StageState(
         layers=layers,
         block=block,
         table=table,
@@ -295,18 +298,18 @@ def _held(w: Workload, stage: int) -> _Held:
         elements=elements,
         trained=trained
         or StageTrained(elements, block, table if tables else 0.0, 0.0, 0.0, layers, 0),
-        kept=kept,
-        again=again,
+        saved=kept,
+        recomputed=again,
         flying=flying,
     )
 
 
-def _head_gradient(w: Workload, held: _Held) -> float:
+def _head_gradient(w: Workload, state: _StageState) -> float:
     """With a loss in chunks: its sum in fp32, and what a chunk adds beyond its fp32 logits."""
     chunk, tokens = w.techniques.loss_chunk, with_logits(w, _tokens(w))
-    if chunk is None or not held.trained.table:
+    if chunk is None or not state.trained.table:
         return 0.0
-    size, table = w.formats.compute_bytes, held.trained.table
+    size, table = w.formats.compute_bytes, state.trained.table
     if tokens <= chunk:
         return size * table
     logits = 4 * chunk * w.shape.vocab_size / w.layout.tp
@@ -321,17 +324,17 @@ def _tokens(w: Workload) -> float:
     return w.tokens / w.layout.cp
 
 
-def _kept(w: Workload, held: _Held) -> float:
+def _saved_activations(w: Workload, state: _StageState) -> float:
     """What all passes in flight have kept for their backward passes."""
-    return _tokens(w) * (held.trained.layers * held.kept * held.flying + _rotary_bytes(w))
+    return _tokens(w) * (state.trained.layers * state.saved * state.flying + _rotary_bytes(w))
 
 
-def _made_again(w: Workload, held: _Held) -> float:
+def _recomputed_activations(w: Workload, state: _StageState) -> float:
     """A block's activations beyond what is kept of it, while it is recomputed."""
-    if not held.again or not held.trained.layers:
+    if not state.recomputed or not state.trained.layers:
         return 0.0
-    one = _tokens(w) * held.kept * held.flying / max(held.flying, 1.0)
-    return _tokens(w) * held.again - one
+    one = _tokens(w) * state.saved * state.flying / max(state.flying, 1.0)
+    return _tokens(w) * state.recomputed - one
 
 
 def _ends(w: Workload) -> float:
@@ -397,7 +400,7 @@ def _score_bytes(w: Workload) -> float:
     """Bytes per token that attention keeps beside q, k, v and its output."""
     heads, tech = w.shape.num_attention_heads, w.techniques
     if tech.attention != "unfused":
-        has_mask = tech.mask and not (tech.told_lengths and w.layout.cp == 1)
+        has_mask = tech.mask and not (tech.uses_varlen and w.layout.cp == 1)
         mask = w.formats.compute_bytes * w.seq_len / w.layout.cp if has_mask else 0.0
         return 4 * heads + mask
     size = w.formats.compute_bytes
@@ -421,7 +424,7 @@ def _selective_bytes(w: Workload) -> float:
     return entry_bytes(w) + size * share * products + attention
 
 
-def kept_bytes(w: Workload) -> tuple[float, float]:
+def saved_activation_bytes(w: Workload) -> tuple[float, float]:
     """Bytes per token that a block keeps on average, and that one holds while it is recomputed."""
     whole = block_bytes(w) + _adapter_bytes(w)
     match w.recompute:
@@ -465,7 +468,7 @@ def _adapter_products(w: Workload) -> float:
 # --- reasons ------------------------------------------------------------------------------------
 
 
-def _terms(w: Workload, stage: int, need: Need) -> tuple[Term, ...]:
+def _terms(w: Workload, stage: int, need: MemoryBreakdown) -> tuple[Term, ...]:
     layout, formats = w.layout, w.formats
     shards = layout.dp_shard * layout.cp
     over = f" over {shards} ranks" if shards > 1 else ""

@@ -33,12 +33,12 @@ def savings(workload: Workload, *, on_cpu: bool) -> tuple[Saving, ...]:
         Saving(setting=setting, bytes=round(now - peak(other)[0]))
         for setting, other in _others(workload, on_cpu=on_cpu)
     ]
-    return worth_saying(found, of=now)
+    return notable_savings(found, of=now)
 
 
-def worth_saying(found: Iterable[Saving], *, of: float) -> tuple[Saving, ...]:
+def notable_savings(candidates: Iterable[Saving], *, of: float) -> tuple[Saving, ...]:
     """The largest, without those that are little of so many bytes."""
-    worth = [saving for saving in found if saving.bytes > _LEAST_SHARE * of]
+    worth = [saving for saving in candidates if saving.bytes > _LEAST_SHARE * of]
     return tuple(sorted(worth, key=lambda saving: -saving.bytes)[:_MOST])
 
 

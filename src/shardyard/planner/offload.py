@@ -2,8 +2,8 @@
 
 from typing import assert_never
 
-from shardyard.hardware.cluster import Cluster
-from shardyard.planner.memory import Fit, kept_bytes
+from shardyard.hardware.cluster import ClusterHardware
+from shardyard.planner.memory import Fit, saved_activation_bytes
 from shardyard.planner.stages import in_flight, stage_blocks, stage_parameters, stage_trained
 from shardyard.planner.workload import Techniques, Workload
 from shardyard.units import format_bytes
@@ -39,7 +39,7 @@ def offloaded_bytes(w: Workload) -> float:
             assert_never(offload)
 
 
-def moved_beside_passes(w: Workload) -> float:
+def overlapped_transfer_bytes(w: Workload) -> float:
     """Bytes of a step that cross the link between one device and its host while it computes."""
     offload, formats, passes = w.techniques.offload, w.formats, w.micro_batches
     match offload:
@@ -75,7 +75,7 @@ def moved_for_update(w: Workload) -> float:
             assert_never(offload)
 
 
-def _held(w: Workload) -> float:
+def _owned_parameters(w: Workload) -> float:
     """Parameters of the first stage that one rank is the keeper of."""
     shards = w.layout.dp_shard * w.layout.cp
     return stage_parameters(w.shape, w.layout, stage_blocks(w, 0)) / shards
@@ -84,12 +84,16 @@ def _held(w: Workload) -> float:
 def _trained(w: Workload) -> float:
     """Of these, what is trained."""
     trained = stage_trained(w, 0)
-    return _held(w) if trained is None else trained.elements / (w.layout.dp_shard * w.layout.cp)
+    return (
+        _owned_parameters(w)
+        if trained is None
+        else trained.elements / (w.layout.dp_shard * w.layout.cp)
+    )
 
 
 def _frozen(w: Workload) -> float:
     """What is not; adapters come to the model's parameters."""
-    return _held(w) - (0.0 if _has_adapters(w) else _trained(w))
+    return _owned_parameters(w) - (0.0 if _has_adapters(w) else _trained(w))
 
 
 def _has_adapters(w: Workload) -> bool:
@@ -101,25 +105,27 @@ def _activations(w: Workload) -> float:
     """Bytes that one pass leaves for the backward pass."""
     trained = stage_trained(w, 0)
     blocks = stage_blocks(w, 0) if trained is None else trained.layers
-    return w.tokens / w.layout.cp * blocks * kept_bytes(w)[0]
+    return w.tokens / w.layout.cp * blocks * saved_activation_bytes(w)[0]
 
 
-def host_short(w: Workload, cluster: Cluster) -> Fit | None:
+def host_shortage(w: Workload, cluster: ClusterHardware) -> Fit | None:
     """Says so if the hosts have too little memory for it."""
-    return lacking_host(cluster, offloaded_bytes(w), snapshot_bytes(w), techniques=w.techniques)
+    return host_memory_shortage(
+        cluster, offloaded_bytes(w), snapshot_bytes(w), techniques=w.techniques
+    )
 
 
-def lacking_host(
-    cluster: Cluster, moved_bytes: float, kept_bytes: float, *, techniques: Techniques
+def host_memory_shortage(
+    cluster: ClusterHardware, moved_bytes: float, retained_bytes: float, *, techniques: Techniques
 ) -> Fit | None:
     """Says so if the hosts have too little memory for what one rank moves and keeps there."""
-    needed = (moved_bytes + kept_bytes) * cluster.devices_per_node
+    needed = (moved_bytes + retained_bytes) * cluster.devices_per_node
     there = cluster.host_memory_bytes
     if there is None or needed <= there:
         return None
     why = {
         f"memory.offload={techniques.offload}": moved_bytes,
-        f"{techniques.snapshots} copies of the state (elastic.snapshot_every)": kept_bytes,
+        f"{techniques.snapshots} copies of the state (elastic.snapshot_every)": retained_bytes,
     }
     causes = [what for what, size in why.items() if size]
     verb = "needs" if causes == [next(iter(why))] else "need"

@@ -6,13 +6,13 @@ from typing import Protocol
 
 from shardyard.config.formulas import is_elastic, steps_between_snapshots
 from shardyard.config.resolved import Resolved
-from shardyard.config.rules.custom_module import known_shape
+from shardyard.config.rules.custom_module import require_shape
 from shardyard.config.schema.recipe import Recipe
 from shardyard.hardware.machine import Machine
 from shardyard.planner.calibration import Calibration
 from shardyard.planner.dispatch import Model
 from shardyard.planner.plan import Plan, plan_recipe
-from shardyard.planner.throughput import sum_known
+from shardyard.planner.throughput import sum_or_none
 
 
 def plan(
@@ -29,7 +29,7 @@ def plan(
     """
     return plan_phases(
         resolved.of_phases,
-        shape=resolved.network or known_shape(resolved.shape),
+        shape=resolved.network or require_shape(resolved.shape),
         world_size=world_size,
         devices_per_node=devices_per_node,
         machine=machine,
@@ -84,7 +84,7 @@ def plan_phases(
         return plans[0]
     return replace(
         max(plans, key=lambda each: each.device_bytes),
-        steps=sum_known(each.steps for each in plans),
+        steps=sum_or_none(each.steps for each in plans),
         failures=None,
         failures_reason="each phase has its own",
         advances=all(each.advances for each in plans),

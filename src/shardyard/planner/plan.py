@@ -16,7 +16,7 @@ from shardyard.errors import RequestError
 from shardyard.families.shape import ModelShape
 from shardyard.hardware.accelerator import Accelerator
 from shardyard.hardware.catalogue import accelerator_named
-from shardyard.hardware.cluster import Cluster, default_cluster
+from shardyard.hardware.cluster import ClusterHardware, default_cluster
 from shardyard.hardware.machine import Machine
 from shardyard.planner.calibration import Calibration
 from shardyard.planner.checkpoint_size import checkpoint_bytes
@@ -27,7 +27,7 @@ from shardyard.planner.dispatch import (
     Work,
     estimate_of,
     flops_of,
-    host_short_of,
+    host_shortage_of,
     memory_of,
     parameters_of,
     savings_of,
@@ -36,13 +36,13 @@ from shardyard.planner.dispatch import (
     unit_of,
     work_of,
 )
-from shardyard.planner.effective_time import NoProgressError, Recovery, SaveCost
-from shardyard.planner.failures import FailureOutlook, failure_plan
+from shardyard.planner.effective_time import NoProgressError, RecoverySettings, SaveCost
+from shardyard.planner.failures import FailureForecast, failure_plan
 from shardyard.planner.images.step import Decoding, decoding_of
 from shardyard.planner.images.time import ImageEstimate
 from shardyard.planner.instance_search import samples_factor
-from shardyard.planner.kernels import missing
-from shardyard.planner.memory import Fit, Memory, Term, fit
+from shardyard.planner.kernels import missing_rate
+from shardyard.planner.memory import Fit, MemoryEstimate, Term, fit
 from shardyard.planner.memory_savings import Saving
 from shardyard.planner.step_time import TimeTerm
 from shardyard.planner.throughput import (
@@ -52,7 +52,7 @@ from shardyard.planner.throughput import (
     peak_of,
     price_of,
     speed_of,
-    sum_known,
+    sum_or_none,
 )
 from shardyard.units import format_bytes, format_count, format_seconds, format_usd
 
@@ -96,7 +96,7 @@ class Plan:
     checkpoint_bytes: int
     """One checkpoint on disk, all ranks."""
     communication: tuple[Term, ...]
-    failures: FailureOutlook | None
+    failures: FailureForecast | None
     failures_reason: str
     """Why ``failures`` is None; else empty."""
     advances: bool = True
@@ -166,7 +166,7 @@ class Plan:
     def tokens(self) -> int | None:
         """Tokens of the whole run."""
         if self.phases:
-            return sum_known(phase.tokens for phase in self.phases)
+            return sum_or_none(phase.tokens for phase in self.phases)
         return None if self.steps is None else self.steps * self.tokens_per_step
 
     @property
@@ -186,7 +186,7 @@ class Plan:
     def seconds(self) -> float | None:
         """Predicted time of all steps, without start, evaluation and failures."""
         if self.phases:
-            return sum_known(phase.seconds for phase in self.phases)
+            return sum_or_none(phase.seconds for phase in self.phases)
         if self.tokens is None or self.speed.tokens_per_s is None:
             return None
         return self.tokens / self.speed.tokens_per_s
@@ -197,14 +197,14 @@ class Plan:
         if not self.advances:
             return None
         if self.phases:
-            return sum_known(phase.wall_s for phase in self.phases)
+            return sum_or_none(phase.wall_s for phase in self.phases)
         return self.seconds if self.failures is None else self.failures.wall_s
 
     @property
     def usd(self) -> float | None:
         """Predicted price of the run, with failures and the spare nodes that its time assumes."""
         if self.phases:
-            return sum_known(phase.usd for phase in self.phases)
+            return sum_or_none(phase.usd for phase in self.phases)
         if self.wall_s is None:
             return None
         return self.price.of(self.wall_s, nodes=self.nodes, spares=self.spare_nodes)
@@ -304,7 +304,7 @@ class Plan:
         if content.get("decoding") is not None:
             fields["decoding"] = Decoding(**content["decoding"])
         if content["failures"] is not None:
-            fields["failures"] = FailureOutlook.from_json(content["failures"])
+            fields["failures"] = FailureForecast.from_json(content["failures"])
         return Plan(**fields)
 
 
@@ -333,7 +333,7 @@ def plan_recipe(
     if steps is not None:
         steps = steps_on(recipe.optim, steps, devices=world_size)
     needed = _needed(workload, is_cpu=on.is_cpu)
-    verdict = _verdict(workload, needed, on.limit_bytes, on.cluster, is_cpu=on.is_cpu)
+    verdict = _fit_of(workload, needed, on.limit_bytes, on.cluster, is_cpu=on.is_cpu)
     timed, why_not = _timed(
         workload, on.cluster, on.accelerator, calibration,
         devices_per_node=devices_per_node, nodes=nodes,
@@ -352,7 +352,7 @@ def plan_recipe(
         nodes=nodes,
         device=on.name,
         memory=needed.terms,
-        memory_moment=needed.moment,
+        memory_moment=needed.peak_phase,
         memory_savings=savings_of(workload, on_cpu=on.is_cpu),
         unit=unit_of(workload),
         decoding=_decoding(timed, on.cluster),
@@ -363,7 +363,7 @@ def plan_recipe(
         fits=verdict.verdict,
         fits_reason=verdict.reason,
         flops_per_token=flops_of(workload),
-        peak=on.peak(workload.formats.compute, given=recipe.observe.peak_tflops),
+        peak=on.peak(workload.formats.compute, override_tflops=recipe.observe.peak_tflops),
         samples_per_step=workload.global_batch,
         micro_batch=workload.micro_batch,
         recompute=str(workload.recompute),
@@ -395,29 +395,34 @@ def _layout(recipe: Recipe, model: Model, *, world_size: int, devices_per_node: 
     return layout
 
 
-def _needed(workload: Work, *, is_cpu: bool) -> Memory:
+def _needed(workload: Work, *, is_cpu: bool) -> MemoryEstimate:
     """Of a rank; on a CPU with what else its process holds."""
     needed, techniques = memory_of(workload), workload.techniques
     if not is_cpu:
         return needed
-    return on_cpu(needed, snapshots=techniques.snapshots, parks=techniques.parks)
+    return on_cpu(needed, snapshots=techniques.snapshots, has_standby=techniques.has_standby)
 
 
-def _verdict(
-    workload: Work, needed: Memory, limit: int | None, named: Cluster | None, *, is_cpu: bool
+def _fit_of(
+    workload: Work,
+    needed: MemoryEstimate,
+    limit: int | None,
+    named: ClusterHardware | None,
+    *,
+    is_cpu: bool,
 ) -> Fit:
     """Whether a rank's memory fits into a device, and that of a node's ranks into its host."""
     verdict = fit_on_cpu(needed, limit) if is_cpu else fit(needed.device_bytes, limit)
-    return verdict if named is None else host_short_of(workload, named) or verdict
+    return verdict if named is None else host_shortage_of(workload, named) or verdict
 
 
-def _decoding(timed: AnyEstimate | None, named: Cluster | None) -> Decoding | None:
+def _decoding(timed: AnyEstimate | None, named: ClusterHardware | None) -> Decoding | None:
     if not isinstance(timed, ImageEstimate) or named is None:
         return None
     return decoding_of(timed.trained_per_s, named, timed.workload.threads)
 
 
-def _network(recipe: Recipe, named: Cluster | None, *, nodes: int) -> str:
+def _network(recipe: Recipe, named: ClusterHardware | None, *, nodes: int) -> str:
     if named is None or nodes == 1 or recipe.launch.kubernetes.efa == "auto":
         return ""
     return f"{named.between.name}: {named.between.source}"
@@ -425,7 +430,7 @@ def _network(recipe: Recipe, named: Cluster | None, *, nodes: int) -> str:
 
 def _timed(
     workload: Work,
-    named: Cluster | None,
+    named: ClusterHardware | None,
     accelerator: Accelerator | None,
     calibration: Calibration | None,
     *,
@@ -435,7 +440,7 @@ def _timed(
     """The step on the named cluster, else on the usual one of the accelerator; or why not."""
     cluster, why_not = named, "cannot be said without a peak"
     if accelerator is not None:
-        why_not = missing(accelerator, workload.formats.compute) or ""
+        why_not = missing_rate(accelerator, workload.formats.compute) or ""
     if cluster is None and accelerator is not None and not why_not:
         cluster, why_not = _reference(accelerator, devices_per_node=devices_per_node, nodes=nodes)
     if cluster is None or why_not:
@@ -464,7 +469,7 @@ def _data_name(layout: Layout) -> str:
 
 def _reference(
     accelerator: Accelerator, *, devices_per_node: int, nodes: int
-) -> tuple[Cluster | None, str]:
+) -> tuple[ClusterHardware | None, str]:
     """The vendor's system, or why there is none: a run on unnamed machines needs no speed."""
     try:
         return default_cluster(accelerator, devices_per_node=devices_per_node, nodes=nodes), ""
@@ -474,7 +479,7 @@ def _reference(
 
 def planned_cluster(
     recipe: Recipe, machine: Machine | None, *, devices_per_node: int
-) -> Cluster | None:
+) -> ClusterHardware | None:
     """The machines of a recipe, or machines like this one; None: no accelerator that is known."""
     named = joined_cluster(recipe)
     is_cpu = named is None and recipe.cluster.device == "cpu"
@@ -485,7 +490,7 @@ def planned_cluster(
     return _reference(accelerator, devices_per_node=devices_per_node, nodes=nodes)[0]
 
 
-def with_links(cluster: Cluster, calibration: Calibration | None) -> Cluster:
+def with_links(cluster: ClusterHardware, calibration: Calibration | None) -> ClusterHardware:
     """The cluster with the links that were measured."""
     if calibration is None:
         return cluster
@@ -498,7 +503,7 @@ def with_links(cluster: Cluster, calibration: Calibration | None) -> Cluster:
 
 def _failures(
     recipe: Recipe, timed: AnyEstimate | None, *, nodes: int, steps: int | None, nbytes: int
-) -> tuple[FailureOutlook | None, str, bool]:
+) -> tuple[FailureForecast | None, str, bool]:
     """What failures will cost, or why that cannot be said; and whether the run would advance.
 
     Never keeps a run from starting.
@@ -514,7 +519,7 @@ def _failures(
             step_s=timed.step_s,
             steps=steps,
             saving=SaveCost.of(nbytes, devices=timed.devices, nodes=nodes),
-            recovery=Recovery.of(recipe),
+            recovery=RecoverySettings.of(recipe),
         )
     except NoProgressError as error:
         return None, str(error), False
@@ -527,7 +532,7 @@ def _failures(
 class _Devices:
     """What a recipe computes on."""
 
-    cluster: Cluster | None
+    cluster: ClusterHardware | None
     """Named by the recipe; None: this machine."""
     is_cpu: bool
     accelerator: Accelerator | None
@@ -535,9 +540,12 @@ class _Devices:
     limit_bytes: int | None
     """That one rank may fill."""
 
-    def peak(self, number_format: str, *, given: float | None) -> Peak:
+    def peak(self, number_format: str, *, override_tflops: float | None) -> Peak:
         return peak_of(
-            self.accelerator, device_name=self.name, number_format=number_format, given=given
+            self.accelerator,
+            device_name=self.name,
+            number_format=number_format,
+            override_tflops=override_tflops,
         )
 
 
@@ -555,7 +563,7 @@ def _devices(recipe: Recipe, machine: Machine | None, *, devices_per_node: int) 
 
 
 def _accelerator(
-    named: Cluster | None, machine: Machine | None, *, is_cpu: bool
+    named: ClusterHardware | None, machine: Machine | None, *, is_cpu: bool
 ) -> Accelerator | None:
     if named is not None:
         return named.accelerator
@@ -573,7 +581,7 @@ def _device_name(accelerator: Accelerator | None, machine: Machine | None, *, is
 
 
 def _memory_limit(
-    named: Cluster | None, machine: Machine | None, *, is_cpu: bool, devices_per_node: int
+    named: ClusterHardware | None, machine: Machine | None, *, is_cpu: bool, devices_per_node: int
 ) -> int | None:
     """Bytes one rank may fill."""
     if named is not None:

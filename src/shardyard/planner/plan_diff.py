@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from shardyard.config.fingerprint import may_change
-from shardyard.hardware.cluster import Cluster
+from shardyard.hardware.cluster import ClusterHardware
 from shardyard.planner.plan import Plan
-from shardyard.planner.ranks import Ranks
+from shardyard.planner.ranks import RankPlacement
 from shardyard.units import format_bytes, format_seconds
 
 NOTABLE = 0.01
@@ -40,7 +40,7 @@ Difference = tuple[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Effect:
+class PlanDiff:
     """What becomes of a plan."""
 
     verdict: str
@@ -53,7 +53,7 @@ class Effect:
         return "; ".join((self.verdict, *self.why))
 
 
-def effect(now: Plan, then: Plan, cluster: Cluster | None) -> Effect:
+def diff_plans(now: Plan, then: Plan, cluster: ClusterHardware | None) -> PlanDiff:
     """What another plan of the same model and batch changes, and why.
 
     Args:
@@ -67,14 +67,14 @@ def effect(now: Plan, then: Plan, cluster: Cluster | None) -> Effect:
     why += [_sent(now, then, cluster), _time(now, then)]
     if then.fits in ("tight", "does not fit"):
         why.append(then.fits_reason)
-    return Effect(verdict=verdict(now, then), why=tuple(part for part in why if part))
+    return PlanDiff(verdict=classify_change(now, then), why=tuple(part for part in why if part))
 
 
 _ENDS = {"fits": "makes it fit", "unknown": "makes it fit", "tight": "makes it tight",
          "does not fit": "does not fit"}  # fmt: skip
 
 
-def verdict(now: Plan, then: Plan) -> str:
+def classify_change(now: Plan, then: Plan) -> str:
     """Whether a change helps: by what fits, then by memory and time together."""
     fitted, fits = now.fits != "does not fit", then.fits != "does not fit"
     if fitted != fits:
@@ -105,10 +105,10 @@ def _compared(then: float, now: float) -> tuple[bool, bool]:
 
 def _sums(terms: Iterable[tuple[str, float]]) -> dict[str, float]:
     """Sums by name: a plan may have a term twice."""
-    found: dict[str, float] = {}
+    totals: dict[str, float] = {}
     for name, size in terms:
-        found[name] = found.get(name, 0) + size
-    return found
+        totals[name] = totals.get(name, 0) + size
+    return totals
 
 
 def _difference(now: dict[str, float], then: dict[str, float], *, of: float) -> list[Difference]:
@@ -144,7 +144,7 @@ def _time(now: Plan, then: Plan) -> str:
     return f"a step: {', '.join(each)}" if each else ""
 
 
-def _sent(now: Plan, then: Plan, cluster: Cluster | None) -> str:
+def _sent(now: Plan, then: Plan, cluster: ClusterHardware | None) -> str:
     """What each rank sends more or less in a step, and over which link."""
     before, after = _traffic(now, cluster), _traffic(then, cluster)
     most = max(sum(before.values()), sum(after.values()))
@@ -155,7 +155,7 @@ def _sent(now: Plan, then: Plan, cluster: Cluster | None) -> str:
     return f"each rank sends {_joined(parts)} a step" if parts else ""
 
 
-def _traffic(plan: Plan, cluster: Cluster | None) -> dict[str, float]:
+def _traffic(plan: Plan, cluster: ClusterHardware | None) -> dict[str, float]:
     """Bytes that a rank sends, by what they are and the link they go over."""
     links = {} if cluster is None else _links(plan, cluster)
     return _sums(
@@ -164,9 +164,9 @@ def _traffic(plan: Plan, cluster: Cluster | None) -> dict[str, float]:
     )
 
 
-def _links(plan: Plan, cluster: Cluster) -> dict[str, str]:
+def _links(plan: Plan, cluster: ClusterHardware) -> dict[str, str]:
     """Axis -> the link that its groups talk over, in words."""
-    ranks = Ranks(layout=plan.layout, devices_per_node=cluster.reach)
+    ranks = RankPlacement(layout=plan.layout, devices_per_node=cluster.reach)
     return {
         axis.name.partition(" ")[0]: f" over {cluster.inside.name}"
         if ranks.nodes_of(axis) == 1
@@ -186,7 +186,7 @@ def _joined(parts: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class RunMeasurement:
     """What a run measured."""
 
     run_id: str
@@ -208,10 +208,10 @@ class Change:
     settings: tuple[str, ...]
     """What to add to the recipe for it, as overrides."""
     plan: Plan | None
-    refused: str
+    rejection_reason: str
     """Why there is no plan; empty where there is one."""
-    effect: Effect | None
-    measured: Measured | None
+    effect: PlanDiff | None
+    measured: RunMeasurement | None
     """What the newest run with these settings measured; None: none is there."""
 
     @property
@@ -231,7 +231,7 @@ class Change:
             "what": self.what,
             "settings": list(self.settings),
             "note": self.note,
-            "refused": self.refused or None,
+            "refused": self.rejection_reason or None,
             "effect": None if self.effect is None else asdict(self.effect),
             "plan": None if self.plan is None else _numbers(self.plan),
             "measured": None if self.measured is None else asdict(self.measured),
@@ -245,11 +245,11 @@ class Advice:
     now: Plan
     """The plan that all are compared with; of a run with phases, of the one that needs most memory.
     """
-    measured: Measured | None
+    measured: RunMeasurement | None
     """What the newest run of the very recipe measured."""
     levers: tuple[Change, ...]
     techniques: tuple[Change, ...]
-    ranks: Ranks
+    ranks: RankPlacement
 
     def to_json(self) -> dict[str, Any]:
         """Plain values: what `plan --details --json` adds."""

@@ -20,7 +20,7 @@ class Axis:
     degree: int
     stride: int
 
-    def place(self, rank: int) -> int:
+    def coordinate(self, rank: int) -> int:
         """Where a rank is in its group, from 0."""
         return rank // self.stride % self.degree
 
@@ -35,7 +35,7 @@ class Axis:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ranks:
+class RankPlacement:
     """All ranks of a layout: on which node and device each is, and where on each axis."""
 
     layout: Layout
@@ -97,7 +97,7 @@ class Ranks:
                 "node": self.node(rank),
                 "device": self.device(rank),
                 "axes": {
-                    axis.name: {"group": axis.group(rank), "place": axis.place(rank)}
+                    axis.name: {"group": axis.group(rank), "place": axis.coordinate(rank)}
                     for axis in axes
                 },
             }

@@ -55,7 +55,7 @@ def logits_reason(w: Workload, tokens: int) -> str:
 # levels.
 
 
-class Sharded(Protocol):
+class ShardedStep(Protocol):
     """A step whose data axes may split parameters."""
 
     @property
@@ -95,121 +95,129 @@ class Parameters(Protocol):
         """Of these."""
 
 
-def shards(w: Sharded) -> int:
+def shards(w: ShardedStep) -> int:
     """Ranks that split the states of one stage."""
     return w.layout.dp_shard * w.layout.cp
 
 
-def holds_copy(w: Sharded) -> bool:
+def keeps_full_copy(w: ShardedStep) -> bool:
     """Whether one rank keeps a copy of all that computes, and shards nothing."""
     return w.formats.keeping.copies_on_one_rank and w.layout.world_size == 1
 
 
-def splits_weights(w: Sharded) -> bool:
+def splits_weights(w: ShardedStep) -> bool:
     """Whether a rank holds its part alone of the weights between steps."""
     return w.layout.zero >= w.formats.keeping.splits_weights_from
 
 
-def splits_gradients(w: Sharded) -> bool:
+def splits_gradients(w: ShardedStep) -> bool:
     """The same of gradients, from pass to pass."""
     return w.layout.zero >= w.formats.keeping.splits_gradients_from
 
 
-def parameters_bytes(w: Sharded, held: Parameters) -> float:
+def parameters_bytes(w: ShardedStep, stage: Parameters) -> float:
     """As they are held between steps."""
     if w.techniques.offload == "params":
         return 0.0
-    frozen = held.elements - held.trained.elements  # in the computing format: no master copy
-    size = held.trained.elements * w.formats.weight_bytes + frozen * w.formats.compute_bytes
+    frozen = stage.elements - stage.trained.elements  # in the computing format: no master copy
+    size = stage.trained.elements * w.formats.weight_bytes + frozen * w.formats.compute_bytes
     return size / (shards(w) if splits_weights(w) else 1)
 
 
-def optimizer_state_bytes(w: Sharded, held: Parameters) -> float:
+def optimizer_state_bytes(w: ShardedStep, stage: Parameters) -> float:
     """All that zero 1 splits."""
     if w.techniques.offload in ("optimizer", "params"):
         return 0.0
-    return held.trained.elements * w.formats.optimizer_bytes / shards(w)
+    return stage.trained.elements * w.formats.optimizer_bytes / shards(w)
 
 
 # --- parameters that are whole for a while -------------------------------------------------------
 
 
-def gathers(w: Sharded) -> bool:
+def gathers_per_block(w: ShardedStep) -> bool:
     """Whether blocks are made whole, or into the computing format, one by one and freed again."""
     if w.techniques.offload == "params":
         return True
-    if holds_copy(w):
+    if keeps_full_copy(w):
         return False
     is_other_format = w.formats.compute_bytes != w.formats.weight_bytes
     return w.layout.zero == 3 and (shards(w) > 1 or is_other_format)
 
 
-def whole_copy_bytes(w: Sharded, held: Parameters) -> float:
+def whole_copy_bytes(w: ShardedStep, stage: Parameters) -> float:
     """The stage in the computing format, where it stays so from the first pass to the last."""
-    if gathers(w) or not w.formats.keeping.copies_whole_stage:
+    if gathers_per_block(w) or not w.formats.keeping.copies_whole_stage:
         return 0.0
     is_needed = shards(w) > 1 or w.formats.compute_bytes < 4
-    return w.formats.compute_bytes * held.elements if is_needed else 0.0
+    return w.formats.compute_bytes * stage.elements if is_needed else 0.0
 
 
-def gathered_ahead_bytes(w: Sharded, held: Parameters) -> float:
+def gathered_ahead_bytes(w: ShardedStep, stage: Parameters) -> float:
     """The block that computes and those that are gathered ahead of it."""
-    if not gathers(w):
+    if not gathers_per_block(w):
         return 0.0
-    return w.formats.compute_bytes * min(held.layers, 1 + w.techniques.prefetch) * held.block
+    return w.formats.compute_bytes * min(stage.layers, 1 + w.techniques.prefetch) * stage.block
 
 
 # --- gradients -----------------------------------------------------------------------------------
 
 
-def is_first_pass(w: Sharded) -> bool:
+def is_first_pass(w: ShardedStep) -> bool:
     """Whether the pass at its peak finds no memory of gradients."""
     keeping = w.formats.keeping
-    has_buffers = keeping.has_gradient_buffers and (not keeping.copies_on_one_rank or holds_copy(w))
+    has_buffers = keeping.has_gradient_buffers and (
+        not keeping.copies_on_one_rank or keeps_full_copy(w)
+    )
     return w.micro_batches == 1 and not has_buffers
 
 
-def earlier_passes(w: Sharded) -> float:
+def earlier_passes(w: ShardedStep) -> float:
     """1 where gradients of earlier passes, or their buffers, are there beside a pass."""
     return 0.0 if is_first_pass(w) else 1.0
 
 
-def sums_at_end(w: Sharded) -> bool:
+def reduces_in_last_pass(w: ShardedStep) -> bool:
     """Whether whole gradients are added up over passes, to be summed over ranks in the last."""
     is_one_of_several = w.layout.zero == 1 and w.layout.data_ranks > 1 and not is_first_pass(w)
     return is_one_of_several and w.formats.keeping.sums_zero_1_at_end
 
 
-def sums_blocks(w: Sharded) -> bool:
+def reduces_per_block(w: ShardedStep) -> bool:
     """Whether a block's gradient is made whole, sent and freed before the next block's."""
-    if holds_copy(w):
+    if keeps_full_copy(w):
         return False
-    return gathers(w) or (w.formats.keeping.sums_each_block and not sums_at_end(w))
+    return gathers_per_block(w) or (
+        w.formats.keeping.sums_each_block and not reduces_in_last_pass(w)
+    )
 
 
-def gradients_bytes(w: Sharded, held: Parameters) -> float:
+def gradients_bytes(w: ShardedStep, stage: Parameters) -> float:
     """In the format in which they are held from pass to pass."""
     on_host = w.techniques.offload == "params" and not w.techniques.updates_on_host
-    if sums_at_end(w) or on_host:
+    if reduces_in_last_pass(w) or on_host:
         return 0.0
-    size = held.trained.elements * w.formats.gradient_bytes
+    size = stage.trained.elements * w.formats.gradient_bytes
     return size / (shards(w) if splits_gradients(w) else 1)
 
 
-def waiting_bytes(w: Sharded, held: Parameters) -> float:
+def unreduced_gradient_bytes(w: ShardedStep, stage: Parameters) -> float:
     """Whole gradients that wait for the last pass, or buffers that are set aside for sending."""
-    if sums_at_end(w):
-        return w.formats.reduce_bytes * held.trained.elements
+    if reduces_in_last_pass(w):
+        return w.formats.reduce_bytes * stage.trained.elements
     return w.techniques.bucket_bytes if w.layout.data_ranks * w.layout.cp > 1 else 0.0
 
 
-def in_sum_bytes(w: Sharded, elements: float) -> float:
+def reduce_buffer_bytes(w: ShardedStep, elements: float) -> float:
     """A gradient as it was computed, and as it is sent."""
-    return (w.formats.compute_bytes + w.formats.reduce_bytes) * elements if sums_blocks(w) else 0.0
+    return (
+        (w.formats.compute_bytes + w.formats.reduce_bytes) * elements
+        if reduces_per_block(w)
+        else 0.0
+    )
 
 
-def left_of_last_pass_bytes(w: Sharded, held: Parameters) -> float:
+def last_pass_residual_bytes(w: ShardedStep, stage: Parameters) -> float:
     """The last gradient of the pass before, the table's, is freed when the next one is sent."""
-    if not sums_blocks(w) or is_first_pass(w):
+    if not reduces_per_block(w) or is_first_pass(w):
         return 0.0
-    return w.formats.reduce_bytes * held.trained.table
+    return w.formats.reduce_bytes * stage.trained.table

@@ -12,7 +12,7 @@ from typing import NamedTuple, assert_never
 
 from shardyard.config.layout import Layout
 from shardyard.families.shape import ModelShape
-from shardyard.hardware.cluster import Cluster
+from shardyard.hardware.cluster import ClusterHardware
 from shardyard.planner.block_time import BlockTimes, Pass
 from shardyard.planner.calibration import Calibration
 from shardyard.planner.collectives import (
@@ -22,9 +22,9 @@ from shardyard.planner.collectives import (
     reduce_scatter_s,
     send_s,
 )
-from shardyard.planner.offload import moved_beside_passes, moved_for_update
+from shardyard.planner.offload import moved_for_update, overlapped_transfer_bytes
 from shardyard.planner.stages import block_elements, cut, stage_parameters, table_parameters
-from shardyard.planner.trainable_parameters import Trained
+from shardyard.planner.trainable_parameters import TrainableElements
 from shardyard.planner.workload import Formats, Recompute, Techniques, Workload
 
 BUSY = 0.12
@@ -106,12 +106,12 @@ class StepModel:
     def __init__(
         self,
         shape: ModelShape,
-        cluster: Cluster,
+        cluster: ClusterHardware,
         *,
         seq_len: int,
         formats: Formats,
         techniques: Techniques,
-        trained: Trained | None = None,
+        trained: TrainableElements | None = None,
         calibration: Calibration | None = None,
     ) -> None:
         self.cluster = cluster
@@ -216,9 +216,11 @@ class StepModel:
         reduce = reduce_scatter_s(summed, inner, cluster)
         across = all_reduce_s(summed / inner.size, outer, cluster)
         if tech.overlap_data:
-            exposed = _beside(forward, gather) - forward
-            exposed += _beside(backward, gather + reduce) - backward
-            sync = _beside(backward, gather + reduce + across) - _beside(backward, gather + reduce)
+            exposed = _overlapped(forward, gather) - forward
+            exposed += _overlapped(backward, gather + reduce) - backward
+            sync = _overlapped(backward, gather + reduce + across) - _overlapped(
+                backward, gather + reduce
+            )
         else:
             exposed, sync = 2 * gather + reduce, across
         table = table_parameters(self.times.shape, layout)
@@ -243,8 +245,8 @@ class StepModel:
         if not tech.overlap_data:
             return shared + times * reduced
         room = layers * backward
-        exposed = _beside(room, shared + reduced) - room
-        return exposed + (times - 1) * (_beside(room, reduced) - room)
+        exposed = _overlapped(room, shared + reduced) - room
+        return exposed + (times - 1) * (_overlapped(room, reduced) - room)
 
     # --- pipeline, optimizer, offload -----------------------------------------------------------
 
@@ -283,7 +285,7 @@ class StepModel:
             global_batch=passes * micro_batch * layout.data_ranks, formats=times.formats,
             recompute=recompute, techniques=times.techniques, trained=times.trained,
         )  # fmt: skip
-        exposed_s = max(0.0, moved_beside_passes(workload) / link - work_s)
+        exposed_s = max(0.0, overlapped_transfer_bytes(workload) / link - work_s)
         return exposed_s + moved_for_update(workload) / link
 
 
@@ -332,6 +334,6 @@ def _bubble_share(techniques: Techniques) -> float:
             assert_never(techniques.schedule)
 
 
-def _beside(compute_s: float, exchange_s: float) -> float:
+def _overlapped(compute_s: float, exchange_s: float) -> float:
     """Time of the two side by side."""
     return max(compute_s + BUSY * min(exchange_s, compute_s), exchange_s)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from shardyard.hardware.accelerator import Accelerator
-from shardyard.hardware.cluster import Cluster
+from shardyard.hardware.cluster import ClusterHardware
 from shardyard.planner.calibration import Calibration
 
 _Number = TypeVar("_Number", int, float)
@@ -54,14 +54,14 @@ class Price:
 
 def speed_of(
     tokens_per_s: float | None,
-    why_not: str,
+    reason: str,
     accelerator: Accelerator | None,
     number_format: str,
     calibration: Calibration | None,
 ) -> Speed:
     """A predicted rate, or why there is none; and whether somebody timed what it rests on."""
     if tokens_per_s is None:
-        return Speed(tokens_per_s=None, reason=why_not)
+        return Speed(tokens_per_s=None, reason=reason)
     is_calibrated = calibration is not None and calibration.matmul_share is not None
     unmeasured = ""
     if accelerator is not None and not is_calibrated:
@@ -70,17 +70,21 @@ def speed_of(
 
 
 def peak_of(
-    accelerator: Accelerator | None, *, device_name: str, number_format: str, given: float | None
+    accelerator: Accelerator | None,
+    *,
+    device_name: str,
+    number_format: str,
+    override_tflops: float | None,
 ) -> Peak:
     """Peak of one device in the compute format.
 
     Args:
         device_name: As shown to the user, for the reason.
         number_format: ``precision.compute``.
-        given: ``observe.peak_tflops``, TFLOP/s; overrides the catalogue.
+        override_tflops: ``observe.peak_tflops``, TFLOP/s; overrides the catalogue.
     """
-    if given is not None:
-        return Peak(flops_per_s=given * 1e12, source="observe.peak_tflops")
+    if override_tflops is not None:
+        return Peak(flops_per_s=override_tflops * 1e12, source="observe.peak_tflops")
     if accelerator is None:
         kind = f"a {device_name}" if device_name.startswith(("CPU", "dev")) else device_name
         why = f"no peak is known for {kind}: MFU is refused, not guessed; set "
@@ -93,7 +97,7 @@ def peak_of(
     return Peak(flops_per_s=peak, source=text)
 
 
-def price_of(cluster: Cluster | None) -> Price:
+def price_of(cluster: ClusterHardware | None) -> Price:
     """Price of all nodes for an hour."""
     if cluster is None:
         return Price(usd_per_hour=None, source="cluster.instance is not set")
@@ -103,7 +107,7 @@ def price_of(cluster: Cluster | None) -> Price:
     return Price(usd_per_hour=cluster.usd_per_hour, source=cluster.price_source)
 
 
-def sum_known(values: Iterable[_Number | None]) -> _Number | None:
+def sum_or_none(values: Iterable[_Number | None]) -> _Number | None:
     """Of all; None where one is not known."""
     total: _Number | None = None
     for value in values:

@@ -60,7 +60,7 @@ class _Traffic:
         """Of a rank in one pass; tp splits them."""
         self.stream_bytes = self.tokens * self.shape.hidden_size * workload.formats.compute_bytes
         """The residual stream of these tokens."""
-        self.again = _recomputed_share(workload)
+        self.recompute_share = _recomputed_share(workload)
         self.trained = stage_trained(workload, stage)
         self.backward_layers = self.layers if self.trained is None else self.trained.layers
         """Blocks that pass a gradient on."""
@@ -84,7 +84,7 @@ class _Traffic:
             both = 1 + self.backward_layers / self.layers
             in_blocks = dense - self._outside()
             gathered = (
-                self.passes * (both * in_blocks + 2 * self._outside() - self._kept())
+                self.passes * (both * in_blocks + 2 * self._outside() - self._reused_gathers())
                 - (self.passes - 1) * self._frozen_before(),
                 self.passes * both * dealt,
             )
@@ -121,7 +121,7 @@ class _Traffic:
         small = small_parameters(self.shape, first=self.is_first, last=self.is_last)
         return tables * table_parameters(self.shape, self.layout) + small
 
-    def _kept(self) -> float:
+    def _reused_gathers(self) -> float:
         """Of these, what stays gathered from the forward to the backward pass."""
         if not self.is_last:
             return 0
@@ -144,7 +144,7 @@ class _Traffic:
         # the last sum of a block is not made again, as nothing after it needs it; `selective` keeps
         # the other one too, but of fp8 products
         keeps_sums = self.w.recompute == "selective" and self.w.formats.compute != "fp8"
-        block += (2 if keeps_sums else 3 + self._sums_made_again()) * self.again
+        block += (2 if keeps_sums else 3 + self._recomputed_sums()) * self.recompute_share
         ends = self._ends()
         yield Term(
             name="tokens of tp",
@@ -174,7 +174,7 @@ class _Traffic:
             reason=f"three numbers a token for the loss, gradients of norms; over {tp} ranks",
         )
 
-    def _sums_made_again(self) -> float:
+    def _recomputed_sums(self) -> float:
         """Of the last sums of blocks the share that an adapter comes after, so that it is made
         again with what the adapter needs."""
         adapters = None if self.w.trained is None else self.w.trained.adapters
@@ -207,7 +207,7 @@ class _Traffic:
         adapters = None if self.w.trained is None else self.w.trained.adapters
         if adapters is None:
             return 0.0
-        exchanges = self.layers * adapters.average(lambda _: 2.0 + self.again)
+        exchanges = self.layers * adapters.average(lambda _: 2.0 + self.recompute_share)
         return exchanges * adapters.rank * self.tokens * self.w.formats.compute_bytes
 
     # --- context --------------------------------------------------------------------------------
@@ -222,11 +222,11 @@ class _Traffic:
         if self.w.techniques.cp_exchange == "heads":
             # q, k, v and the output, of a share of the tokens; few KV heads are sent repeatedly
             exchanged = (2 * heads + 2 * max(kv_heads, cp)) * shape.head_width * self.tokens
-            times, what = 2 + self.again, "tokens against heads, in both passes"
+            times, what = 2 + self.recompute_share, "tokens against heads, in both passes"
         else:
             # forward, again in the backward pass, gradients; a block in n that is recomputed once
             # more, while `full` and `selective` leave out one gather of the backward pass
-            extra = self.again if isinstance(self.w.recompute, int) else 0.0
+            extra = self.recompute_share if isinstance(self.w.recompute, int) else 0.0
             exchanged = 2 * kv_heads * shape.head_width * self.w.tokens
             times, what = 3 + extra, "keys and values gathered in both passes, and their gradients"
         moved = self.layers + (times - 1) * self.backward_layers
@@ -242,7 +242,7 @@ class _Traffic:
         """Visits on their way to experts of other ranks and back."""
         ep, visits = self.layout.ep, self.shape.num_experts_per_tok
         dealt = visits * self.stream_bytes
-        times = 2 * self.layers + (2 + 2 * self.again) * self.backward_layers
+        times = 2 * self.layers + (2 + 2 * self.recompute_share) * self.backward_layers
         yield Term(
             name="visits of ep",
             bytes=round(_part(ep) * self.passes * times * dealt),

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from shardyard.config.layout import Layout
 from shardyard.config.schema.recipe import Lora, Model
-from shardyard.families.family import Row
+from shardyard.families.family import ModuleSpec
 from shardyard.families.lora import targets_of
 from shardyard.families.shape import ModelShape
 from shardyard.families.trainable import is_frozen
@@ -54,7 +54,7 @@ class Adapters:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained:
+class TrainableElements:
     """Trained elements of a model, a part of whose parameters is frozen."""
 
     blocks: tuple[Elements, ...]
@@ -113,7 +113,7 @@ class BackwardShares(NamedTuple):
     head_matrix: float = 1.0
 
 
-def backward_shares(trained: Trained | None, blocks: Iterable[int]) -> BackwardShares:
+def backward_shares(trained: TrainableElements | None, blocks: Iterable[int]) -> BackwardShares:
     """On average of these blocks, by number."""
     if trained is None:
         return BackwardShares()
@@ -126,14 +126,14 @@ def backward_shares(trained: Trained | None, blocks: Iterable[int]) -> BackwardS
     )
 
 
-def trained_of(shape: ModelShape, model: Model) -> Trained | None:
+def trained_of(shape: ModelShape, model: Model) -> TrainableElements | None:
     """What ``model.lora`` or ``model.frozen`` leave to train; None: all of the model."""
     if model.lora.rank is not None:
         return _adapters(shape, model.lora, model.lora.rank)
-    return unfrozen(shape, model.frozen)
+    return trainable_after_freezing(shape, model.frozen)
 
 
-def unfrozen(shape: ModelShape, frozen: Sequence[str]) -> Trained | None:
+def trainable_after_freezing(shape: ModelShape, frozen: Sequence[str]) -> TrainableElements | None:
     """What ``model.frozen`` leaves to train; None: all of the model."""
     if not frozen:
         return None
@@ -145,7 +145,7 @@ def unfrozen(shape: ModelShape, frozen: Sequence[str]) -> Trained | None:
     table_is_frozen = is_tied and any(is_frozen(name, frozen) for name in names)
     nothing = Elements(0, 0, 0)
     others = [row for row in family.before if row is not family.embedding]
-    return Trained(
+    return TrainableElements(
         blocks=tuple(_elements(shape, family.block, prefix, frozen) for prefix in prefixes),
         table=nothing if table_is_frozen else _elements(shape, [family.embedding], "", frozen),
         before=_elements(shape, others, "", frozen),
@@ -153,13 +153,14 @@ def unfrozen(shape: ModelShape, frozen: Sequence[str]) -> Trained | None:
         head=nothing if is_tied else _elements(shape, [family.head], "", frozen),
         is_tied=is_tied,
         products=tuple(
-            _visited(shape, prefix, frozen) / _visited(shape, prefix, ()) for prefix in prefixes
+            _active_elements(shape, prefix, frozen) / _active_elements(shape, prefix, ())
+            for prefix in prefixes
         ),
         gathers=tuple(_gathers(shape, prefix, frozen) for prefix in prefixes),
     )
 
 
-def _adapters(shape: ModelShape, lora: Lora, rank: int) -> Trained:
+def _adapters(shape: ModelShape, lora: Lora, rank: int) -> TrainableElements:
     blocks, sizes, at_end = [], [], 0
     for targets in targets_of(shape, lora.targets).values():
         at_end += any(each.row.module == shape.family.rowwise[-1] for each in targets)
@@ -169,7 +170,7 @@ def _adapters(shape: ModelShape, lora: Lora, rank: int) -> Trained:
             tuple(AdapterSize(each.inputs(shape), each.row.rows(shape)) for each in targets)
         )
     nothing = Elements(0, 0, 0)
-    return Trained(
+    return TrainableElements(
         blocks=tuple(blocks),
         table=nothing,
         before=nothing,
@@ -188,7 +189,7 @@ def _adapters(shape: ModelShape, lora: Lora, rank: int) -> Trained:
 
 
 def _elements(
-    shape: ModelShape, rows: Iterable[Row], prefix: str, frozen: Sequence[str]
+    shape: ModelShape, rows: Iterable[ModuleSpec], prefix: str, frozen: Sequence[str]
 ) -> Elements:
     whole = split = experts = 0
     for row in rows:
@@ -204,7 +205,7 @@ def _elements(
     return Elements(whole, split, experts)
 
 
-def _visited(shape: ModelShape, prefix: str, frozen: Sequence[str]) -> int:
+def _active_elements(shape: ModelShape, prefix: str, frozen: Sequence[str]) -> int:
     return sum(
         elements * (shape.num_experts_per_tok if row.per_expert else 1)
         for row in shape.family.block

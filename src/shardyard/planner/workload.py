@@ -17,10 +17,10 @@ from shardyard.config.formulas import (
     waits_for_logits,
 )
 from shardyard.config.layout import Layout
-from shardyard.config.optimizers import averages_of, moved_bytes, optimizer_of
+from shardyard.config.optimizers import moved_bytes, optimizer_of, state_tensor_names
 from shardyard.config.schema.recipe import Recipe
 from shardyard.families.shape import ModelShape
-from shardyard.planner.trainable_parameters import Trained, trained_of
+from shardyard.planner.trainable_parameters import TrainableElements, trained_of
 
 FORMAT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 2}
 REDUCE_BYTES = {"fp32": 4, "bf16": 2, "exact": 8}
@@ -33,7 +33,7 @@ what is cheap and keeps matrix products; an int n: every n-th block."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keeping:
+class ShardingPolicy:
     """What ranks that share parameters keep of a step's states, and for how long.
 
     The defaults are ours: FSDP2's ``fully_shard`` at every zero level.
@@ -76,7 +76,7 @@ class Formats:
     """The same where one rank keeps copies, which the update writes; None: as it always is."""
     compute_bytes: float = 2
     """A gathered parameter and an activation."""
-    keeping: Keeping = Keeping()
+    keeping: ShardingPolicy = ShardingPolicy()
     """Which of these a rank holds whole, and when."""
 
 
@@ -110,7 +110,7 @@ class Techniques:
     """Blocks whose offloaded activations come back ahead of the one that needs them."""
     snapshots: int = 0
     """Copies of a rank's state that stay in host memory, on its node and the next."""
-    parks: bool = False
+    has_standby: bool = False
     """A second process of each device waits to take over."""
     dropout: bool = False
     prefetch: int = 1
@@ -125,7 +125,7 @@ class Techniques:
     """Buffers in which gradients wait to be sent, where a framework sets them aside."""
     mask: bool = False
     """Attention is given a mask of its own, such as one that keeps documents apart."""
-    told_lengths: bool = False
+    uses_varlen: bool = False
     """Attention is told lengths in place of that mask, where no cp splits samples."""
     loss: Literal["torch", "in place", "fused"] = "torch"
     """``in place`` is ours: probabilities become the gradient; ``fused`` is one kernel that keeps
@@ -149,7 +149,7 @@ class Workload:
     formats: Formats
     recompute: Recompute = "none"
     techniques: Techniques = Techniques()
-    trained: Trained | None = None
+    trained: TrainableElements | None = None
     """What is trained where some of it is frozen; None: all of it."""
     batch_per_device: int | None = None
     """Samples of a device in a step, where ``global_batch`` follows the devices."""
@@ -227,12 +227,12 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
             cp_exchange=recipe.parallel.cp_exchange,
             dropout=recipe.model.dropout > 0,
             mask=needs_mask(recipe, shape) or attends_by_length(recipe, shape),
-            told_lengths=attends_by_length(recipe, shape),
+            uses_varlen=attends_by_length(recipe, shape),
             prefetch=recipe.parallel.prefetch,
             offload=recipe.memory.offload,
             updates_on_host=False,
             snapshots=copies(recipe),
-            parks=recipe.elastic.parked is True,
+            has_standby=recipe.elastic.parked is True,
             fp8_rows=recipe.precision.fp8_scaling == "rowwise",
             offload_depth=recipe.memory.offload_depth,
         ),
@@ -279,7 +279,7 @@ def _with_copies(formats: Formats, recipe: Recipe, shape: ModelShape) -> Formats
 
 def optimizer_bytes(recipe: Recipe) -> int:
     """State of a parameter that zero 1 splits, and its own average."""
-    states = len(averages_of(recipe.optim)) * FORMAT_BYTES[recipe.precision.optimizer_states]
+    states = len(state_tensor_names(recipe.optim)) * FORMAT_BYTES[recipe.precision.optimizer_states]
     return states + _average_bytes(recipe)
 
 

@@ -26,9 +26,9 @@ from shardyard.rundir.telemetry import (
     DEVICE_FIELDS,
     NODE_FIELDS,
     Field,
-    Sample,
+    TelemetrySample,
     nodes_with_telemetry,
-    read_thinned,
+    read_downsampled,
 )
 
 MAX_POINTS = 600
@@ -136,12 +136,12 @@ def decimate(
     if len(xs) <= limit:
         return list(xs), list(ys)
     buckets = limit // 2
-    kept: list[int] = []
+    selected: list[int] = []
     for bucket in range(buckets):
         indices = range(bucket * len(xs) // buckets, (bucket + 1) * len(xs) // buckets)
         ends = {min(indices, key=lambda i: ys[i]), max(indices, key=lambda i: ys[i])}
-        kept.extend(sorted(ends))
-    return [xs[index] for index in kept], [ys[index] for index in kept]
+        selected.extend(sorted(ends))
+    return [xs[index] for index in selected], [ys[index] for index in selected]
 
 
 def _curve(record: RunRecord, key: str) -> tuple[list[float], list[float]]:
@@ -323,7 +323,7 @@ def device_panels(record: RunRecord) -> dict[str, str]:
     nodes = {
         rank: samples
         for rank, path in nodes_with_telemetry(record.run).items()
-        if (samples := read_thinned(path, most=_MOST_SAMPLES))
+        if (samples := read_downsampled(path, most=_MOST_SAMPLES))
     }
     times = [event["t"] for attempt in record.attempts for event in attempt.events]
     if not nodes or not times:
@@ -344,7 +344,7 @@ def device_panels(record: RunRecord) -> dict[str, str]:
     return found
 
 
-def _series(field: Field, nodes: dict[int, list[Sample]]) -> list[Series]:
+def _series(field: Field, nodes: dict[int, list[TelemetrySample]]) -> list[Series]:
     found = []
     for rank, samples in nodes.items():
         t = [sample.t for sample in samples]
@@ -373,13 +373,13 @@ def _as_drawn(field: Field, series: Series) -> Series:
     return Series(series.name, series.t, rates)
 
 
-def in_buckets(series: Series, begun_t: float, end_t: float) -> list[float]:
+def in_buckets(series: Series, started_t: float, end_t: float) -> list[float]:
     """Means of equal stretches of time, nan where there is no number."""
     sums, counts = [0.0] * _BUCKETS, [0] * _BUCKETS
-    width_s = max(end_t - begun_t, 1e-9) / _BUCKETS
+    width_s = max(end_t - started_t, 1e-9) / _BUCKETS
     for t, value in zip(series.t, series.values, strict=True):
         if value is not None:
-            bucket = min(_BUCKETS - 1, max(0, int((t - begun_t) / width_s)))
+            bucket = min(_BUCKETS - 1, max(0, int((t - started_t) / width_s)))
             sums[bucket] += value
             counts[bucket] += 1
     return [s / n if n else math.nan for s, n in zip(sums, counts, strict=True)]
@@ -431,9 +431,9 @@ def _line(axes: Axes, xs: Sequence[float], ys: Sequence[float], *, color: str, l
 
 def _mark_starts_device_plots(axes: Axes, record: RunRecord, begun_t: float, unit_s: float) -> None:
     """The parts of the newest attempt's start."""
-    assert record.newest is not None
+    assert record.latest is not None
     for drop, (kind, word) in enumerate(_STARTS):
-        event = record.newest.first(kind)
+        event = record.latest.first(kind)
         if event is None:
             continue
         x = (event["t"] - begun_t) / unit_s
@@ -461,7 +461,7 @@ def _ticks(field: Field) -> EngFormatter | FuncFormatter:
 # Whether pictures can be drawn: by matplotlib, which the extra ``plots`` brings.
 
 
-def no_pictures() -> str:
+def charts_unavailable_reason() -> str:
     """Why a page can have no pictures, and what to install; empty where they can be drawn."""
     try:
         import_module("matplotlib")

@@ -17,7 +17,7 @@ from shardyard.units import format_seconds, format_usd
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cost:
+class RunCost:
     """US dollars of one run, all attempts together."""
 
     so_far_usd: float
@@ -76,7 +76,9 @@ class Cost:
         return bool(self.target) and self.target_step is None
 
 
-def cost_of(record: RunRecord, times: list[AttemptTime], *, last_step: int | None) -> Cost | None:
+def cost_of(
+    record: RunRecord, times: list[AttemptTime], *, last_step: int | None
+) -> RunCost | None:
     """The cost of a run; None: no price was known, or nothing has run yet.
 
     Args:
@@ -96,7 +98,7 @@ def cost_of(record: RunRecord, times: list[AttemptTime], *, last_step: int | Non
     is_open = record.state != "finished" and (last_step is None or left > 0)
     to_end_s = left * pace_s if is_open and not why_open and pace_s is not None else None
     reached = _reached(record)
-    return Cost(
+    return RunCost(
         so_far_usd=spent["usd"],
         usd_per_hour=spent["usd_per_hour"],
         last_step=last_step,
@@ -142,7 +144,7 @@ def _reached(record: RunRecord) -> Line | None:
     except RequestError:  # of a package that is not here
         return None
     asked = [(name, metrics[name], value) for name, value in (recipe.run.target or {}).items()]
-    told = {event.get("step"): event for event in record.counting("evaluated")}
+    told = {event.get("step"): event for event in record.counted_events("evaluated")}
     for line in record.evaluations:
         scores = line["eval"]
         if all(

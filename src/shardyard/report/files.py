@@ -2,7 +2,7 @@
 
 from shardyard.io.files import write_text
 from shardyard.log import warn
-from shardyard.report.charts import no_pictures
+from shardyard.report.charts import charts_unavailable_reason
 from shardyard.report.page import render
 from shardyard.report.run_data import RunRecord, read_run
 from shardyard.report.summary import Summary, summarize
@@ -19,9 +19,9 @@ def write_report(run: RunDir) -> Summary:
     """
     record = read_run(run)
     summary = summarize(record)
-    why_none = no_pictures()
+    why_none = charts_unavailable_reason()
     panels = {} if why_none else _panels(record)
-    write_text(run.report_html, render(record, summary, panels, no_pictures=why_none))
+    write_text(run.report_html, render(record, summary, panels, no_charts_reason=why_none))
     write_text(run.report_markdown, render_markdown(record, summary))
     if why_none:
         warn(why_none)

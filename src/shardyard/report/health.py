@@ -46,7 +46,7 @@ def health_of(record: RunRecord) -> Health:
     alike: dict[tuple[Any, ...], list[int]] = {}
     for number, event in enumerate(events):
         if _is_problem(event):
-            alike.setdefault(_place(event), []).append(number)
+            alike.setdefault(_grouping_key(event), []).append(number)
     told = [
         f"{describe(events[first])}{_more(len(more))}, from {_since(events[first], begun)} on"
         f"{_until(events[first], events[first:], begun)}"
@@ -63,7 +63,7 @@ def health_of(record: RunRecord) -> Health:
     )
 
 
-def _place(event: Line) -> tuple[Any, ...]:
+def _grouping_key(event: Line) -> tuple[Any, ...]:
     """Equal for ranks of one node that became slow in the same step, which are said in one line."""
     if event["kind"] != "straggler":
         return (id(event),)
@@ -80,16 +80,16 @@ def _is_problem(event: Line) -> bool:
     return event["kind"] in ("device_problem", "program_error", "node_left_out")
 
 
-def _until(event: Line, later: Sequence[Line], begun_t: float) -> str:
+def _until(event: Line, later: Sequence[Line], started_t: float) -> str:
     """When it was over, if it was."""
     same = _JUDGED.get(event["kind"], ("node_rank", "device", "problem"))
     end = event["kind"] if event["kind"] in _JUDGED else "device_well"
     for other in later:
         is_end = other["kind"] == end and (end == "device_well" or other.get("is_over"))
         if is_end and all(other.get(key) == event.get(key) for key in same):
-            return f" until {_since(other, begun_t)}"
+            return f" until {_since(other, started_t)}"
     return ""
 
 
-def _since(event: Line, begun_t: float) -> str:
-    return format_seconds(max(0.0, event["t"] - begun_t))
+def _since(event: Line, started_t: float) -> str:
+    return format_seconds(max(0.0, event["t"] - started_t))

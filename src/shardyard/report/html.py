@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from shardyard.io.sanitize import printable
+from shardyard.io.sanitize import sanitize
 
 # How the report's page looks: one style sheet, light and dark, wide and narrow, no script.
 
@@ -124,7 +124,7 @@ footer { margin-top: 40px; color: var(--muted); font-size: 13px; }
 
 def esc(text: object) -> str:
     """Text as HTML shows it, in an element or an attribute; all that came from outside needs it."""
-    return escape(printable(str(text)), quote=True)
+    return escape(sanitize(str(text)), quote=True)
 
 
 def render_page(title: str, body: str, *, footer: str, css: str = "") -> str:

@@ -8,14 +8,14 @@ from typing import Any
 from shardyard.config.data_choices import SLOTS
 from shardyard.config.resolved import flatten
 from shardyard.report.against_plan import PlanRow
-from shardyard.report.cost import Cost
+from shardyard.report.cost import RunCost
 from shardyard.report.format import ABSENT, format_error, format_nats, format_percent, format_value
 from shardyard.report.html import esc, render_page, render_section, render_table
 from shardyard.report.run_data import Line, RunRecord
 from shardyard.report.summary import Summary
 from shardyard.report.timeline import describe, timeline
 from shardyard.report.walltime import PHASES
-from shardyard.rundir.profiles import ProfileTerm, StepProfile
+from shardyard.rundir.profiles import ProfileSummary, ProfileTerm
 from shardyard.units import format_bytes, format_count, format_seconds, format_usd
 
 
@@ -69,7 +69,7 @@ def _mfu(summary: Summary) -> tuple[str, str]:
     return format_percent(summary.mfu["full"]), f"full attention; {causal} counted causally"
 
 
-def _cost(cost: Cost) -> tuple[str, str]:
+def _cost(cost: RunCost) -> tuple[str, str]:
     more = cost.to_end_usd
     end = "" if more is None else f", about {format_usd(more)} more to its end"
     return format_usd(cost.so_far_usd), f"at {format_usd(cost.usd_per_hour)} an hour{end}"
@@ -116,7 +116,7 @@ def sources_section(record: RunRecord) -> str:
 HEADS = ("term", "predicted", "measured", "share", "lowest", "highest", "what")
 
 
-def profile_rows(profile: StepProfile) -> list[tuple[str, ...]]:
+def profile_rows(profile: ProfileSummary) -> list[tuple[str, ...]]:
     """The table: where a step's time went, by the plan's terms. The last row is their sum."""
     rows = [_row(term, profile) for term in profile.terms]
     predicted = [term.predicted_s for term in profile.terms if not term.is_part]
@@ -126,7 +126,7 @@ def profile_rows(profile: StepProfile) -> list[tuple[str, ...]]:
     return rows
 
 
-def profile_words(profile: StepProfile) -> str:
+def profile_words(profile: ProfileSummary) -> str:
     """What was profiled and what that cost, in one paragraph."""
     last = profile.step + profile.steps - 1
     which = f"step {profile.step}" if profile.steps == 1 else f"steps {profile.step} to {last}"
@@ -145,7 +145,7 @@ def profile_words(profile: StepProfile) -> str:
     return f"{told} No trace of {gaps}." if gaps else told
 
 
-def _row(term: ProfileTerm, profile: StepProfile) -> tuple[str, ...]:
+def _row(term: ProfileTerm, profile: ProfileSummary) -> tuple[str, ...]:
     several = len(profile.ranks) > 1
     share = format_percent(term.measured_s / profile.step_s) if profile.step_s else ABSENT
     return (
@@ -169,17 +169,17 @@ MAX_COLUMNS = 4
 
 
 def render(
-    record: RunRecord, summary: Summary, panels: dict[str, str], *, no_pictures: str = ""
+    record: RunRecord, summary: Summary, panels: dict[str, str], *, no_charts_reason: str = ""
 ) -> str:
     """The whole page.
 
     Args:
         panels: Plots by name, each an ``<svg>``.
-        no_pictures: Why there are none.
+        no_charts_reason: Why there are none.
     """
     parts = [
         _header(record, summary),
-        _curves(_of(panels, is_of_devices=False), no_pictures or "No step was finished yet."),
+        _curves(_of(panels, is_of_devices=False), no_charts_reason or "No step was finished yet."),
         _devices(summary, panels),
         sources_section(record),
         _wall_time(summary),
@@ -231,9 +231,9 @@ def _trackers(summary: Summary) -> str:
     return f'<p class="note">Sent to {", ".join(shown)}</p>' if shown else ""
 
 
-def _curves(panels: dict[str, str], why_none: str) -> str:
+def _curves(panels: dict[str, str], reason: str) -> str:
     if not panels:
-        return render_section("curves", "Curves", f'<p class="muted">{esc(why_none)}</p>')
+        return render_section("curves", "Curves", f'<p class="muted">{esc(reason)}</p>')
     figures = "".join(f'<figure id="{esc(name)}">{svg}</figure>' for name, svg in panels.items())
     return render_section("curves", "Curves", f'<div class="panels">{figures}</div>')
 
@@ -372,7 +372,7 @@ def _sample(record: RunRecord) -> str:
         shown = f'<span class="prompt">{esc(prompt)}</span>{esc(text[len(prompt) :])}'
     else:
         shown = esc(text)
-    drawn = record.how_drawn
+    drawn = record.sampling_method
     note = (
         f'<p class="note">What the model wrote at the end of the run{f", {drawn}" if drawn else ""}'
         "; the prompt is blue.</p>"

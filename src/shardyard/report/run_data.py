@@ -18,8 +18,8 @@ from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.counted_lines import CountedLines, counted
 from shardyard.rundir.jsonl import read_lines
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lease import is_held
-from shardyard.rundir.profiles import StepProfile, read_profiles
+from shardyard.rundir.lease import is_locked
+from shardyard.rundir.profiles import ProfileSummary, read_profiles
 from shardyard.rundir.state import state_of
 
 Line = dict[str, Any]
@@ -71,7 +71,7 @@ class RunRecord:
     sample: str | None
     set_aside: tuple[str, ...]
     """Folders of checkpoints that were found damaged."""
-    profiles: tuple[StepProfile, ...]
+    profiles: tuple[ProfileSummary, ...]
     """In order of their steps."""
     state: str
     """The word of `rundir/state.py`: running, finished, failed, ..."""
@@ -92,14 +92,14 @@ class RunRecord:
         return self.counted.evaluations
 
     @property
-    def newest(self) -> AttemptRecord | None:
+    def latest(self) -> AttemptRecord | None:
         """The last attempt."""
         return self.attempts[-1] if self.attempts else None
 
     @property
     def resolved(self) -> Resolved | None:
         """What the newest attempt that says so was asked to do."""
-        return _newest([attempt.resolved for attempt in self.attempts])
+        return _latest([attempt.resolved for attempt in self.attempts])
 
     @property
     def unit(self) -> str:
@@ -107,7 +107,7 @@ class RunRecord:
         return "token" if self.resolved is None else unit_of(self.resolved.recipe.task.name)
 
     @property
-    def how_drawn(self) -> str:
+    def sampling_method(self) -> str:
         """How the sample was drawn; empty: an earlier version, which did not report it."""
         finished = self.all("run_finished")
         temperature = finished[-1].get("temperature") if finished else None
@@ -118,17 +118,17 @@ class RunRecord:
     @property
     def plan(self) -> Plan | None:
         """The newest prediction."""
-        return _newest([attempt.plan for attempt in self.attempts])
+        return _latest([attempt.plan for attempt in self.attempts])
 
     def last(self, kind: str) -> Line | None:
         """The last event of a kind in the whole run."""
-        return _newest([attempt.last(kind) for attempt in self.attempts])
+        return _latest([attempt.last(kind) for attempt in self.attempts])
 
     def all(self, kind: str) -> list[Line]:
         """All events of a kind in the whole run."""
         return [event for attempt in self.attempts for event in attempt.all(kind)]
 
-    def counting(self, kind: str) -> list[Line]:
+    def counted_events(self, kind: str) -> list[Line]:
         """All events of a kind, without those of steps that were lost."""
         return [event for event in self.all(kind) if self.counted.counts(event)]
 
@@ -155,7 +155,7 @@ def read_run(run: RunDir) -> RunRecord:
         sample=_read_sample(run, events),
         set_aside=tuple(sorted(path.name for path in run.checkpoints.glob("*.damaged"))),
         profiles=tuple(read_profiles(run, events)),
-        state=state_of(events, is_leased=is_held(run.lease)),
+        state=state_of(events, is_leased=is_locked(run.lease)),
     )
 
 
@@ -208,5 +208,5 @@ def _read_sample(run: RunDir, events: Sequence[Line]) -> str | None:
         return finished[-1].get("sample") if finished else None
 
 
-def _newest(values: Sequence[T | None]) -> T | None:
+def _latest(values: Sequence[T | None]) -> T | None:
     return next((value for value in reversed(values) if value is not None), None)

@@ -12,11 +12,11 @@ from shardyard.report.against_plan import (
     memory_by_rank,
     steady,
 )
-from shardyard.report.cost import Cost, cost_of
+from shardyard.report.cost import RunCost, cost_of
 from shardyard.report.health import Health, health_of
 from shardyard.report.run_data import RunRecord
 from shardyard.report.walltime import AttemptTime, account, effective_share, total_phases
-from shardyard.rundir.network import Network, network_of
+from shardyard.rundir.network import ObservedNetwork, network_of
 from shardyard.units import format_count, format_seconds
 
 
@@ -71,11 +71,11 @@ class Summary:
     """Why steps waited for samples that could come no quicker; empty: nobody has found that."""
     health: Health
     comparisons: tuple[PlanRow, ...]
-    network: Network | None
+    network: ObservedNetwork | None
     """Between nodes, as it was really used; None: one node, or it was not told."""
     trackers: dict[str, str]
     """Name of a tracker that the run was sent to -> where it shows the run."""
-    cost: Cost | None
+    cost: RunCost | None
     """None: no price of its machines was known."""
 
     def to_json(self) -> dict[str, Any]:
@@ -186,7 +186,7 @@ def _predicted_share(record: RunRecord) -> float | None:
 
 def _state_reason(record: RunRecord) -> str:
     """Why it stands so: what its last attempt said at the end, or what follows from silence."""
-    ended = record.newest.last("attempt_ended") if record.newest else None
+    ended = record.latest.last("attempt_ended") if record.latest else None
     if record.state == "lost":
         return "its processes ended without a word, and no agent holds its lease"
     if record.state in ("running", "draining"):

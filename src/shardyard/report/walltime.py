@@ -57,7 +57,7 @@ def account(record: RunRecord) -> list[AttemptTime]:
 
     Together they are the run's, from the start of the first to the end of the last.
     """
-    counted = {id(each) for each in (*record.steps, *record.counting("evaluated"))}
+    counted = {id(each) for each in (*record.steps, *record.counted_events("evaluated"))}
     times: list[AttemptTime] = []
     for attempt in record.attempts:
         if attempt.events:

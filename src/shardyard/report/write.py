@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 
-from shardyard.io.sanitize import printable
+from shardyard.io.sanitize import sanitize
 from shardyard.report.format import format_error, format_percent, format_value
 from shardyard.report.page import HEADS, profile_rows, profile_words, tiles
 from shardyard.report.run_data import RunRecord
@@ -41,10 +41,10 @@ def render_markdown(record: RunRecord, summary: Summary) -> str:
         table = _table(HEADS, profile_rows(profile))
         blocks += ["## Where a step's time went", _cell(profile_words(profile)), table]
     if record.sample:
-        drawn = record.how_drawn
+        drawn = record.sampling_method
         blocks += [f"## Sample{f', {drawn}' if drawn else ''}", _fenced(record.sample)]
     blocks.append("Curves, settings with reasons, manifest and events: [report.html](report.html)")
-    return printable("\n\n".join(blocks) + "\n")
+    return sanitize("\n\n".join(blocks) + "\n")
 
 
 def _phases(summary: Summary) -> str:

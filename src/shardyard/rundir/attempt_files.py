@@ -10,7 +10,7 @@ from shardyard.rundir.layout import RunDir
 
 
 @dataclass(frozen=True, kw_only=True)
-class StorePlace:
+class StoreLocation:
     """Which node serves the store, and where."""
 
     moves: int
@@ -20,21 +20,21 @@ class StorePlace:
     """HOST:PORT."""
 
 
-def read_store_place(run: RunDir, attempt: int) -> StorePlace | None:
+def read_store_location(run: RunDir, attempt: int) -> StoreLocation | None:
     """None: the store has never moved."""
     try:
-        return StorePlace(**read_json_object(_path(run, attempt)))
+        return StoreLocation(**read_json_object(_path(run, attempt)))
     except (OSError, ValueError, TypeError):
         return None
 
 
-def write_store_place(run: RunDir, attempt: int, place: StorePlace) -> None:
+def write_store_location(run: RunDir, attempt: int, location: StoreLocation) -> None:
     """Tell all nodes.
 
     Raises:
         StorageError: The run's folder cannot be written.
     """
-    write_json(_path(run, attempt), asdict(place))
+    write_json(_path(run, attempt), asdict(location))
 
 
 def _path(run: RunDir, attempt: int) -> Path:
@@ -61,7 +61,7 @@ def read_resolved(path: Path) -> Resolved:
 
 
 @dataclass(frozen=True)
-class NewestResolved:
+class LatestResolved:
     """The newest attempt whose resolved.json can be read."""
 
     resolved: Resolved | None
@@ -70,7 +70,7 @@ class NewestResolved:
     """Files of newer attempts that are there and cannot be read; to be told."""
 
 
-def newest_resolved(run: RunDir) -> NewestResolved:
+def latest_resolved(run: RunDir) -> LatestResolved:
     """What the last attempt resolved, or the one before where that file is torn."""
     torn: list[str] = []
     for number in reversed(run.attempts()):
@@ -78,10 +78,10 @@ def newest_resolved(run: RunDir) -> NewestResolved:
         if not path.is_file():
             continue  # it was killed before it began
         try:
-            return NewestResolved(read_resolved(path), tuple(torn))
+            return LatestResolved(read_resolved(path), tuple(torn))
         except RequestError:
             torn.append(f"{path} is torn")
-    return NewestResolved(None, tuple(torn))
+    return LatestResolved(None, tuple(torn))
 
 
 def write_resolved(path: Path, resolved: Resolved) -> None:

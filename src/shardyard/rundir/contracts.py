@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from shardyard.io.digests import COMPLETE, checked_name
+from shardyard.io.digests import COMPLETE, validate_name
 from shardyard.io.files import parse_json, read_json_object, write_json
 from shardyard.rundir.layout import RunDir
 from shardyard.units import format_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
-class HandedOn:
+class ForwardedAnswer:
     """One answer."""
 
     job_id: str
@@ -23,7 +23,7 @@ class HandedOn:
     result: dict[str, Any]
 
 
-def read_answer(run_dir: RunDir, label: str) -> HandedOn | None:
+def read_answer(run_dir: RunDir, label: str) -> ForwardedAnswer | None:
     """The newest answer of a side job that was handed on; None: there is none."""
     try:
         content = read_json_object(run_dir.answer(label))
@@ -32,7 +32,7 @@ def read_answer(run_dir: RunDir, label: str) -> HandedOn | None:
     job_id, result = content.get("job_id"), content.get("result")
     if not isinstance(job_id, str) or not isinstance(result, dict):
         return None
-    return HandedOn(job_id=job_id, result=result)
+    return ForwardedAnswer(job_id=job_id, result=result)
 
 
 def write_answer(run_dir: RunDir, label: str, *, job_id: str, result: dict[str, Any]) -> None:
@@ -103,7 +103,7 @@ LINE_FILES = ("events.jsonl", "metrics.jsonl")
 def is_fetched(name: str) -> bool:
     """Whether a file, by its name in the run's folder, is one that `shardyard fetch` brings."""
     try:
-        checked_name(name)
+        validate_name(name)
     except ValueError:
         return False
     parts = name.split("/")
@@ -130,17 +130,17 @@ _FORMS = {
 }
 
 
-def sentence(told: dict[str, Any]) -> str:
+def sentence(summary: dict[str, Any]) -> str:
     """What was exported and what was verified, for a person."""
-    complete, verified = told["complete"], told["verified"]
+    complete, verified = summary["complete"], summary["verified"]
     verb = "would export" if complete is None else "exported"
     if complete is not None and complete["was_there"]:
         verb = "had exported already"
-    step = RunDir(Path()).checkpoint(told["step"]).name
+    step = RunDir(Path()).checkpoint(summary["step"]).name
     text = (
-        f"{verb} {step}: {told['parameters']:,} parameters{_FORMS[told['form']]}, "
-        f"{format_bytes(told['bytes'])}, {told['dtype']}, {len(told['files'])} file(s) in "
-        f"{told['to']}\nverified: the checkpoint's {verified['files']} files, "
+        f"{verb} {step}: {summary['parameters']:,} parameters{_FORMS[summary['form']]}, "
+        f"{format_bytes(summary['bytes'])}, {summary['dtype']}, {len(summary['files'])} file(s) in "
+        f"{summary['to']}\nverified: the checkpoint's {verified['files']} files, "
         f"{format_bytes(verified['bytes'])}, against its manifest"
     )
     if complete is None:

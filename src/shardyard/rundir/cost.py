@@ -18,7 +18,7 @@ class Spending:
 
 def read_spending(run_dir: RunDir) -> Spending | None:
     """The newest count; None: no price was known, or nothing has run yet."""
-    event = _newest_count(run_dir)
+    event = _latest_spent_event(run_dir)
     if event is None:
         return None
     return Spending(usd=event["usd"], usd_per_hour=event["usd_per_hour"])
@@ -30,13 +30,13 @@ def seconds_since_count(run_dir: RunDir, attempt: int, *, now_t: float) -> float
     Args:
         now_t: Unix seconds.
     """
-    event = _newest_count(run_dir)
+    event = _latest_spent_event(run_dir)
     if event is None or event.get("attempt") != attempt:
         return 0.0
     return max(0.0, now_t - float(event["t"]))
 
 
-def _newest_count(run_dir: RunDir) -> dict[str, Any] | None:
+def _latest_spent_event(run_dir: RunDir) -> dict[str, Any] | None:
     for event in read_lines_backwards(run_dir.events, with_any=('"spent"',)):
         numbers = event.get("usd"), event.get("usd_per_hour"), event.get("t")
         if event.get("kind") == "spent" and None not in numbers:

@@ -50,7 +50,7 @@ def counted(lines: Iterable[Line], events: Iterable[Line] = ()) -> CountedLines:
     """
     ordered = _by_start(lines)
     begun = sorted((event for event in events if event.get("kind") in BEGINS), key=start_of)
-    kept = sorted(counted_backwards(reversed(ordered), begins(reversed(begun))), key=_place)
+    kept = sorted(counted_backwards(reversed(ordered), begins(reversed(begun))), key=_sort_key)
     known = {id(line) for line in kept}
     return CountedLines(
         steps=tuple(line for line in kept if "eval" not in line),
@@ -61,9 +61,9 @@ def counted(lines: Iterable[Line], events: Iterable[Line] = ()) -> CountedLines:
 
 
 def _least_steps(
-    lines: Iterable[Line], begun: Iterable[tuple[Start, int]]
+    lines: Iterable[Line], start_steps: Iterable[tuple[Start, int]]
 ) -> tuple[tuple[Start, int], ...]:
-    least = {start: step + 1 for start, step in begun}
+    least = {start: step + 1 for start, step in start_steps}
     for line in lines:
         if "eval" not in line:
             start = start_of(line)
@@ -72,20 +72,20 @@ def _least_steps(
 
 
 def counted_backwards(
-    lines: Iterable[Line], begun: Iterable[tuple[Start, int]] = ()
+    lines: Iterable[Line], start_steps: Iterable[tuple[Start, int]] = ()
 ) -> Iterator[Line]:
     """Yield the lines that count, the newest first, reading no more of them than is asked for.
 
     Args:
         lines: The newest first.
-        begun: Starts and the step that each continued from, the newest first: a start that has no
-            line yet has undone earlier ones, too.
+        start_steps: Starts and the step that each continued from, the newest first: a start that
+            has no line yet has undone earlier ones, too.
     """
     limit = own_least = (inf, False)
     current: Start | None = None
     seen: set[tuple[float, bool]] = set()
     waiting: list[Line] = []
-    starts = iter(begun)
+    starts = iter(start_steps)
     newer = next(starts, None)
     for line in chain(lines, [None]):
         if line is not None:
@@ -102,7 +102,7 @@ def counted_backwards(
                 own_least, current = (inf, False), start
                 seen.clear()
         for each in waiting:
-            place = _place(each)
+            place = _sort_key(each)
             own_least = min(own_least, place)
             if place < limit and place not in seen:  # of two in one start the later one counts
                 seen.add(place)
@@ -140,7 +140,7 @@ def start_of(line: Line) -> Start:
     return line.get("attempt") or 0, line.get("generation") or 0
 
 
-def _place(line: Line) -> tuple[float, bool]:
+def _sort_key(line: Line) -> tuple[float, bool]:
     """An evaluation comes after its step."""
     return line["step"], "eval" in line
 

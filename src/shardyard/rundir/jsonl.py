@@ -246,13 +246,13 @@ def read_evaluations(path: Path) -> list[dict[str, Any]]:
     return list(read_counted(path).evaluations)
 
 
-def newest_steps(path: Path) -> Iterator[dict[str, Any]]:
+def latest_steps(path: Path) -> Iterator[dict[str, Any]]:
     """Yield lines of the steps that count, the newest first, reading from the end of the file."""
     lines = counted_backwards(read_lines_backwards(path), read_begins(path))
     return (line for line in lines if "eval" not in line)
 
 
-def newest_evaluation(path: Path, *, most_bytes: int | None = None) -> dict[str, Any] | None:
+def latest_evaluation(path: Path, *, most_bytes: int | None = None) -> dict[str, Any] | None:
     """The line of the newest evaluation that counts, reading from the end of the file.
 
     Args:

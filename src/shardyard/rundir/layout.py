@@ -65,7 +65,7 @@ class RunDir:
         return self.path / "ledger.jsonl"
 
     @property
-    def is_there(self) -> bool:
+    def exists(self) -> bool:
         """Whether the folder is that of a run, by any file that one has from its beginning.
 
         A power cut can take any of them, and a run that is lost from sight may cost money.
@@ -151,7 +151,7 @@ class RunDir:
         """Folder of one attempt: resolved.json, plan.json, manifest.json."""
         return self.path / "attempts" / str(number)
 
-    def asked(self, attempt: int) -> Path:
+    def attempt_recipe(self, attempt: int) -> Path:
         """What was asked of this attempt: the recipe with a resume's overrides."""
         return self.attempt(attempt) / "recipe.yaml"
 
@@ -215,7 +215,7 @@ REPLACED = ".replaced"
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is that of a run; see ``RunDir.is_there``."""
+    """Whether a folder is that of a run; see ``RunDir.exists``."""
     if (folder / "recipe.yaml").is_file():
         return True
     has_any = any((folder / name).exists() for name in _OF_A_RUN)

@@ -110,7 +110,7 @@ def _is_file(descriptor: int, path: Path) -> bool:
         return False
 
 
-def is_held(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
     """Whether some process holds the lease now; asks without taking it.
 
     Raises:

@@ -18,7 +18,7 @@ WORDS: dict[Transport, str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network:
+class ObservedNetwork:
     """What was used, and how that is known."""
 
     transport: Transport
@@ -34,13 +34,13 @@ class Network:
         return WORDS[self.transport] + (f" ({self.interfaces})" if self.interfaces else "")
 
 
-def network_of(event: Mapping[str, Any]) -> Network | None:
+def network_of(event: Mapping[str, Any]) -> ObservedNetwork | None:
     """Of an event of kind `network`; None: it names no transport that is known."""
     transport = event.get("transport")
     for known in get_args(Transport):
         if transport == known:
             attempt = event.get("attempt")
-            return Network(
+            return ObservedNetwork(
                 transport=known,
                 said_by=str(event.get("said_by")),
                 attempt=attempt if isinstance(attempt, int) else 0,
@@ -49,7 +49,7 @@ def network_of(event: Mapping[str, Any]) -> Network | None:
     return None
 
 
-def read_network(run_dir: RunDir) -> Network | None:
+def read_network(run_dir: RunDir) -> ObservedNetwork | None:
     """The newest; None: the run has one node, or nothing has named its network yet."""
     for event in read_lines_backwards(run_dir.events, with_any=('"network"',)):
         if event.get("kind") == "network" and (found := network_of(event)) is not None:
@@ -149,11 +149,11 @@ def rounds(nodes: int) -> list[list[tuple[int, int]]]:
 
     The circle method: node 0 stays, the others go round; of an odd number one rests each round.
     """
-    places: list[int | None] = [*range(nodes), *([None] * (nodes % 2))]
+    order: list[int | None] = [*range(nodes), *([None] * (nodes % 2))]
     found = []
-    for _ in range(len(places) - 1):
-        half = len(places) // 2
-        facing = zip(places[:half], reversed(places[half:]), strict=True)
+    for _ in range(len(order) - 1):
+        half = len(order) // 2
+        facing = zip(order[:half], reversed(order[half:]), strict=True)
         found.append([(min(a, b), max(a, b)) for a, b in facing if a is not None and b is not None])
-        places = [places[0], places[-1], *places[1:-1]]
+        order = [order[0], order[-1], *order[1:-1]]
     return found

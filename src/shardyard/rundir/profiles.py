@@ -134,7 +134,7 @@ class ProfileTerm:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepProfile:
+class ProfileSummary:
     """What profile.json says."""
 
     id: str
@@ -167,36 +167,38 @@ class StepProfile:
         return {"format": FORMAT, **asdict(self), "slowdown": self.slowdown}
 
     @staticmethod
-    def from_json(content: Mapping[str, Any]) -> "StepProfile":
+    def from_json(content: Mapping[str, Any]) -> "ProfileSummary":
         """Read ``to_json``.
 
         Raises:
             ValueError: It is none.
         """
         try:
-            fields = {name: content[name] for name in StepProfile.__dataclass_fields__}
+            fields = {name: content[name] for name in ProfileSummary.__dataclass_fields__}
             fields["ranks"] = tuple(int(rank) for rank in content["ranks"])
             fields["terms"] = tuple(ProfileTerm(**term) for term in content["terms"])
-            return StepProfile(**fields)
+            return ProfileSummary(**fields)
         except (LookupError, TypeError, ValueError) as error:
             raise ValueError(f"no profile of format {FORMAT}: {error!r}") from error
 
 
-def read_profiles(run_dir: RunDir, events: Sequence[Mapping[str, Any]] = ()) -> list[StepProfile]:
+def read_profiles(
+    run_dir: RunDir, events: Sequence[Mapping[str, Any]] = ()
+) -> list[ProfileSummary]:
     """All that were taken, in order of steps; of folders elsewhere what events tell.
 
     Args:
         events: Of the run; a profile whose files did not come here stands there in short.
     """
-    found: dict[int, StepProfile] = {}
-    for content in [*_told(events), *_written(run_dir)]:
+    profiles: dict[int, ProfileSummary] = {}
+    for content in [*_from_events(events), *_written(run_dir)]:
         with suppress(ValueError):
-            profile = StepProfile.from_json(content)
-            found[profile.step] = profile
-    return [found[step] for step in sorted(found)]
+            profile = ProfileSummary.from_json(content)
+            profiles[profile.step] = profile
+    return [profiles[step] for step in sorted(profiles)]
 
 
-def _told(events: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+def _from_events(events: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     for event in events:
         if event.get("kind") == "profiled" and isinstance(event.get("profile"), Mapping):
             yield event["profile"]

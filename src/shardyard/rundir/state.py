@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED, StorageError
-from shardyard.rundir.jsonl import newest_steps, read_lines_backwards
+from shardyard.rundir.jsonl import latest_steps, read_lines_backwards
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lease import is_held
+from shardyard.rundir.lease import is_locked
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeftOutNode:
+class ExcludedNode:
     """A node without which the newest attempt goes on, or went on."""
 
     node: str
@@ -56,7 +56,7 @@ class RunState:
     """Of that step, from 1, in a run with phases."""
     tokens_per_s: float | None = None
     """Of that step, all ranks."""
-    left_out: tuple[LeftOutNode, ...] = ()
+    left_out: tuple[ExcludedNode, ...] = ()
     problem: str | None = None
     """Why the folder cannot be read, in the state `unreadable`."""
 
@@ -67,17 +67,17 @@ _TELLING = (
 )  # fmt: skip
 
 
-def read_state(run_dir: RunDir, *, is_training_elsewhere: bool = False) -> RunState:
+def read_state(run_dir: RunDir, *, is_training_remotely: bool = False) -> RunState:
     """State of one run, from its events, metrics and lease.
 
     Args:
-        is_training_elsewhere: Known from its scheduler, where the lease is out of reach.
+        is_training_remotely: Known from its scheduler, where the lease is out of reach.
     """
     # read from their ends, so that a long list of long runs is quick
     events_file, metrics_file = run_dir.events, run_dir.metrics
-    step = next(newest_steps(metrics_file), None)
-    events = _newest_events(events_file)
-    is_leased = is_training_elsewhere or is_held(run_dir.lease)
+    step = next(latest_steps(metrics_file), None)
+    events = _latest_events(events_file)
+    is_leased = is_training_remotely or is_locked(run_dir.lease)
     no_step_s, usual_step_s = _stall(events) if is_leased else (None, None)
     return RunState(
         id=run_dir.run_id,
@@ -90,7 +90,7 @@ def read_state(run_dir: RunDir, *, is_training_elsewhere: bool = False) -> RunSt
         usual_step_s=usual_step_s,
         phase=step.get("phase") if step else None,
         tokens_per_s=step.get("tokens_per_s") if step else None,
-        left_out=tuple(_left_out(events)),
+        left_out=tuple(_excluded_nodes(events)),
     )
 
 
@@ -145,10 +145,10 @@ def has_attempt_ended(run_dir: RunDir, attempt: int) -> bool:
     return end_of_attempt(run_dir, attempt) is not None
 
 
-def _left_out(events: Sequence[dict[str, Any]]) -> Iterator[LeftOutNode]:
+def _excluded_nodes(events: Sequence[dict[str, Any]]) -> Iterator[ExcludedNode]:
     for event in events:
         if event["kind"] == "node_left_out" and type(event.get("node_rank")) is int:
-            yield LeftOutNode(
+            yield ExcludedNode(
                 node=str(event.get("node")),
                 node_rank=event["node_rank"],
                 cause=str(event.get("cause")),
@@ -169,7 +169,7 @@ def _stall(events: Sequence[dict[str, Any]]) -> tuple[float | None, float | None
     return since_s + said["seconds"], said.get("usual_s")
 
 
-def _newest_events(file: Path) -> list[dict[str, Any]]:
+def _latest_events(file: Path) -> list[dict[str, Any]]:
     """Events of the newest attempt that decide its state, in order."""
     events: list[dict[str, Any]] = []
     started = None

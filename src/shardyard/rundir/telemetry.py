@@ -72,7 +72,7 @@ SLOWED_BY = "slowed_by"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Head:
+class TelemetryHeader:
     """Whom the lines behind it are of."""
 
     t: float
@@ -96,10 +96,10 @@ class Head:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class TelemetrySample:
     """One line of a node."""
 
-    head: Head
+    head: TelemetryHeader
     t: float
     devices: dict[str, tuple[float | None, ...]]
     """By field."""
@@ -128,13 +128,13 @@ def nodes_with_telemetry(run: RunDir) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def read_telemetry(path: Path, *, begin_byte: int = 0) -> Iterator[Sample]:
+def read_telemetry(path: Path, *, begin_byte: int = 0) -> Iterator[TelemetrySample]:
     """The lines of a node, in order; what is not of the form that is written is passed over.
 
     Args:
         begin_byte: From there on, where an earlier head still holds: begin at 0 without one.
     """
-    head: Head | None = None
+    head: TelemetryHeader | None = None
     try:
         file = os.fdopen(open_plain(path), "rb")
     except (FileNotFoundError, StorageError):
@@ -151,7 +151,7 @@ def read_telemetry(path: Path, *, begin_byte: int = 0) -> Iterator[Sample]:
                 yield sample_of(head, content)
 
 
-def read_thinned(path: Path, *, most: int) -> list[Sample]:
+def read_downsampled(path: Path, *, most: int) -> list[TelemetrySample]:
     """So many lines of a node at most, evenly spread over its file, however long that is."""
     try:
         size = path.stat().st_size if path.is_file() else 0
@@ -176,7 +176,7 @@ def read_thinned(path: Path, *, most: int) -> list[Sample]:
     return found
 
 
-def newest_sample(path: Path) -> Sample | None:
+def latest_sample(path: Path) -> TelemetrySample | None:
     """The last line of a node, read without those before it."""
     try:
         with os.fdopen(open_plain(path), "rb") as file:
@@ -198,7 +198,7 @@ def newest_sample(path: Path) -> Sample | None:
 _TAIL_BYTES = 16 * 2**10
 _LINE_BYTES = 1500
 """Of a node of eight devices, about."""
-_NO_HEAD = Head(t=0.0, node="", attempt=0, cores=0, names=(), memory_bytes=())
+_NO_HEAD = TelemetryHeader(t=0.0, node="", attempt=0, cores=0, names=(), memory_bytes=())
 
 
 def _object(line: bytes) -> dict[str, Any] | None:
@@ -210,11 +210,11 @@ def _object(line: bytes) -> dict[str, Any] | None:
     return content if is_timed else None
 
 
-def _head(content: dict[str, Any]) -> Head | None:
+def _head(content: dict[str, Any]) -> TelemetryHeader | None:
     names, sizes = content["names"], content.get("memory_bytes")
     if not isinstance(names, list) or not isinstance(sizes, list) or len(names) != len(sizes):
         return None
-    return Head(
+    return TelemetryHeader(
         t=content["t"],
         node=str(content.get("node")),
         attempt=_whole(content.get("attempt")) or 0,
@@ -224,13 +224,13 @@ def _head(content: dict[str, Any]) -> Head | None:
     )
 
 
-def sample_of(head: Head, content: dict[str, Any]) -> Sample:
+def sample_of(head: TelemetryHeader, content: dict[str, Any]) -> TelemetrySample:
     """A line behind a head; what of it is not of the form that is written is left out."""
     devices = _mapping(content.get("devices"))
     slowed = devices.pop(SLOWED_BY, None)
     count = next((len(values) for values in devices.values() if isinstance(values, list)), 0)
     stuck = _mapping(content.get("stuck"))
-    return Sample(
+    return TelemetrySample(
         head=head,
         t=content["t"],
         devices={

@@ -21,7 +21,7 @@ from shardyard.parallel.model import ParallelModel
 from shardyard.tasks.loss_computation import Computation
 
 
-class Data(NamedTuple):
+class TaskData(NamedTuple):
     """What a run reads."""
 
     train: Samples
@@ -44,7 +44,7 @@ class Task(ABC):
 
     @staticmethod
     @abstractmethod
-    def open_data(resolved: Resolved) -> Data:
+    def open_data(resolved: Resolved) -> TaskData:
         """Open what was prepared, and say what the loader yields of it."""
 
     @staticmethod

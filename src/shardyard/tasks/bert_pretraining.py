@@ -21,14 +21,14 @@ from shardyard.config.resolved import Resolved
 from shardyard.config.schema.recipe import Recipe
 from shardyard.data.loader import IGNORED, MicroBatch
 from shardyard.data.premasked import HiddenRecords
-from shardyard.data.samples import Prepare, SampleSet, unchanged
+from shardyard.data.samples import Prepare, SampleSet, identity_prepare
 from shardyard.data.sentence_pairs import SentencePairs, pair_marks
 from shardyard.data.shards import TokenShards
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.model import ParallelModel
 from shardyard.tasks.language import perplexity, vocabulary
-from shardyard.tasks.loss_computation import Part
-from shardyard.tasks.masked_lm import HiddenTokens, MaskedLM
+from shardyard.tasks.loss_computation import LossSums
+from shardyard.tasks.masked_lm import MaskedLM, MaskedTokens
 
 
 class BertPretraining(MaskedLM):
@@ -49,13 +49,15 @@ class BertPretraining(MaskedLM):
     def preparation(resolved: Resolved, split: str) -> Prepare:
         """Hides tokens, but in records, in which some are hidden already."""
         if DATA_FORMATS[resolved.recipe.data.format].holds_ids:
-            return unchanged
+            return identity_prepare
         return MaskedLM.preparation(resolved, split)
 
     @staticmethod
-    def compute(parts: ParallelModel, mesh: Mesh, *, device: torch.device) -> "PairsToo":
+    def compute(
+        parts: ParallelModel, mesh: Mesh, *, device: torch.device
+    ) -> "MaskedTokensWithPairs":
         """By the losses of hidden tokens and of pairs."""
-        return PairsToo(parts, mesh, device=device)
+        return MaskedTokensWithPairs(parts, mesh, device=device)
 
     @staticmethod
     def empty_batch(recipe: Recipe) -> MicroBatch:
@@ -73,7 +75,7 @@ class BertPretraining(MaskedLM):
         return {"loss": loss, "perplexity": of_tokens, **means}
 
 
-class PairsToo(HiddenTokens):
+class MaskedTokensWithPairs(MaskedTokens):
     """Forward pass and losses of hidden tokens, and of pairs of texts."""
 
     def __init__(self, parts: ParallelModel, mesh: Mesh, *, device: torch.device) -> None:
@@ -83,15 +85,15 @@ class PairsToo(HiddenTokens):
         self._has_first = self._own_l is None or int(self._own_l[0]) == 0
         self._has_first &= mesh.tensor_rank == 0
         self._weight: Tensor | float = 0.0
-        self._told: dict[str, Tensor] = {}
+        self._reported: dict[str, Tensor] = {}
         self._pairs = 0
 
-    def backward(self, batches: Sequence[MicroBatch]) -> Part:
+    def backward(self, batches: Sequence[MicroBatch]) -> LossSums:
         """Forward and backward passes of all micro-batches."""
         self._weight = self._hidden_a_pair(self._divisor(batches), self._pairs_of(batches))
         return super().backward(batches)
 
-    def forward(self, batches: Iterable[MicroBatch]) -> Part:
+    def forward(self, batches: Iterable[MicroBatch]) -> LossSums:
         """Forward passes alone."""
         self._weight = 0.0  # known when all were seen
         part = super().forward(batches)
@@ -112,9 +114,9 @@ class PairsToo(HiddenTokens):
         labels_1B = batch["next_sentence_labels"][None]
         return torch.cat([super().targets(batch), labels_1B], dim=1)
 
-    def losses(self, found: tuple[Tensor, Tensor], targets: Tensor) -> Tensor:
+    def losses(self, outputs: tuple[Tensor, Tensor], targets: Tensor) -> Tensor:
         """Sum of both losses, that of pairs by its weight, fp32; counts what is guessed."""
-        of_hidden, of_pairs_B2 = found
+        of_hidden, of_pairs_B2 = outputs
         rows = targets.shape[1] - len(of_pairs_B2)
         labels_B = targets[0, rows:]
         of_tokens = super().losses(of_hidden, targets[:, :rows])
@@ -127,11 +129,11 @@ class PairsToo(HiddenTokens):
             ("pair_loss", of_pairs),
             ("pairs_right", right),
         ):
-            self._told[name] = self._told.get(name, 0.0) + each.detach().double()
+            self._reported[name] = self._reported.get(name, 0.0) + each.detach().double()
         return of_tokens + self.loss_scale.on(self._weight * of_pairs)
 
     def _sums(self, hidden: int | Tensor) -> dict[str, Tensor]:
-        told, self._told = self._told, {}
+        told, self._reported = self._reported, {}
         pairs, self._pairs = self._pairs, 0
         nothing = torch.zeros((), dtype=torch.float64, device=self._device)
         return {
@@ -143,9 +145,9 @@ class PairsToo(HiddenTokens):
             "pairs": torch.full_like(nothing, pairs),
         }
 
-    def _picked(self, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
+    def _select_predicted(self, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
         self._pairs += self._pairs_of(batches)
-        return super()._picked(batches)
+        return super()._select_predicted(batches)
 
     def _pairs_of(self, batches: Sequence[MicroBatch]) -> int:
         """Pairs that this rank speaks for."""

@@ -13,7 +13,7 @@ from shardyard.config.resolved import Resolved
 from shardyard.data.chat import ChatTokens
 from shardyard.data.chat_template import ChatTemplate, RenderError
 from shardyard.data.loader import IGNORED, MicroBatch
-from shardyard.data.samples import Prepare, unchanged
+from shardyard.data.samples import Prepare, identity_prepare
 from shardyard.data.tokenizer import TextEncoder
 from shardyard.data.work_units import LEARNT, encoder_in
 from shardyard.models.random import key_of
@@ -29,14 +29,14 @@ from shardyard.tasks.token_losses import LanguageModel
 def generate(
     computation: LanguageModel, prompt: list[int], *, num_tokens: int, seq_len: int,
     vocab_size: int, seed: int, temperature: float, mesh: Mesh, device: torch.device,
-    ends: Collection[int] = (), known: Collection[int] | None = None,
+    ends: Collection[int] = (), valid_ids: Collection[int] | None = None,
 ) -> list[int]:  # fmt: skip
     """Continue ``prompt`` by ``num_tokens`` tokens, or to one of ``ends``.
 
     Each is the likeliest, or at a temperature above 0 drawn by its probability.
 
     Args:
-        known: Ids that the tokenizer has, which alone are drawn: a head may have more rows.
+        valid_ids: Ids that the tokenizer has, which alone are drawn: a head may have more rows.
 
     All ranks call it together: each forward pass is a collective. There is no KV cache: a short
     text is quicker than the code for one would be long.
@@ -50,7 +50,7 @@ def generate(
         window = tokens[-seq_len:]
         batch = _batch(window, length or len(window), device)
         logits_V = _logits(computation, batch, len(window) - 1, mesh=mesh, vocab_size=vocab_size)
-        tokens.append(_next_token(possible(logits_V.cpu(), known), temperature, draw))
+        tokens.append(_next_token(possible(logits_V.cpu(), valid_ids), temperature, draw))
         if tokens[-1] in ends:  # all ranks draw the same
             break
     computation.model.train()
@@ -58,11 +58,11 @@ def generate(
     return tokens[len(prompt) :]
 
 
-def possible(logits_V: Tensor, known: Collection[int] | None) -> Tensor:
+def possible(logits_V: Tensor, valid_ids: Collection[int] | None) -> Tensor:
     """Logits with those of ids that the tokenizer does not have at minus infinity."""
-    if known is None:
+    if valid_ids is None:
         return logits_V
-    ids = torch.tensor(sorted(known))
+    ids = torch.tensor(sorted(valid_ids))
     return torch.full_like(logits_V, -torch.inf).index_copy(0, ids, logits_V[ids])
 
 
@@ -91,8 +91,8 @@ def _row(computation: LanguageModel, index: int) -> int | None:
     """Where this rank holds a token of a sample, if it does."""
     if computation.tokens_l is None:
         return index
-    held: list[int] = computation.tokens_l.tolist()
-    return held.index(index) if index in held else None
+    local_tokens: list[int] = computation.tokens_l.tolist()
+    return local_tokens.index(index) if index in local_tokens else None
 
 
 def _batch(window: list[int], length: int, device: torch.device) -> MicroBatch:
@@ -117,7 +117,7 @@ class CausalLM(LanguageTask):
     @classmethod
     def preparation(cls, resolved: Resolved, split: str) -> Prepare:  # noqa: ARG003
         """Takes the targets away that are not learnt."""
-        return only_learnt if cls.columns_of(resolved) else unchanged
+        return mask_untrained_targets if cls.columns_of(resolved) else identity_prepare
 
     def sample(self, resolved: Resolved, mesh: Mesh, device: torch.device) -> str | None:
         """A prompt of the recipe and how the model goes on, or what it answers."""
@@ -147,14 +147,16 @@ class CausalLM(LanguageTask):
             mesh=mesh,
             device=device,
             ends=ends,
-            known=[each for each in tokenizer.get_vocab().values() if each < vocabulary(resolved)],
+            valid_ids=[
+                each for each in tokenizer.get_vocab().values() if each < vocabulary(resolved)
+            ],
         )
         if is_asked:
             return f"{prompt}\n\n{tokenizer.decode(continuation).strip()}"
         return str(tokenizer.decode([*ids, *continuation]))
 
 
-def only_learnt(batch: MicroBatch, lengths_B: Tensor) -> MicroBatch:  # noqa: ARG001 - a Prepare
+def mask_untrained_targets(batch: MicroBatch, lengths_B: Tensor) -> MicroBatch:  # noqa: ARG001 - a Prepare
     """Nothing is predicted but the tokens that are marked as learnt."""
     fields = dict(batch.fields)
     learnt_BL = fields.pop(LEARNT)[:, 1:] != 0
@@ -178,6 +180,6 @@ def question(encoder: TextEncoder, text: str) -> tuple[list[int], frozenset[int]
     """
     template = ChatTemplate(encoder.files, name=encoder.name)
     tokens = ChatTokens(encoder.files["tokenizer.json"], template.source, name=encoder.name)
-    said = {"role": "user", "content": tokens.hidden(text, is_answer=False)}
+    said = {"role": "user", "content": tokens.escape_special_tokens(text, is_answer=False)}
     ids, _ = tokens.encode(template.render([said], add_generation_prompt=True))
     return ids, frozenset(encoder.id_of(each) for each in (*tokens.special, encoder.end_token))

@@ -11,13 +11,13 @@ from shardyard.models.batch_norm import BY_MICRO_BATCH, BatchNorms
 from shardyard.models.grad_scale import LossScale
 from shardyard.parallel.fsdp import GradientSync, backward_all, reshard
 from shardyard.parallel.mesh import Mesh
-from shardyard.tasks.loss_computation import Computation, Part
+from shardyard.tasks.loss_computation import Computation, LossSums
 
 Loss = Callable[[Any, Any], tuple[Tensor, int | Tensor]]
 """(model, batch) -> sum of its losses, and how many they are."""
 
 
-class OwnComputation(Computation[Any]):
+class CustomComputation(Computation[Any]):
     """Computes batches by a loss function."""
 
     def __init__(
@@ -26,14 +26,14 @@ class OwnComputation(Computation[Any]):
         mesh: Mesh,
         loss: Loss,
         *,
-        said_by: str,
+        loss_name: str,
         norms: BatchNorms | None = None,
         reads: Callable[[Any], tuple[Any, bool]] = lambda batch: (batch, True),
     ) -> None:
         """Take a module that is sharded.
 
         Args:
-            said_by: What messages call the loss function.
+            loss_name: What messages call the loss function.
             norms: Its batch normalisations; None: it has none.
             reads: From a micro-batch to what the loss function is given of it, and whether it
                 counts; one that does not is there so that ranks meet.
@@ -42,29 +42,29 @@ class OwnComputation(Computation[Any]):
         self.roots = [model]
         self.loss_scale = LossScale()
         self._loss_function = loss
-        self._said_by = said_by
+        self._loss_name = loss_name
         self._reads = reads
         self._norms = norms
         self.statistics = () if norms is None else (norms,)
-        self.held = {} if norms is None else {"optim.micro_batch": BY_MICRO_BATCH}
+        self.fixed_settings = {} if norms is None else {"optim.micro_batch": BY_MICRO_BATCH}
         self._tp = mesh.layout.tp
         self._is_counted = mesh.tensor_rank == 0
         self._sync = GradientSync(model, mesh)
 
-    def backward(self, batches: Sequence[Any]) -> Part:
+    def backward(self, batches: Sequence[Any]) -> LossSums:
         """Forward and backward passes of all micro-batches."""
         counts: list[Tensor] = []
         losses = (self._loss(batch, counts) for batch in batches)
         total = backward_all(losses, self._sync, number=len(batches))
         self._sync.end_step()
-        return Part(total, torch.stack(counts).sum())
+        return LossSums(total, torch.stack(counts).sum())
 
-    def forward(self, batches: Iterable[Any]) -> Part:
+    def forward(self, batches: Iterable[Any]) -> LossSums:
         """Forward passes alone."""
         counts: list[Tensor] = []
         losses = [self._loss(batch, counts).double() for batch in batches]
         reshard(self.roots)
-        return Part(torch.stack(losses).sum(), torch.stack(counts).sum())
+        return LossSums(torch.stack(losses).sum(), torch.stack(counts).sum())
 
     def _loss(self, batch: Any, counts: list[Tensor]) -> Tensor:
         """This rank's part of a micro-batch's loss; ``counts`` gets that of its number."""
@@ -74,7 +74,7 @@ class OwnComputation(Computation[Any]):
         answer = self._loss_function(self.model, read)
         if not (isinstance(answer, tuple) and len(answer) == 2) or answer[0].dim():
             raise RequestError(
-                f"{self._said_by} must return two things: the sum of the losses of a batch (a "
+                f"{self._loss_name} must return two things: the sum of the losses of a batch (a "
                 "tensor of one number, not their mean) and how many they are."
             )
         loss_sum, count = answer

@@ -20,7 +20,7 @@ from shardyard.config.schema.recipe import Recipe
 from shardyard.data.images.decode import decode_threads
 from shardyard.data.images.index import ImageIndex
 from shardyard.data.images.mixup import BY_MICRO_BATCH as BY_MIXING
-from shardyard.data.images.mixup import mixed
+from shardyard.data.images.mixup import apply_mixing
 from shardyard.data.images.samples import ImageSet, ImageStream
 from shardyard.data.images.transforms import eval_view, train_mixing, train_view
 from shardyard.data.loader import MicroBatch
@@ -31,11 +31,11 @@ from shardyard.parallel.fsdp import GradientSync, backward_all, reshard, summabl
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.model import ParallelModel
 from shardyard.parallel.step_counters import Watcher
-from shardyard.tasks.base import Data, Task
-from shardyard.tasks.loss_computation import Computation, Part
+from shardyard.tasks.base import Task, TaskData
+from shardyard.tasks.loss_computation import Computation, LossSums
 
 if TYPE_CHECKING:
-    from shardyard.data.images.transforms import View
+    from shardyard.data.images.transforms import ImageTransform
 
 TOP = (1, 5)
 """Guesses among which the right class is counted."""
@@ -45,7 +45,7 @@ class ImageClassification(Task):
     """Says which class an image is of; judged by its first guess, and by its first five."""
 
     @staticmethod
-    def open_data(resolved: Resolved) -> Data:
+    def open_data(resolved: Resolved) -> TaskData:
         """Both splits: the training images without end, the held-out ones each once."""
         recipe = resolved.recipe
         threads = decode_threads(recipe.data.images.threads)
@@ -56,9 +56,9 @@ class ImageClassification(Task):
             prepare=train_mixing(recipe),
         )
         if not resolved.data.eval_samples:
-            return Data(train, None)
+            return TaskData(train, None)
         held_out = _images(resolved, "eval", eval_view(recipe))
-        return Data(train, ImageStream(held_out, threads, seed=None))
+        return TaskData(train, ImageStream(held_out, threads, seed=None))
 
     @staticmethod
     def compute(
@@ -87,7 +87,7 @@ class ImageClassification(Task):
         return {"loss": loss, **means}
 
 
-def _images(resolved: Resolved, split: str, view: "View") -> ImageSet:
+def _images(resolved: Resolved, split: str, view: "ImageTransform") -> ImageSet:
     images = resolved.recipe.data.images
     index = ImageIndex(Path(resolved.data.dir), split)
     return ImageSet(index, view, size=int(images.size), cache_bytes=images.cache_mib * 2**20)
@@ -120,7 +120,7 @@ class ImageComputation(Computation[MicroBatch]):
         self.statistics = () if norms is None else (norms,)
         why = [BY_MICRO_BATCH] if norms is not None and not norms.over_step else []
         why += [BY_MIXING] if images.mixes else []
-        self.held = {"optim.micro_batch": ", and ".join(why)} if why else {}
+        self.fixed_settings = {"optim.micro_batch": ", and ".join(why)} if why else {}
         self.loss_scale = LossScale()
         self._norms = norms
         self._keys = keys
@@ -134,14 +134,14 @@ class ImageComputation(Computation[MicroBatch]):
         """Of an evaluation: the share of images whose class is among the first guesses."""
         return {name: sums[name] / sums["images"] for name in _names()} if sums else {}
 
-    def backward(self, batches: Sequence[MicroBatch]) -> Part:
+    def backward(self, batches: Sequence[MicroBatch]) -> LossSums:
         """Forward and backward passes of all micro-batches."""
         counts = [0 if batch.is_padding else len(batch.cut().samples_B) for batch in batches]
         losses = (self._loss(batch, smoothing=self._label_smoothing)[0] for batch in batches)
         total = backward_all(losses, self._sync, number=len(batches))
-        return Part(total, sum(counts))
+        return LossSums(total, sum(counts))
 
-    def forward(self, batches: Iterable[MicroBatch]) -> Part:
+    def forward(self, batches: Iterable[MicroBatch]) -> LossSums:
         """Forward passes alone, which also count right guesses."""
         zero = torch.zeros((), dtype=torch.float64, device=self._device)
         total, sums = zero, dict.fromkeys((*_names(), "images"), zero)
@@ -154,7 +154,7 @@ class ImageComputation(Computation[MicroBatch]):
                 sums[name] = sums[name] + right
             sums["images"] = sums["images"] + len(labels_B)
         reshard(self.roots)
-        return Part(total, sums["images"], sums)
+        return LossSums(total, sums["images"], sums)
 
     def watch(self, watcher: Watcher) -> None:
         """Follow its backward passes."""
@@ -173,7 +173,7 @@ class ImageComputation(Computation[MicroBatch]):
         pixels_BCHW = bytes_BCHW.float() / 255.0
         pixels_BCHW = (pixels_BCHW - self._mean_C11) / self._std_C11
         if "other" in read.fields:
-            pixels_BCHW = mixed(pixels_BCHW, read)
+            pixels_BCHW = apply_mixing(pixels_BCHW, read)
         logits_BC = self.model(pixel_values=pixels_BCHW).logits.float()
         loss = _losses(logits_BC, read, smoothing).sum()
         loss = self.loss_scale.on(loss if has_weight else 0.0 * loss)

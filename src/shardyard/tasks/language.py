@@ -12,8 +12,8 @@ from shardyard.config.resolved import Resolved
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.task_lookup import task_row
 from shardyard.data.loader import MicroBatch
-from shardyard.data.mixture import Joined, MixedStream, WithOnes
-from shardyard.data.mixture import Part as MixturePart
+from shardyard.data.mixture import ConcatenatedSets, MixedStream, WithOnes
+from shardyard.data.mixture import MixturePart as MixturePart
 from shardyard.data.mixture_manifest import mixture_at
 from shardyard.data.samples import (
     Prepare,
@@ -21,12 +21,12 @@ from shardyard.data.samples import (
     Stream,
     TextWindows,
     WholeDocuments,
-    unchanged,
+    identity_prepare,
 )
 from shardyard.data.shards import TokenShards
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.model import ParallelModel
-from shardyard.tasks.base import Data, Task
+from shardyard.tasks.base import Task, TaskData
 from shardyard.tasks.token_losses import LanguageModel
 
 
@@ -44,7 +44,7 @@ class LanguageTask(Task):
     @staticmethod
     def preparation(resolved: Resolved, split: str) -> Prepare:  # noqa: ARG004
         """What the task makes of a micro-batch of text, where it is read."""
-        return unchanged
+        return identity_prepare
 
     @classmethod
     def samples(cls, resolved: Resolved, split: str) -> SampleSet:
@@ -65,7 +65,7 @@ class LanguageTask(Task):
         )
 
     @classmethod
-    def open_data(cls, resolved: Resolved) -> Data:
+    def open_data(cls, resolved: Resolved) -> TaskData:
         """Both splits: the training samples without end, the held-out ones each once."""
         if resolved.data.parts:
             return cls._open_mixture(resolved)
@@ -75,19 +75,19 @@ class LanguageTask(Task):
             prepare=cls.preparation(resolved, "train"),
         )
         if not resolved.data.num_samples("eval", int(resolved.recipe.data.seq_len)):
-            return Data(train, None)
+            return TaskData(train, None)
         prepare = cls.preparation(resolved, "eval")
-        return Data(train, Stream(cls.samples(resolved, "eval"), seed=None, prepare=prepare))
+        return TaskData(train, Stream(cls.samples(resolved, "eval"), seed=None, prepare=prepare))
 
     @classmethod
-    def _open_mixture(cls, resolved: Resolved) -> Data:
+    def _open_mixture(cls, resolved: Resolved) -> TaskData:
         parts = [
             (part, replace(resolved, data=part.data))
             for part in mixture_at(Path(resolved.data.dir))
         ]
         train = MixedStream(
             [
-                MixturePart(cls._alike(resolved, alone, "train"), part.slots)
+                MixturePart(cls._with_all_columns(resolved, alone, "train"), part.slots)
                 for part, alone in parts
             ],
             seed=resolved.recipe.run.seed,
@@ -95,24 +95,24 @@ class LanguageTask(Task):
         )
         seq_len = int(resolved.recipe.data.seq_len)
         held_out = {
-            part.name: cls._alike(resolved, alone, "eval")
+            part.name: cls._with_all_columns(resolved, alone, "eval")
             for part, alone in parts
             if part.data.num_samples("eval", seq_len)
         }
         if not held_out:
-            return Data(train, None)
+            return TaskData(train, None)
         prepare = cls.preparation(resolved, "eval")
-        return Data(
+        return TaskData(
             train,
-            Stream(Joined(list(held_out.values())), seed=None, prepare=prepare),
+            Stream(ConcatenatedSets(list(held_out.values())), seed=None, prepare=prepare),
             {name: Stream(each, seed=None, prepare=prepare) for name, each in held_out.items()},
         )
 
     @classmethod
-    def _alike(cls, resolved: Resolved, alone: Resolved, split: str) -> SampleSet:
+    def _with_all_columns(cls, resolved: Resolved, source: Resolved, split: str) -> SampleSet:
         """Samples of one source of a mixture, with the columns that any of its sources has."""
-        samples = cls.samples(alone, split)
-        missing = {*cls.columns_of(resolved)} - {*cls.columns_of(alone)}
+        samples = cls.samples(source, split)
+        missing = {*cls.columns_of(resolved)} - {*cls.columns_of(source)}
         return WithOnes(samples, missing) if missing else samples
 
     @staticmethod

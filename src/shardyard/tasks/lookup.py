@@ -11,11 +11,14 @@ def task_class(name: str) -> type[Task]:
     Raises:
         RequestError: There is none of it, or a package's cannot be used.
     """
-    found: type[Task] = task_code(name)
-    if not (isinstance(found, type) and issubclass(found, Task)) or found.__abstractmethods__:
-        lacks = ", ".join(sorted(getattr(found, "__abstractmethods__", ()))) or "its base class"
+    task_type: type[Task] = task_code(name)
+    if (
+        not (isinstance(task_type, type) and issubclass(task_type, Task))
+        or task_type.__abstractmethods__
+    ):
+        lacks = ", ".join(sorted(getattr(task_type, "__abstractmethods__", ()))) or "its base class"
         raise RequestError(
-            f"task.name={name}: {found!r}, which its row names as its code, is no whole "
+            f"task.name={name}: {task_type!r}, which its row names as its code, is no whole "
             f"shardyard.tasks.base.Task: it lacks {lacks}. Mend the package that adds it."
         )
-    return found
+    return task_type

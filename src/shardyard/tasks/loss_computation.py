@@ -12,7 +12,7 @@ from shardyard.parallel.step_counters import Statistics, Watcher
 Batch = TypeVar("Batch")
 
 
-class Part(NamedTuple):
+class LossSums(NamedTuple):
     """What this rank adds to a step: summed over all ranks these are the step's."""
 
     loss_sum: Tensor
@@ -31,13 +31,13 @@ class Computation(ABC, Generic[Batch]):
     """With a pipeline, the modules of all stages of this rank."""
     roots: Sequence[nn.Module]
     """What is sharded as a whole: the stages of this rank, or the model."""
-    held_twice: Collection[str] = ()
+    tied_across_stages: Collection[str] = ()
     """Names of parameters that both ends of a pipeline hold."""
     loss_scale: LossScale
     """What all its losses begin their gradients with."""
     statistics: Sequence[Statistics] = ()
     """What modules count beside the loss."""
-    held: Mapping[str, str] = {}
+    fixed_settings: Mapping[str, str] = {}
     """Settings that this model learns by, and others do not -> why: a resume keeps them."""
 
     def watch(self, watcher: Watcher) -> None:
@@ -45,16 +45,16 @@ class Computation(ABC, Generic[Batch]):
         raise NotImplementedError(f"{type(self).__name__} cannot be watched: {watcher}")
 
     def means(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:  # noqa: ARG002
-        """What is told beside the loss, each a number, of ``Part.sums`` added up over all ranks."""
+        """What is told beside the loss, each a number, of ``LossSums.sums`` added up over all ranks."""
         return {}
 
     @abstractmethod
-    def backward(self, batches: Sequence[Batch]) -> Part:
+    def backward(self, batches: Sequence[Batch]) -> LossSums:
         """Forward and backward passes of equally many micro-batches on every rank.
 
         Adds up gradients, undivided.
         """
 
     @abstractmethod
-    def forward(self, batches: Iterable[Batch]) -> Part:
+    def forward(self, batches: Iterable[Batch]) -> LossSums:
         """Forward passes alone; each micro-batch is asked for when its turn comes."""

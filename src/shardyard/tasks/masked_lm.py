@@ -26,7 +26,7 @@ from shardyard.models.random import keep_mask, key_of, random_bits
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.model import ParallelModel
 from shardyard.tasks.language import LanguageTask, vocabulary
-from shardyard.tasks.loss_computation import Part
+from shardyard.tasks.loss_computation import LossSums
 from shardyard.tasks.token_losses import LanguageModel
 
 # Losses of hidden tokens: the head computes these alone, and how often it is right is counted.
@@ -40,7 +40,7 @@ from shardyard.tasks.token_losses import LanguageModel
 # of tp, N = rows that one of them picks, V = vocabulary, or this rank's part of it.
 
 
-class HiddenTokens(LanguageModel):
+class MaskedTokens(LanguageModel):
     """Forward pass and losses of the tokens that have a target."""
 
     def __init__(self, parts: ParallelModel, mesh: Mesh, *, device: torch.device) -> None:
@@ -50,15 +50,15 @@ class HiddenTokens(LanguageModel):
         self._right = torch.zeros(())
         self.token_losses.watch = self._count
 
-    def backward(self, batches: Sequence[MicroBatch]) -> Part:
+    def backward(self, batches: Sequence[MicroBatch]) -> LossSums:
         """Forward and backward passes of all micro-batches."""
-        part = super().backward(self._picked(batches))
+        part = super().backward(self._select_predicted(batches))
         return part._replace(sums=self._sums(part.divisor))
 
-    def forward(self, batches: Iterable[MicroBatch]) -> Part:
+    def forward(self, batches: Iterable[MicroBatch]) -> LossSums:
         """Forward passes alone; counts what was hidden, too."""
         frequency_V = torch.zeros(self._vocab_size, dtype=torch.int64)
-        part = super().forward(self._each_picked(batches, frequency_V))
+        part = super().forward(self._iter_selected(batches, frequency_V))
         frequency = frequency_V.to(self._device, torch.float64)
         return part._replace(sums={**self._sums(part.divisor), "frequency": frequency})
 
@@ -85,7 +85,7 @@ class HiddenTokens(LanguageModel):
             "hidden": torch.as_tensor(hidden, dtype=torch.float64, device=self._device),
         }
 
-    def _each_picked(
+    def _iter_selected(
         self, batches: Iterable[MicroBatch], frequency_V: Tensor
     ) -> Iterator[MicroBatch]:
         """Micro-batches as their turn comes; adds to how often each token is hidden."""
@@ -93,9 +93,9 @@ class HiddenTokens(LanguageModel):
             if self._mesh.speaks_for_samples:
                 hidden_N = batch["targets"][batch["targets"] != IGNORED]
                 frequency_V += torch.bincount(hidden_N, minlength=self._vocab_size)
-            yield self._picked([batch])[0]
+            yield self._select_predicted([batch])[0]
 
-    def _picked(self, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
+    def _select_predicted(self, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
         """The same with what each rank picks; of equal size where a pipeline joins them."""
         if all("predicted" in batch.fields for batch in batches):  # of sizes alone
             return list(batches)
@@ -151,9 +151,9 @@ class MaskedLM(LanguageTask):
         )  # fmt: skip
 
     @staticmethod
-    def compute(parts: ParallelModel, mesh: Mesh, *, device: torch.device) -> HiddenTokens:
+    def compute(parts: ParallelModel, mesh: Mesh, *, device: torch.device) -> MaskedTokens:
         """By the losses of hidden tokens."""
-        return HiddenTokens(parts, mesh, device=device)
+        return MaskedTokens(parts, mesh, device=device)
 
     @staticmethod
     def empty_batch(recipe: Recipe) -> MicroBatch:
@@ -232,10 +232,10 @@ def mark_ids(tokenizer_file: Path) -> tuple[int, ...]:
     return tuple(id for id in found if id is not None)
 
 
-def _choose(key_B1: Tensor, draws_L: Tensor, *, is_text_BL: Tensor) -> Tensor:
+def _choose(key_B1: Tensor, counters_L: Tensor, *, is_text_BL: Tensor) -> Tensor:
     """Which tokens are to be predicted: at least one of each row that has text."""
-    is_chosen_BL = is_text_BL & ~keep_mask(key_B1, draws_L, drop=MASKED_SHARE)
-    draw_BL = random_bits(key_B1, draws_L).bitwise_right_shift(11).bitwise_and(2**53 - 1)
+    is_chosen_BL = is_text_BL & ~keep_mask(key_B1, counters_L, drop=MASKED_SHARE)
+    draw_BL = random_bits(key_B1, counters_L).bitwise_right_shift(11).bitwise_and(2**53 - 1)
     nearest_B1 = torch.where(is_text_BL, draw_BL, 2**53).argmin(dim=1, keepdim=True)
     has_none_B1 = ~is_chosen_BL.any(dim=1, keepdim=True)
     is_nearest_BL = torch.zeros_like(is_chosen_BL).scatter(1, nearest_B1, value=True)

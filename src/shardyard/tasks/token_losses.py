@@ -17,7 +17,7 @@ from shardyard.parallel.fsdp import GradientSync, backward_all, reshard, summabl
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.model import ParallelModel
 from shardyard.parallel.step_counters import Watcher
-from shardyard.tasks.loss_computation import Computation, Part
+from shardyard.tasks.loss_computation import Computation, LossSums
 
 
 class LanguageModel(Computation[MicroBatch]):
@@ -27,26 +27,26 @@ class LanguageModel(Computation[MicroBatch]):
         self.model = parts.model
         self.pipeline = parts.pipeline
         self.roots = parts.roots
-        self.held_twice = parts.held_twice
+        self.tied_across_stages = parts.tied_across_stages
         self.statistics = parts.statistics
         self.token_losses = parts.token_losses
         self.loss_scale = parts.token_losses.scale
         self._loss_in_model = parts.loss_in_model
-        self._takes_starts = parts.takes_starts
+        self._accepts_document_starts = parts.accepts_document_starts
         self._router_weight = parts.router_weight
         self.tokens_l = parts.tokens_l
         self._mesh = mesh
         self._device = device
         self._sync = None if self.pipeline else GradientSync(self.model, mesh)
 
-    def backward(self, batches: Sequence[MicroBatch]) -> Part:
+    def backward(self, batches: Sequence[MicroBatch]) -> LossSums:
         """Forward and backward passes of all micro-batches, through a pipeline if there is one."""
         divisor = self._divisor(batches)  # still in host memory
         if self._router_weight is not None:
             tokens = sum(batch.work for batch in batches) if self._mesh.speaks_for_samples else 0
             self._router_weight.begin_step(divisor, tokens, device=self._device)
         if self.pipeline is not None:
-            on_device = [self._placed(batch, self._places(batches)) for batch in batches]
+            on_device = [self._placed(batch, self._max_documents(batches)) for batch in batches]
             total = self.pipeline.accumulate(
                 [self.inputs(batch) for batch in on_device],
                 [self.targets(batch) for batch in on_device],
@@ -57,16 +57,16 @@ class LanguageModel(Computation[MicroBatch]):
             assert self._sync is not None
             losses = (self.loss_sum(self._placed(batch)) for batch in batches)
             total = backward_all(losses, self._sync, number=len(batches))
-        return Part(self._counted(total), divisor)
+        return LossSums(self._counted(total), divisor)
 
-    def forward(self, batches: Iterable[MicroBatch]) -> Part:
+    def forward(self, batches: Iterable[MicroBatch]) -> LossSums:
         """Forward passes alone."""
         total, divisor = torch.zeros((), dtype=torch.float64, device=self._device), 0
         for batch in batches:
             divisor += self._divisor([batch])
             total += summable(self.loss_sum(self._placed(batch)))
         reshard(self.roots)
-        return Part(self._counted(total), divisor)
+        return LossSums(self._counted(total), divisor)
 
     def watch(self, watcher: Watcher) -> None:
         """Follow its backward passes; those of a pipeline nobody can."""
@@ -76,18 +76,18 @@ class LanguageModel(Computation[MicroBatch]):
     def inputs(self, batch: MicroBatch) -> Inputs:
         """Arguments of the model; token ids are those of this rank."""
         return Inputs(
-            self._mine(batch["tokens"]),
+            self._local_tokens(batch["tokens"]),
             batch["positions"],
             batch.samples_B,
             batch.fields.get("segments"),
             batch.fields.get("predicted"),
-            starts_BS=batch["starts"] if self._takes_starts else None,
+            starts_BS=batch["starts"] if self._accepts_document_starts else None,
             lengths_B=batch.lengths_B,
         )
 
     def targets(self, batch: MicroBatch) -> Tensor:
         """What the tokens of this rank predict (B, l)."""
-        return self._mine(batch["targets"])
+        return self._local_tokens(batch["targets"])
 
     def output(self, batch: MicroBatch) -> Tensor | None:
         """Logits (B, l, V) of a forward pass; None on ranks without the end of the model."""
@@ -107,21 +107,25 @@ class LanguageModel(Computation[MicroBatch]):
             return torch.zeros((), device=batch.samples_B.device)
         return self.losses(found, targets)
 
-    def losses(self, found: Any, targets: Tensor) -> Tensor:
+    def losses(self, outputs: Any, targets: Tensor) -> Tensor:
         """Sum of the losses of what the model returns against targets, fp32."""
-        loss_sum: Tensor = found if self._loss_in_model else self.token_losses(found, targets)
+        loss_sum: Tensor = outputs if self._loss_in_model else self.token_losses(outputs, targets)
         return loss_sum
 
-    def _places(self, batches: Sequence[MicroBatch]) -> int | None:
+    def _max_documents(self, batches: Sequence[MicroBatch]) -> int | None:
         """For documents of a sample, alike in micro-batches that a pipeline joins."""
-        if not self._takes_starts or any("starts" in batch.fields for batch in batches):
+        if not self._accepts_document_starts or any("starts" in batch.fields for batch in batches):
             return None
         return max(most_documents(batch["positions"]) for batch in batches)
 
-    def _placed(self, batch: MicroBatch, places: int | None = None) -> MicroBatch:
+    def _placed(self, batch: MicroBatch, max_documents: int | None = None) -> MicroBatch:
         """On the device; where the model asks for it, with where documents begin."""
-        if self._takes_starts and "starts" not in batch.fields:  # else it is of sizes alone
-            batch = batch.with_fields(starts=document_starts(batch["positions"].cpu(), places))
+        if (
+            self._accepts_document_starts and "starts" not in batch.fields
+        ):  # else it is of sizes alone
+            batch = batch.with_fields(
+                starts=document_starts(batch["positions"].cpu(), max_documents)
+            )
         return batch.to(self._device)
 
     def _through(self, inputs: Inputs) -> Any:
@@ -129,7 +133,7 @@ class LanguageModel(Computation[MicroBatch]):
         through = self.model if self.pipeline is None else self.pipeline.output
         return through(*inputs)
 
-    def _mine(self, x_BL: Tensor) -> Tensor:
+    def _local_tokens(self, x_BL: Tensor) -> Tensor:
         return x_BL if self.tokens_l is None else x_BL[:, self.tokens_l]
 
     def _counted(self, loss_sum: Tensor) -> Tensor:

@@ -24,10 +24,16 @@ from typing import Any
 from shardyard.errors import StorageError
 from shardyard.io.files import parse_json
 from shardyard.rundir.jsonl import LineWriter
-from shardyard.rundir.telemetry import DEVICE_FIELDS, LINK_FIELDS, SLOWED_BY, Head, sample_of
-from shardyard.telemetry.health.devices import DeviceJudge
+from shardyard.rundir.telemetry import (
+    DEVICE_FIELDS,
+    LINK_FIELDS,
+    SLOWED_BY,
+    TelemetryHeader,
+    sample_of,
+)
+from shardyard.telemetry.health.devices import DeviceHealthMonitor
 from shardyard.telemetry.host import Host
-from shardyard.telemetry.poller import StillWatch, Watched
+from shardyard.telemetry.poller import DevicePoller, StuckCounterDetector
 from shardyard.telemetry.vendors import (
     Counters,
     Device,
@@ -52,12 +58,12 @@ class Devices:
 
     def __init__(self, counters: Counters | None, *, patience_s: float) -> None:
         self._patience_s = patience_s
-        self._answered: SimpleQueue[None] = SimpleQueue()
+        self._completions: SimpleQueue[None] = SimpleQueue()
         self._watched = [
-            Watched(partial(counters.device, k), partial(counters.read, k), self._answered)
+            DevicePoller(partial(counters.device, k), partial(counters.read, k), self._completions)
             for k in range(counters.count)
         ] if counters else []  # fmt: skip
-        self._still = StillWatch(len(self._watched))
+        self._stuck_detector = StuckCounterDetector(len(self._watched))
         self._errors: deque[tuple[int, int]] = deque(maxlen=1000)
         if counters:
             threading.Thread(target=self._listen, args=(counters,), daemon=True).start()
@@ -71,9 +77,9 @@ class Devices:
         """Have all of them read at once, and wait for those that answer soon."""
         asked = [watched for watched in self._watched if watched.ask()]
         until_s = time.monotonic() + self._patience_s
-        while not all(watched.has_answered for watched in asked):
+        while not all(watched.is_idle for watched in asked):
             try:
-                self._answered.get(timeout=max(0.0, until_s - time.monotonic()))
+                self._completions.get(timeout=max(0.0, until_s - time.monotonic()))
             except Empty:
                 return
 
@@ -87,16 +93,16 @@ class Devices:
             field.name: [_short(getattr(r or Reading(), field.name)) for r in readings]
             for field in (*DEVICE_FIELDS, *LINK_FIELDS)
         }
-        told: dict[str, Any] = {"devices": {k: v for k, v in columns.items() if _any(v)}}
+        result: dict[str, Any] = {"devices": {k: v for k, v in columns.items() if _any(v)}}
         if any(r is not None and r.slowed_by for r in readings):
-            told["devices"][SLOWED_BY] = [None if r is None else r.slowed_by for r in readings]
+            result["devices"][SLOWED_BY] = [None if r is None else r.slowed_by for r in readings]
         if silent := [k for k, r in enumerate(readings) if r is None]:
-            told["unanswered"] = silent
-        if stuck := self._still.look(columns):
-            told["stuck"] = stuck
+            result["unanswered"] = silent
+        if stuck := self._stuck_detector.update(columns):
+            result["stuck"] = stuck
         if self._errors:
-            told["xid"] = [list(self._errors.popleft()) for _ in range(len(self._errors))]
-        return told
+            result["xid"] = [list(self._errors.popleft()) for _ in range(len(self._errors))]
+        return result
 
     def _listen(self, counters: Counters) -> None:
         with suppress(Exception):  # a driver that tells no errors, or no more
@@ -110,7 +116,7 @@ class FromAgent:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._begun = b""
+        self._partial_line = b""
         self.ranks: dict[str, Any] | None = None
 
     def wait(self, until_s: float) -> bool:
@@ -120,7 +126,7 @@ class FromAgent:
                 data = os.read(self._descriptor, 65536)
                 if not data:
                     return False
-                *lines, self._begun = (self._begun + data).split(b"\n")
+                *lines, self._partial_line = (self._partial_line + data).split(b"\n")
                 for line in lines[-1:]:
                     with suppress(ValueError):
                         self.ranks = parse_json(line)
@@ -143,7 +149,7 @@ def write_lines(
 ) -> None:
     """A head, then a line each interval until the agent ends."""
     devices.ask()  # with their first answer they say what they are
-    head = Head(
+    head = TelemetryHeader(
         t=round(time.time(), 3),
         node=socket.gethostname(),
         attempt=attempt,
@@ -151,14 +157,14 @@ def write_lines(
         names=tuple(device.name for device in devices.devices),
         memory_bytes=tuple(device.memory_bytes for device in devices.devices),
     )
-    judge = DeviceJudge()
+    judge = DeviceHealthMonitor()
     lines: deque[dict[str, Any]] = deque([head.line()])
     next_s = time.monotonic() + every_s
     while agent.wait(next_s):
         next_s = max(next_s + every_s, time.monotonic())  # a machine that slept is not caught up
         t = {"t": round(time.time(), 3)}
         line = {**t, **devices.read(), "host": host.read(), **agent.take()}
-        if found := [each.fields() for each in judge.look(sample_of(head, line))]:
+        if found := [each.fields() for each in judge.evaluate(sample_of(head, line))]:
             line["findings"] = found
             print(*map(json.dumps, found), sep="\n", flush=True)
         lines.append(line)

@@ -45,7 +45,7 @@ class Host:
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
         self._ticks_s = 1 / os.sysconf("SC_CLK_TCK")
-        self._looked_s = time.monotonic()
+        self._sampled_s = time.monotonic()
         self._busy_s = self._cpu_busy_s()
         self._throttled = Throttled(root)
         self._is_disk: dict[str, bool] = {}
@@ -71,8 +71,8 @@ class Host:
 
     def _busy_cores(self) -> float | None:
         now_s, busy_s = time.monotonic(), self._cpu_busy_s()
-        took_s, before_s = now_s - self._looked_s, self._busy_s
-        self._looked_s, self._busy_s = now_s, busy_s
+        took_s, before_s = now_s - self._sampled_s, self._busy_s
+        self._sampled_s, self._busy_s = now_s, busy_s
         if busy_s is None or before_s is None or took_s <= 0:
             return None
         return round((busy_s - before_s) / took_s, 2)

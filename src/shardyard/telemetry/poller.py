@@ -12,17 +12,19 @@ LOOKS = 12
 """In a row at which a number was the same, before it is called stuck."""
 
 
-class StillWatch:
+class StuckCounterDetector:
     """Compares each device with the others of its node, look by look."""
 
     def __init__(self, devices: int) -> None:
         self._before: dict[str, list[float | None]] = {}
-        self._still = {field.name: [0] * devices for field in DEVICE_FIELDS if field.never_rests}
+        self._unchanged = {
+            field.name: [0] * devices for field in DEVICE_FIELDS if field.never_rests
+        }
 
-    def look(self, devices: Mapping[str, Sequence[float | None]]) -> dict[str, list[int]]:
+    def update(self, devices: Mapping[str, Sequence[float | None]]) -> dict[str, list[int]]:
         """Field -> devices whose number has not moved, while that of most others has."""
         found = {}
-        for name, still in self._still.items():
+        for name, still in self._unchanged.items():
             values, before = list(devices[name]), self._before.get(name)
             self._before[name] = values
             if before is None:
@@ -43,7 +45,7 @@ class StillWatch:
 # One device, asked in a thread of its own: a counter that hangs keeps nobody but itself.
 
 
-class Watched:
+class DevicePoller:
     """Reads when asked to, and says so to whoever waits.
 
     Args:
@@ -57,15 +59,15 @@ class Watched:
         self,
         name: Callable[[], Device],
         read: Callable[[], Reading],
-        answered: "SimpleQueue[None]",
+        completions: "SimpleQueue[None]",
     ) -> None:
         self.device = Device(name="", memory_bytes=None)
         """What it is, from its first answer on."""
         self._name = name
         self._read = read
-        self._answered = answered
+        self._completions = completions
         self._questions: SimpleQueue[int] = SimpleQueue()
-        self._asked = 0
+        self._last_request = 0
         self._answer: tuple[int, Reading | None] = (0, None)
         self._complaint = ""
         threading.Thread(target=self._answer_all, daemon=True).start()
@@ -76,21 +78,21 @@ class Watched:
         Returns:
             False: the question before is still open, so this one is not asked.
         """
-        if not self.has_answered:
+        if not self.is_idle:
             return False
-        self._asked += 1
-        self._questions.put(self._asked)
+        self._last_request += 1
+        self._questions.put(self._last_request)
         return True
 
     @property
-    def has_answered(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether no question is open."""
-        return self._answer[0] == self._asked
+        return self._answer[0] == self._last_request
 
     def take(self) -> Reading | None:
         """The answer to the last question; None: it has not come, or it was an error."""
         number, reading = self._answer
-        return reading if number == self._asked else None
+        return reading if number == self._last_request else None
 
     def _answer_all(self) -> None:
         while True:
@@ -106,4 +108,4 @@ class Watched:
                 print(f"telemetry: a device's counters: {complaint}", file=sys.stderr, flush=True)
             self._complaint = complaint
             self._answer = (number, reading)
-            self._answered.put(None)
+            self._completions.put(None)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.io.files import parse_json
-from shardyard.io.polling import meanwhile
+from shardyard.io.polling import poll_in_background
 from shardyard.python_program import python_program
 
 _END_S = 2.0
@@ -20,7 +20,7 @@ Ranks = Mapping[str, Sequence[float | None]]
 """``step``, ``step_s`` and ``compute_s`` of a node's ranks, by local rank."""
 
 
-class TelemetryBeside:
+class TelemetrySupervisor:
     """One node's in one attempt; training does not depend on it.
 
     Args:
@@ -70,10 +70,12 @@ class TelemetryBeside:
             assert process.stdin is not None
             pipe = process.stdin.fileno()
             os.set_blocking(pipe, False)  # one that reads no more holds up no agent
-            thread = threading.Thread(target=self._hear, args=(process,), daemon=True)
+            thread = threading.Thread(target=self._read_findings, args=(process,), daemon=True)
             thread.start()
             try:
-                with meanwhile(lambda: self._tell(pipe), every_s=self._every_s, name="telemetry"):
+                with poll_in_background(
+                    lambda: self._send_ranks(pipe), every_s=self._every_s, name="telemetry"
+                ):
                     yield
             finally:
                 with suppress(BrokenPipeError):
@@ -84,7 +86,7 @@ class TelemetryBeside:
                     process.kill()
                 thread.join()
 
-    def _tell(self, pipe: int) -> bool:
+    def _send_ranks(self, pipe: int) -> bool:
         """Returns True once nobody listens any more."""
         try:
             if found := self._ranks():
@@ -95,7 +97,7 @@ class TelemetryBeside:
             return True
         return False
 
-    def _hear(self, process: "subprocess.Popen[str]") -> None:
+    def _read_findings(self, process: "subprocess.Popen[str]") -> None:
         assert process.stdout is not None
         for line in process.stdout:
             with suppress(ValueError):

@@ -64,7 +64,7 @@ Opens = Callable[[int], Counters | None]
 """How a library is opened, of so many devices at most; None: it is not there, or sees none."""
 
 
-def asked(question: Callable[[], object], *, times: float = 1.0) -> float | None:
+def query_number(question: Callable[[], object], *, times: float = 1.0) -> float | None:
     """A number in another unit; None where the device does not have it, or not now."""
     try:
         found = question()
@@ -75,9 +75,9 @@ def asked(question: Callable[[], object], *, times: float = 1.0) -> float | None
     return found * times
 
 
-def asked_whole(question: Callable[[], object], *, times: int = 1) -> int | None:
-    """As ``asked``, of a count."""
-    found = asked(question, times=times)
+def query_count(question: Callable[[], object], *, times: int = 1) -> int | None:
+    """As ``query_number``, of a count."""
+    found = query_number(question, times=times)
     return None if found is None else int(found)
 
 
@@ -144,7 +144,7 @@ class Nvml:
     def __init__(self, nvml: Any, handles: list[Any]) -> None:
         self._nvml = nvml
         self._handles = handles
-        self._lacks: list[set[str]] = [set() for _ in handles]
+        self._unsupported: list[set[str]] = [set() for _ in handles]
         """Of each device, the questions that it does not answer."""
         self._most: dict[int, int | None] = {}
         self._errors = self._listen()
@@ -243,8 +243,8 @@ class Nvml:
             "nvlink_sent_bytes": (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, _ALL_LINKS, 1024),
             "nvlink_received_bytes": (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, _ALL_LINKS, 1024),
         }
-        found: dict[str, int | None] = dict.fromkeys(wanted)
-        names = [name for name in wanted if name not in self._lacks[index]]
+        counts: dict[str, int | None] = dict.fromkeys(wanted)
+        names = [name for name in wanted if name not in self._unsupported[index]]
         ids = [wanted[name][:2] for name in names]
         values = self._ask(
             index,
@@ -253,19 +253,19 @@ class Nvml:
         )
         for name, value in zip(names, values or [], strict=False):
             if value.nvmlReturn == nvml.NVML_SUCCESS:
-                found[name] = _value(nvml, value) * wanted[name][2]
+                counts[name] = _value(nvml, value) * wanted[name][2]
             elif value.nvmlReturn == nvml.NVML_ERROR_NOT_SUPPORTED:
-                self._lacks[index].add(name)
-        return found
+                self._unsupported[index].add(name)
+        return counts
 
     def _ask(self, index: int, name: str, question: Callable[[], Any]) -> Any:
         """An answer; None: not now, or never, which is remembered."""
-        if name in self._lacks[index]:
+        if name in self._unsupported[index]:
             return None
         try:
             return question()
         except self._nvml.NVMLError_NotSupported:
-            self._lacks[index].add(name)
+            self._unsupported[index].add(name)
         except self._nvml.NVMLError:
             pass
         return None
@@ -326,7 +326,7 @@ class Amdsmi:
         smi, handle = self._smi, self._handles[index]
         return Device(
             name=str(smi.amdsmi_get_gpu_asic_info(handle)["market_name"]),
-            memory_bytes=asked_whole(
+            memory_bytes=query_count(
                 lambda: smi.amdsmi_get_gpu_vram_usage(handle)["vram_total"], times=_MIB
             ),
         )
@@ -338,15 +338,15 @@ class Amdsmi:
         now = smi.AmdSmiTemperatureMetric.CURRENT
         activity = smi.amdsmi_get_gpu_activity(handle)
         return Reading(
-            utilisation=asked(lambda: activity["gfx_activity"], times=0.01),
-            memory_copy_utilisation=asked(lambda: activity["umc_activity"], times=0.01),
-            memory_used_bytes=asked_whole(
+            utilisation=query_number(lambda: activity["gfx_activity"], times=0.01),
+            memory_copy_utilisation=query_number(lambda: activity["umc_activity"], times=0.01),
+            memory_used_bytes=query_count(
                 lambda: smi.amdsmi_get_gpu_vram_usage(handle)["vram_used"], times=_MIB
             ),
-            sm_clock_mhz=asked(lambda: smi.amdsmi_get_clock_info(handle, clock)["clk"]),
-            temperature_c=asked(lambda: smi.amdsmi_get_temp_metric(handle, place, now)),
-            power_w=asked(lambda: smi.amdsmi_get_power_info(handle)["current_socket_power"]),
-            ecc_uncorrected=asked_whole(
+            sm_clock_mhz=query_number(lambda: smi.amdsmi_get_clock_info(handle, clock)["clk"]),
+            temperature_c=query_number(lambda: smi.amdsmi_get_temp_metric(handle, place, now)),
+            power_w=query_number(lambda: smi.amdsmi_get_power_info(handle)["current_socket_power"]),
+            ecc_uncorrected=query_count(
                 lambda: smi.amdsmi_get_gpu_total_ecc_count(handle)["uncorrectable_count"]
             ),
         )
@@ -396,18 +396,20 @@ class Hlml:
         hlml, handle = self._hlml, self._handles[index]
         return Device(
             name=str(hlml.hlmlDeviceGetName(handle)),
-            memory_bytes=asked_whole(lambda: hlml.hlmlDeviceGetMemoryInfo(handle).total),
+            memory_bytes=query_count(lambda: hlml.hlmlDeviceGetMemoryInfo(handle).total),
         )
 
     def read(self, index: int) -> Reading:
         """See Counters."""
         hlml, handle = self._hlml, self._handles[index]
         return Reading(
-            utilisation=asked(lambda: hlml.hlmlDeviceGetUtilizationRates(handle), times=0.01),
-            memory_used_bytes=asked_whole(lambda: hlml.hlmlDeviceGetMemoryInfo(handle).used),
-            sm_clock_mhz=asked(lambda: hlml.hlmlDeviceGetClockInfo(handle)),
-            temperature_c=asked(lambda: hlml.hlmlDeviceGetTemperature(handle, _ON_CORE)),
-            power_w=asked(lambda: hlml.hlmlDeviceGetPowerUsage(handle), times=0.001),
+            utilisation=query_number(
+                lambda: hlml.hlmlDeviceGetUtilizationRates(handle), times=0.01
+            ),
+            memory_used_bytes=query_count(lambda: hlml.hlmlDeviceGetMemoryInfo(handle).used),
+            sm_clock_mhz=query_number(lambda: hlml.hlmlDeviceGetClockInfo(handle)),
+            temperature_c=query_number(lambda: hlml.hlmlDeviceGetTemperature(handle, _ON_CORE)),
+            power_w=query_number(lambda: hlml.hlmlDeviceGetPowerUsage(handle), times=0.001),
         )
 
     def wait_for_error(self, wait_s: float) -> tuple[int, int] | None:

@@ -25,7 +25,7 @@ from shardyard.launchers.secrets import redact
 from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.state import has_attempt_ended
-from shardyard.trackers.run_feed import Sending, facts_of
+from shardyard.trackers.run_feed import Uploader, read_attempt_metadata
 from shardyard.trackers.service import SERVICES, service_named
 
 _EVERY_S = 5.0
@@ -53,15 +53,15 @@ class Parent:
         """Wait for the end; whether it has come."""
         return self._has_ended.wait(seconds)
 
-    def tell(self, **content: Any) -> None:
+    def send(self, **content: Any) -> None:
         """Say something, if it is still there."""
         with suppress(OSError):
             os.write(self._stdout, json.dumps(content).encode() + b"\n")
 
-    def tell_last(self, unsent: int | None, problem: str) -> None:
+    def send_final(self, unsent: int | None, problem: str) -> None:
         """Say what came of it; the first time counts."""
         if self._is_last.acquire(blocking=False):
-            self.tell(unsent=unsent, problem=problem)
+            self.send(unsent=unsent, problem=problem)
 
     def _listen(self, stdin: int) -> None:
         with os.fdopen(stdin, encoding="utf-8") as lines:
@@ -84,20 +84,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parent = Parent(*_own_pipes())
     run = RunDir(args.run_dir.resolve())
     hidden = [os.environ[name] for name in _secret_names(run, args.attempt) if name in os.environ]
-    sending = Sending(
+    sending = Uploader(
         service_named(args.service),
-        facts_of(run, args.attempt),
-        tell=lambda words: parent.tell(problem=redact(words, hidden)),
-        address=lambda words: parent.tell(address=words),
+        read_attempt_metadata(run, args.attempt),
+        on_problem=lambda words: parent.send(problem=redact(words, hidden)),
+        address=lambda words: parent.send(address=words),
     )
     # a client may hang in any call, and only another thread sees the end then
     threading.Thread(target=_give_up, args=(sending, parent, hidden), daemon=True).start()
     lock = _wait_for_lock(run, args.service, parent)
     if lock is None:
-        parent.tell_last(sending.unsent, "another process sends this run there.")
+        parent.send_final(sending.unsent, "another process sends this run there.")
         return 1
     while not parent.wait(_EVERY_S):
-        sending.look()
+        sending.poll()
     if parent.until_s is None:
         _follow_orphan(sending, run, args.attempt)
     until_s = parent.until_s or time.monotonic() + _ORPHAN_END_S
@@ -105,13 +105,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         has_all = sending.end(until_s=until_s)
     except Exception as error:
         words = f"sending broke off ({type(error).__name__}: {error})."
-        parent.tell_last(sending.unsent, redact(words, hidden))
+        parent.send_final(sending.unsent, redact(words, hidden))
         raise  # its trace goes into the log
-    parent.tell_last(0 if has_all else sending.unsent, redact(sending.problem, hidden))
+    parent.send_final(0 if has_all else sending.unsent, redact(sending.problem, hidden))
     return 0 if has_all else 1
 
 
-def _give_up(sending: Sending, parent: Parent, hidden: list[str]) -> None:
+def _give_up(sending: Uploader, parent: Parent, hidden: list[str]) -> None:
     """End the process when its time is over, whatever it is doing."""
     parent.wait()
     until_s = parent.until_s or time.monotonic() + _ORPHAN_S + _ORPHAN_END_S
@@ -119,15 +119,15 @@ def _give_up(sending: Sending, parent: Parent, hidden: list[str]) -> None:
     words = (
         sending.problem or "it did not take all in time. Is its server well, and reached from here?"
     )
-    parent.tell_last(sending.unsent, redact(words, hidden))
+    parent.send_final(sending.unsent, redact(words, hidden))
     os._exit(1)
 
 
-def _follow_orphan(sending: Sending, run: RunDir, attempt: int) -> None:
+def _follow_orphan(sending: Uploader, run: RunDir, attempt: int) -> None:
     """Go on while the agent, whose command line was killed, drains."""
     until_s = time.monotonic() + _ORPHAN_S
     while not has_attempt_ended(run, attempt) and time.monotonic() < until_s:
-        sending.look()
+        sending.poll()
         time.sleep(1.0)
 
 

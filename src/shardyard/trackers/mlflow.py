@@ -12,7 +12,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from shardyard.errors import AccessError, LostError, RequestError, ShardyardError
-from shardyard.trackers.service import CALL_S, End, Facts, Outcome, Row, flat
+from shardyard.trackers.service import (
+    CALL_S,
+    AttemptEnd,
+    AttemptMetadata,
+    MetricsRow,
+    Outcome,
+    flat,
+)
 
 _RUN_ID, _LINES = "shardyard.run_id", "shardyard.lines"
 _OUTCOME, _REASON = "shardyard.outcome", "shardyard.reason"
@@ -38,7 +45,7 @@ _OF_CLIENT = {
 }
 
 
-class Mlflow:
+class MlflowTracker:
     """A tracking server."""
 
     keeps_count = True
@@ -48,28 +55,28 @@ class Mlflow:
         self._client: Any = None
         self._id = ""
 
-    def open(self, facts: Facts) -> int:
+    def open(self, metadata: AttemptMetadata) -> int:
         """Find the run by its tag, or create it."""
         os.environ.update(_OF_CLIENT)
         import mlflow.exceptions
         from mlflow import MlflowClient
 
-        mlflow_section = facts.observe.mlflow
+        mlflow_section = metadata.observe.mlflow
         assert mlflow_section.url is not None
         try:
             self._client = MlflowClient(tracking_uri=mlflow_section.url)
             experiment = self._experiment(mlflow_section.experiment)
-            found = self._find(facts, experiment)
+            found = self._find(metadata, experiment)
             self._id = found.info.run_id
             self._client.update_run(self._id, status="RUNNING")
-            self._tell_settings(facts, found)
+            self._log_settings(metadata, found)
         except mlflow.exceptions.MlflowException as error:
-            raise _told(error) from error
+            raise _convert_error(error) from error
         url = mlflow_section.url.rstrip("/")
         self.address = f"{url}/#/experiments/{experiment}/runs/{self._id}"
         return int(found.data.tags.get(_LINES, 0))
 
-    def send(self, rows: Sequence[Row]) -> None:
+    def send(self, rows: Sequence[MetricsRow]) -> None:
         """Log rows in few requests, each with the number of its last line."""
         import mlflow.exceptions
         from mlflow.entities import Metric, RunTag
@@ -84,9 +91,9 @@ class Mlflow:
                 tags = [RunTag(_LINES, str(some[-1].number))]
                 self._client.log_batch(self._id, metrics=points, tags=tags)
         except mlflow.exceptions.MlflowException as error:
-            raise _told(error) from error
+            raise _convert_error(error) from error
 
-    def close(self, end: End) -> None:
+    def close(self, end: AttemptEnd) -> None:
         """Log the result, and how it ended."""
         import mlflow.exceptions
         from mlflow.entities import Metric, RunTag
@@ -98,7 +105,7 @@ class Mlflow:
             self._client.log_batch(self._id, metrics=points, tags=tags)
             self._client.set_terminated(self._id, status=_STATUS[end.outcome], end_time=t_ms)
         except mlflow.exceptions.MlflowException as error:
-            raise _told(error) from error
+            raise _convert_error(error) from error
 
     def _experiment(self, name: str | None) -> str:
         """Its id; made where there is none of the name."""
@@ -114,8 +121,8 @@ class Mlflow:
             )
         return str(found.experiment_id)
 
-    def _find(self, facts: Facts, experiment: str) -> Any:
-        run_id = facts.run.run_id
+    def _find(self, metadata: AttemptMetadata, experiment: str) -> Any:
+        run_id = metadata.run.run_id
         wanted = f"tags.`{_RUN_ID}` = '{run_id}'"
         # the oldest, should a second one ever have been made
         found = self._client.search_runs(
@@ -125,30 +132,32 @@ class Mlflow:
             return found[0]
         tags = {_RUN_ID: run_id, "mlflow.source.name": "shardyard"}
         return self._client.create_run(
-            experiment, start_time=int(facts.began_t * 1000), tags=tags, run_name=run_id
+            experiment, start_time=int(metadata.started_t * 1000), tags=tags, run_name=run_id
         )
 
-    def _tell_settings(self, facts: Facts, found: Any) -> None:
+    def _log_settings(self, metadata: AttemptMetadata, run: Any) -> None:
         """Parameters cannot be changed there: what a resume has changed becomes a tag."""
         from mlflow.entities import Metric, Param, RunTag
 
-        params = {name: _text(value) for name, value in flat(facts.settings).items()}
-        before = found.data.params
+        params = {name: _text(value) for name, value in flat(metadata.settings).items()}
+        before = run.data.params
         new = [Param(name, text) for name, text in params.items() if name not in before]
         changed = [
-            RunTag(f"attempt-{facts.attempt}.{name}", text)
+            RunTag(f"attempt-{metadata.attempt}.{name}", text)
             for name, text in params.items()
             if name in before and before[name] != text
         ]
         for start in range(0, len(new), _MOST_PARAMS):
             self._client.log_batch(self._id, params=new[start : start + _MOST_PARAMS])
-        t_ms = int(facts.attempt_t * 1000)
-        plan = [Metric(f"plan/{name}", value, t_ms, 0) for name, value in facts.predicted.items()]
+        t_ms = int(metadata.attempt_t * 1000)
+        plan = [
+            Metric(f"plan/{name}", value, t_ms, 0) for name, value in metadata.predicted.items()
+        ]
         self._client.log_batch(self._id, metrics=plan, tags=changed)
 
 
-def _in_requests(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    some: list[Row] = []
+def _in_requests(rows: Sequence[MetricsRow]) -> Iterator[list[MetricsRow]]:
+    some: list[MetricsRow] = []
     count = 0
     for row in rows:
         if some and count + len(row.values) > _MOST_METRICS:
@@ -165,7 +174,7 @@ def _text(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
-def _told(error: Any) -> ShardyardError:
+def _convert_error(error: Any) -> ShardyardError:
     """A refusal of the client in our words, by the status that the server answered with."""
     status = error.get_http_status_code()
     words = str(error).partition("Response body")[0].splitlines()[0][:200]

@@ -18,7 +18,7 @@ from shardyard.errors import (
     ShardyardError,
 )
 from shardyard.io.files import open_plain, parse_json, read_json_object
-from shardyard.io.polling import growing_wait_s
+from shardyard.io.polling import backoff_s
 from shardyard.report.run_data import read_run
 from shardyard.report.summary import Summary, summarize
 from shardyard.rundir.attempt_files import read_resolved
@@ -27,7 +27,7 @@ from shardyard.rundir.jsonl import read_lines
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.metrics import axes_of, scalars_of
 from shardyard.rundir.state import end_of_attempt
-from shardyard.trackers.service import End, Facts, Outcome, Row, Service
+from shardyard.trackers.service import AttemptEnd, AttemptMetadata, MetricsRow, Outcome, Service
 
 _PREDICTED = {
     "parameters": "parameters",
@@ -50,7 +50,7 @@ _LOST_EXIT_CODE = 255
 _PAUSES = ("evaluated", "checkpoint_started")
 
 
-def facts_of(run: RunDir, attempt: int) -> Facts:
+def read_attempt_metadata(run: RunDir, attempt: int) -> AttemptMetadata:
     """What an attempt is to do, and what was predicted for it.
 
     Raises:
@@ -59,18 +59,18 @@ def facts_of(run: RunDir, attempt: int) -> Facts:
     resolved = read_resolved(run.resolved(attempt))
     settings = resolved.recipe.model_dump(mode="json", exclude={"secrets": True, "launch": {"env"}})
     first, plan = next(read_lines(run.events), {}), _plan(run, attempt)
-    return Facts(
+    return AttemptMetadata(
         run=run,
         attempt=attempt,
         observe=resolved.recipe.observe,
-        began_t=first.get("t") or run.path.stat().st_mtime,
+        started_t=first.get("t") or run.path.stat().st_mtime,
         attempt_t=run.resolved(attempt).stat().st_mtime,
         settings=settings,
         predicted=_numbers({name: plan.get(key) for name, key in _PREDICTED.items()}),
     )
 
 
-def end_of(run: RunDir, attempt: int, *, now_t: float) -> End:
+def end_of(run: RunDir, attempt: int, *, now_t: float) -> AttemptEnd:
     """How an attempt ended; lost where it has not said so.
 
     Args:
@@ -79,7 +79,7 @@ def end_of(run: RunDir, attempt: int, *, now_t: float) -> End:
     said = end_of_attempt(run, attempt)
     if said is None:
         words = "it ended without a word"
-        return End(
+        return AttemptEnd(
             outcome="lost", exit_code=_LOST_EXIT_CODE, reason=words, t=now_t, result=_result(run)
         )
     code = int(said.get("exit_code") or 0)
@@ -87,7 +87,9 @@ def end_of(run: RunDir, attempt: int, *, now_t: float) -> End:
     word = said.get("outcome", usual if code else "finished")
     outcome: Outcome = word if word in ("finished", "drained") else "failed"
     reason = str(said.get("reason", ""))
-    return End(outcome=outcome, exit_code=code, reason=reason, t=said["t"], result=_result(run))
+    return AttemptEnd(
+        outcome=outcome, exit_code=code, reason=reason, t=said["t"], result=_result(run)
+    )
 
 
 class Lines:
@@ -107,7 +109,7 @@ class Lines:
         self._clock = Clock()
         self.seen = 0
 
-    def read(self, *, after: int, most: int = 1000) -> list[Row]:
+    def read(self, *, after: int, most: int = 1000) -> list[MetricsRow]:
         """The next rows, of at most so many lines.
 
         Args:
@@ -116,7 +118,7 @@ class Lines:
         lines = self._file.read(most)
         # behind the lines: what was written before one of them is known
         for _, event in self._events.read():
-            self._clock.hear(event)
+            self._clock.update(event)
         rows = []
         for number, line in lines:
             self.seen = number
@@ -124,7 +126,7 @@ class Lines:
                 continue
             t, values = self._clock.end_of(line), {**scalars_of(line), **axes_of(line)}
             if number > after and values:
-                rows.append(Row(number=number, step=line["step"], t=t, values=values))
+                rows.append(MetricsRow(number=number, step=line["step"], t=t, values=values))
         return rows
 
     @property
@@ -146,7 +148,7 @@ class Clock:
         self._t = 0.0
         self._step = -1
 
-    def hear(self, event: Mapping[str, Any]) -> None:
+    def update(self, event: Mapping[str, Any]) -> None:
         """Take what an event says of time."""
         kind, t = event.get("kind"), event.get("t")
         if t is None:
@@ -189,7 +191,7 @@ class _Numbered:
 
     def read(self, most: int = 1_000_000) -> list[tuple[int, dict[str, Any]]]:
         """Whole new lines; one still being written waits, a torn one counts and is left out."""
-        found: list[tuple[int, dict[str, Any]]] = []
+        lines: list[tuple[int, dict[str, Any]]] = []
         try:
             file = os.fdopen(open_plain(self.path), "rb")
         except FileNotFoundError:
@@ -197,12 +199,12 @@ class _Numbered:
         with file:
             file.seek(self._offset)
             for line in file:
-                if not line.endswith(b"\n") or len(found) == most:
+                if not line.endswith(b"\n") or len(lines) == most:
                     break
                 self._offset += len(line)
                 self._number += 1
-                found.append((self._number, _object(line)))
-        return found
+                lines.append((self._number, _object(line)))
+        return lines
 
 
 def _object(line: bytes) -> dict[str, Any]:
@@ -255,7 +257,7 @@ _AGAIN_S, _AGAIN_AT_MOST_S = 5.0, 300.0
 _AT_END_AGAIN_S = 1.0
 
 
-class Sending:
+class Uploader:
     """To one service, of one attempt.
 
     Args:
@@ -266,16 +268,16 @@ class Sending:
     def __init__(
         self,
         service: Service,
-        facts: Facts,
+        metadata: AttemptMetadata,
         *,
-        tell: Callable[[str], None],
+        on_problem: Callable[[str], None],
         address: Callable[[str], None],
     ) -> None:
         self._service = service
-        self._facts = facts
-        self._tell = tell
+        self._metadata = metadata
+        self._on_problem = on_problem
         self._address = address
-        self._lines = Lines(facts.run)
+        self._lines = Lines(metadata.run)
         self._is_open = self._was_open = False
         self._had = 0
         """Lines that the service has had, as far as it says."""
@@ -292,7 +294,7 @@ class Sending:
             return None
         return max(0, self._lines.count - self._had)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Send what has come, unless the last try failed a moment ago."""
         if time.monotonic() < self._next_s:
             return
@@ -305,7 +307,7 @@ class Sending:
         Args:
             until_s: By the monotonic clock; from then on nothing is tried again.
         """
-        end = end_of(self._facts.run, self._facts.attempt, now_t=time.time())
+        end = end_of(self._metadata.run, self._metadata.attempt, now_t=time.time())
         while True:
             try:
                 self._send()
@@ -319,7 +321,7 @@ class Sending:
                 return False
             time.sleep(_AT_END_AGAIN_S)
 
-    def _close(self, end: End) -> None:
+    def _close(self, end: AttemptEnd) -> None:
         try:
             self._service.close(end)
         except ShardyardError as error:
@@ -329,7 +331,7 @@ class Sending:
     def _send(self) -> None:
         try:
             if not self._is_open:
-                self._had = self._service.open(self._facts)
+                self._had = self._service.open(self._metadata)
                 self._lines.rewind()
                 self._is_open = self._was_open = True
                 self._address(self._service.address)
@@ -352,8 +354,8 @@ class Sending:
     def _fail(self, error: ShardyardError) -> None:
         self._is_open = False  # what has come meanwhile, the service itself says best
         if not self.problem:
-            self._tell(str(error))
+            self._on_problem(str(error))
         self.problem = str(error)
-        wait_s = growing_wait_s(self._failures, first_s=_AGAIN_S, longest_s=_AGAIN_AT_MOST_S)
+        wait_s = backoff_s(self._failures, first_s=_AGAIN_S, longest_s=_AGAIN_AT_MOST_S)
         self._failures += 1
         self._next_s = time.monotonic() + wait_s

@@ -22,7 +22,7 @@ WORDS = {"wandb": "W&B", "mlflow": "MLflow"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class MetricsRow:
     """One line of metrics.jsonl that has something to show."""
 
     number: int
@@ -35,13 +35,13 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class AttemptMetadata:
     """What is known of an attempt before its first step."""
 
     run: RunDir
     attempt: int
     observe: Observe
-    began_t: float
+    started_t: float
     """Unix seconds at which the run began."""
     attempt_t: float
     """Unix seconds at which this attempt was written down."""
@@ -52,7 +52,7 @@ class Facts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class End:
+class AttemptEnd:
     """How an attempt ended."""
 
     outcome: Outcome
@@ -71,17 +71,17 @@ class Service(Protocol):
     slow, wrong, or permission is missing. The same is then tried again from ``open`` on.
     """
 
-    def open(self, facts: Facts) -> int:
+    def open(self, metadata: AttemptMetadata) -> int:
         """Find the run there, or make it.
 
         Returns:
             How many lines of metrics.jsonl it has had, by its own word.
         """
 
-    def send(self, rows: Sequence[Row]) -> None:
+    def send(self, rows: Sequence[MetricsRow]) -> None:
         """Show rows, in order."""
 
-    def close(self, end: End) -> None:
+    def close(self, end: AttemptEnd) -> None:
         """Say how the attempt ended; all rows are there when it returns."""
 
     @property
@@ -95,13 +95,13 @@ class Service(Protocol):
 
 def flat(settings: Mapping[str, Any], *, at: str = "") -> dict[str, Any]:
     """Dotted name -> value of each setting that has one."""
-    found: dict[str, Any] = {}
+    flattened: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):
-            found |= flat(value, at=f"{at}{key}.")
+            flattened |= flat(value, at=f"{at}{key}.")
         elif value is not None:
-            found[f"{at}{key}"] = value
-    return found
+            flattened[f"{at}{key}"] = value
+    return flattened
 
 
 def without_user(address: str) -> str:
@@ -113,13 +113,13 @@ def without_user(address: str) -> str:
 # The services, by name.
 
 SERVICES = {
-    "wandb": "shardyard.trackers.wandb:Wandb",
-    "mlflow": "shardyard.trackers.mlflow:Mlflow",
+    "wandb": "shardyard.trackers.wandb:WandbTracker",
+    "mlflow": "shardyard.trackers.mlflow:MlflowTracker",
 }
 
 
 def service_named(name: str) -> Service:
     """A service; its client is imported when it is opened."""
     module, _, kind = SERVICES[name].partition(":")
-    found: Service = getattr(import_module(module), kind)()
-    return found
+    service: Service = getattr(import_module(module), kind)()
+    return service

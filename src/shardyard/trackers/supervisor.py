@@ -18,7 +18,7 @@ from shardyard.config.rules.observe import services_of
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import StorageError
 from shardyard.io.files import FILE_MODE, make_folder, parse_json
-from shardyard.log import say, warn
+from shardyard.log import info, warn
 from shardyard.python_program import python_program
 from shardyard.rundir.jsonl import EventWriter
 from shardyard.rundir.layout import RunDir
@@ -35,7 +35,7 @@ _AGAIN_S, _AGAIN_AT_MOST_S = 5.0, 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sent:
+class UploadResult:
     """What came of sending a run to one service."""
 
     service: str
@@ -78,7 +78,7 @@ class Exporters:
         for process in self._processes:
             process.end(self._until_s)
 
-    def wait(self) -> list[Sent]:
+    def wait(self) -> list[UploadResult]:
         """What came of it, once they have ended or their time is over."""
         self.end()
         return [process.wait() for process in self._processes]
@@ -106,12 +106,12 @@ def exporting(
     finally:
         for sent in exporters.wait():
             if not sent.has_all:
-                _tell_end(run, attempt, sent)
+                _report_end(run, attempt, sent)
 
 
 def send_now(
     run: RunDir, attempt: int, recipe: Recipe, environ: Mapping[str, str], *, within_s: float
-) -> list[Sent]:
+) -> list[UploadResult]:
     """Send what a run's services have not yet, and wait for it."""
     exporters = Exporters(_started(run, attempt, recipe, environ))
     exporters.end(within_s)
@@ -137,7 +137,7 @@ def _started(
     ]
 
 
-def _tell_end(run: RunDir, attempt: int, sent: Sent) -> None:
+def _report_end(run: RunDir, attempt: int, sent: UploadResult) -> None:
     hint = f"`shardyard report {run.handle} --send` sends it later"
     warn(f"observe.{sent.service}: {sent.words()} {hint}")
     _write_event(run, attempt, sent.service, sent.problem, lines=sent.unsent, is_end=True)
@@ -185,9 +185,9 @@ class _Process:
         with self._lock:
             self._until_s = until_s
             self._is_over.set()
-            self._say_end()
+            self._send_end()
 
-    def wait(self) -> Sent:
+    def wait(self) -> UploadResult:
         """What it said last, once it has ended or its time is over."""
         self._thread.join(max(0.0, self._until_s - time.monotonic()) + _GRACE_S)
         if self._thread.is_alive():
@@ -197,8 +197,8 @@ class _Process:
         self._scratch.cleanup()
         if not self._last:
             words = f"its process ended without a word; {self._log} says why."
-            return Sent(service=self._service, unsent=None, problem=words)
-        return Sent(
+            return UploadResult(service=self._service, unsent=None, problem=words)
+        return UploadResult(
             service=self._service,
             unsent=self._last["unsent"],
             problem=str(self._last.get("problem", "")),
@@ -220,7 +220,7 @@ class _Process:
                 start_new_session=True,  # Ctrl-C is for the run, which drains first
             )
 
-    def _say_end(self) -> None:
+    def _send_end(self) -> None:
         stdin = self._process.stdin
         assert stdin is not None
         with suppress(OSError, ValueError):  # it has just died, or is told already
@@ -231,24 +231,24 @@ class _Process:
         """Hear it, and start it again until the end."""
         again_s = _AGAIN_S
         while True:
-            self._hear()
+            self._read_messages()
             code = self._process.wait()
             if self._is_over.is_set():
                 return
             words = f"its process ended with exit code {code}; {self._log} says why. It is started"
-            self._tell(f"{words} again.")
+            self._record_problem(f"{words} again.")
             self._is_over.wait(again_s)
             again_s = min(2 * again_s, _AGAIN_AT_MOST_S)
             try:
                 with self._lock:
                     self._process = self._start()
                     if self._is_over.is_set():
-                        self._say_end()
+                        self._send_end()
             except (StorageError, OSError) as error:  # the end says what is missing
-                self._tell(str(error))
+                self._record_problem(str(error))
                 return
 
-    def _hear(self) -> None:
+    def _read_messages(self) -> None:
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
         with stdout:
@@ -258,18 +258,18 @@ class _Process:
         with self._lock, suppress(OSError):
             stdin.close()
 
-    def _take(self, said: dict[str, Any]) -> None:
-        if "unsent" in said:
-            self._last = said
-        elif "address" in said and said["address"] != self._address:
-            self._address = said["address"]
-            say(f"observe.{self._service}: {self._address}")
+    def _take(self, message: dict[str, Any]) -> None:
+        if "unsent" in message:
+            self._last = message
+        elif "address" in message and message["address"] != self._address:
+            self._address = message["address"]
+            info(f"observe.{self._service}: {self._address}")
             address = without_user(str(self._address))
             _write(self._run, self._attempt, "tracked", service=self._service, address=address)
-        elif "problem" in said:
-            self._tell(str(said["problem"]))
+        elif "problem" in message:
+            self._record_problem(str(message["problem"]))
 
-    def _tell(self, reason: str) -> None:
+    def _record_problem(self, reason: str) -> None:
         _write_event(self._run, self._attempt, self._service, reason, lines=None, is_end=False)
 
 

@@ -13,14 +13,14 @@ from typing import Any
 
 from shardyard.errors import AccessError, LostError, RequestError, ShardyardError
 from shardyard.io.files import make_folder, write_text
-from shardyard.trackers.service import End, Facts, Row
+from shardyard.trackers.service import AttemptEnd, AttemptMetadata, MetricsRow
 
 _INIT_S = 20.0
 _OF_CLIENT = {"WANDB_ERROR_REPORTING": "false"}
 """No reports of its errors to others."""
 
 
-class Wandb:
+class WandbTracker:
     """W&B's cloud, a server of one's own, or with WANDB_MODE=offline a folder."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Wandb:
         """Offline, what was logged is a file."""
         return self._run is not None and bool(self._run.offline)
 
-    def open(self, facts: Facts) -> int:
+    def open(self, metadata: AttemptMetadata) -> int:
         """Begin the run there, or go on with it."""
         if self._wandb is not None:
             self._wandb.teardown(exit_code=1)  # what is left of a try that failed
@@ -42,47 +42,47 @@ class Wandb:
         import wandb
 
         self._wandb = wandb
-        folder = facts.run.exporters
+        folder = metadata.run.exporters
         make_folder(folder)
         self._count = folder / "wandb-offline.txt"
-        wandb_section = facts.observe.wandb
+        wandb_section = metadata.observe.wandb
         try:
             self._run = wandb.init(
-                id=facts.run.run_id,
-                name=facts.run.run_id,
+                id=metadata.run.run_id,
+                name=metadata.run.run_id,
                 resume="allow",
                 project=wandb_section.project,
                 entity=wandb_section.entity,
                 dir=str(folder),
-                config={**facts.settings},
+                config={**metadata.settings},
                 allow_val_change=True,
                 settings=self._settings(wandb_section.url),
             )
         except (wandb.Error, TimeoutError, OSError) as error:
-            raise _told(wandb, error) from error
+            raise _convert_error(wandb, error) from error
         run = self._run
         run.define_metric("step", hidden=True)
         for curves in ("train/*", "eval/*"):
             run.define_metric(curves, step_metric="step")
-        run.summary.update({f"plan/{name}": value for name, value in facts.predicted.items()})
+        run.summary.update({f"plan/{name}": value for name, value in metadata.predicted.items()})
         if run.offline:
             self.address = str(Path(run.sync_dir))
             return self._counted()
         self.address = str(run.url)
         return max(0, int(run.starting_step) - 1)
 
-    def send(self, rows: Sequence[Row]) -> None:
+    def send(self, rows: Sequence[MetricsRow]) -> None:
         """Log rows, which W&B's own process then sends."""
         try:
             for row in rows:
                 content = {**row.values, "step": row.step, "_timestamp": row.t}
                 self._run.log(content, step=row.number, commit=True)  # or the last one waits
         except (self._wandb.Error, OSError) as error:
-            raise _told(self._wandb, error) from error
+            raise _convert_error(self._wandb, error) from error
         if self._run.offline:
             write_text(self._count, f"{rows[-1].number}\n")
 
-    def close(self, end: End) -> None:
+    def close(self, end: AttemptEnd) -> None:
         """Say how it ended, and wait until W&B's process has sent all."""
         run = self._run
         result = {f"result/{name}": value for name, value in end.result.items()}
@@ -92,7 +92,7 @@ class Wandb:
         try:
             run.finish(exit_code=end.exit_code)
         except (self._wandb.Error, OSError) as error:
-            raise _told(self._wandb, error) from error
+            raise _convert_error(self._wandb, error) from error
 
     def _settings(self, url: str | None) -> Any:
         """Nothing of the machine, the code or the output goes along: what is sent is said."""
@@ -119,7 +119,7 @@ class Wandb:
             return 0
 
 
-def _told(wandb: Any, error: Exception) -> ShardyardError:
+def _convert_error(wandb: Any, error: Exception) -> ShardyardError:
     """A refusal of the client in our words, by the status that it names."""
     words = " ".join(str(error).split())[:200]
     named = re.search(r"\berror:? (\d{3})\b", words)

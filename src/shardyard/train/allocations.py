@@ -43,7 +43,7 @@ _READ_BY: dict[str, Callable[[Sequence[Any], dict[str, Any]], dict[str, Any]]] =
 """Operators that show what their arguments are for."""
 
 
-class Phase(NamedTuple):
+class StepPhase(NamedTuple):
     """A stretch of the step; micro-batches count from 1, and are 0 outside of them."""
 
     name: str
@@ -57,23 +57,23 @@ class Allocation:
     bytes: int
     operator: str
     """That made it."""
-    stretch: int
+    segment: int
     """Of operators that autograd records one after the other: a forward pass, or the recompute of
     one block. What outlives its stretch was kept for a backward pass."""
     is_recorded: bool
     """Whether autograd recorded when it was made, or a function of our own in a forward pass."""
-    outlives_stretch: bool = False
+    outlives_segment: bool = False
     category: str | None = None
 
     def kind(self) -> str:
         """What it was for, as far as that has been shown."""
         if self.category is not None:
             return self.category
-        return ACTIVATIONS if self.is_recorded and self.outlives_stretch else TEMPORARY
+        return ACTIVATIONS if self.is_recorded and self.outlives_segment else TEMPORARY
 
 
 @dataclass(frozen=True, kw_only=True)
-class Peak:
+class MemoryPeak:
     """The moment of a phase, or of the whole step, at which most is allocated."""
 
     phase: str
@@ -96,14 +96,14 @@ class AllocationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tokens: int,
         micro_batches: int,
         chunk: int | None = None,
-        told: Callable[[Phase], None] = lambda _phase: None,
+        on_phase: Callable[[StepPhase], None] = lambda _phase: None,
     ) -> None:
         """Args:
         vocab_size: Entries of the vocabulary: logits are known by their shape.
         tokens: Of one micro-batch, those with logits.
         chunk: Tokens of a chunk of the loss, the last of which may have fewer.
         micro_batches: Of the step; after the last backward pass comes the optimizer.
-        told: Is told of each phase of the step as it begins.
+        on_phase: Is told of each phase of the step as it begins.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.operators: set[str] = set()
@@ -111,12 +111,12 @@ class AllocationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._logits_shapes = {(each, vocab_size) for each in rows}
         self._micro_batches = micro_batches
         self._events: list[tuple[int, Allocation]] = []
-        self._phases: list[Phase] = []
+        self._phases: list[StepPhase] = []
         """Of each event."""
         self._live: dict[int, tuple[weakref.ref[Any], Allocation | None]] = {}
-        self._phase = Phase(SET_UP, 0)
-        self._told = told
-        self._stretch = 0
+        self._phase = StepPhase(SET_UP, 0)
+        self._on_phase = on_phase
+        self._segment = 0
         self._is_recorded = False
         self._original_resize = torch.UntypedStorage.resize_
 
@@ -150,7 +150,7 @@ class AllocationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is torch_private.READ_A_NUMBER:
             return 1  # the step counts its tokens; a fake tensor has no numbers
         named = kwargs or {}
-        self._look_at_phase()
+        self._update_phase()
         result = func(*args, **named)
         name = torch_private.operator_name(func)
         self.operators.add(name)
@@ -179,12 +179,12 @@ class AllocationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         return self._live.get(storage_key(local), (None, None))[1]
 
-    def peaks(self) -> list[Peak]:
+    def peaks(self) -> list[MemoryPeak]:
         """The peak of each phase in order; the largest is the peak of the step."""
         for _, allocation in self._live.values():
             if allocation is not None:
-                allocation.outlives_stretch = allocation.stretch != self._stretch
-        highest: dict[Phase, tuple[int, int]] = {}
+                allocation.outlives_segment = allocation.segment != self._segment
+        highest: dict[StepPhase, tuple[int, int]] = {}
         total = 0
         for index, (sign, allocation) in enumerate(self._events):
             total += sign * allocation.bytes
@@ -193,11 +193,11 @@ class AllocationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 highest[phase] = (total, index)
         return [self._peak_at(index, phase) for phase, (_, index) in highest.items()]
 
-    def _peak_at(self, index: int, phase: Phase) -> Peak:
+    def _peak_at(self, index: int, phase: StepPhase) -> MemoryPeak:
         terms = dict.fromkeys(CATEGORIES, 0)
         for sign, allocation in self._events[: index + 1]:
             terms[allocation.kind()] += sign * allocation.bytes
-        return Peak(
+        return MemoryPeak(
             phase=phase.name,
             micro_batch=phase.micro_batch,
             operator=self._events[index][1].operator,
@@ -205,7 +205,7 @@ class AllocationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
             terms=terms,
         )
 
-    def _look_at_phase(self) -> None:
+    def _update_phase(self) -> None:
         """Autograd knows what is going on: a backward pass runs, or operators are recorded."""
         is_backward = torch_private.in_backward()
         is_recorded = torch.is_grad_enabled()
@@ -215,22 +215,22 @@ class AllocationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif name == BACKWARD:
             is_over = micro_batch == self._micro_batches
             name, micro_batch = (OPTIMIZER_STEP, 0) if is_over else (FORWARD, micro_batch + 1)
-        phase = Phase(name, micro_batch)
+        phase = StepPhase(name, micro_batch)
         recomputes = is_backward and is_recorded != self._is_recorded
         if phase != self._phase or recomputes:
-            self._stretch += 1
+            self._segment += 1
         self._is_recorded = is_recorded
         self._enter(phase)
 
-    def _enter(self, phase: Phase) -> None:
+    def _enter(self, phase: StepPhase) -> None:
         if phase != self._phase:
             self._phase = phase
-            self._told(phase)
+            self._on_phase(phase)
 
     def begin_step(self) -> None:
         """What follows is the first forward pass."""
-        self._enter(Phase(FORWARD, 1))
-        self._stretch += 1
+        self._enter(StepPhase(FORWARD, 1))
+        self._segment += 1
 
     def _seen(self, tensor: Tensor, operator: str) -> None:
         storage = tensor.untyped_storage()
@@ -240,8 +240,8 @@ class AllocationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         rows = tensor.numel() // max(1, tensor.shape[-1]) if tensor.dim() else 0
         is_logits = tensor.dim() > 0 and (rows, tensor.shape[-1]) in self._logits_shapes
         if is_logits and self._phase.name == FORWARD:
-            self._enter(Phase(LOSS, self._phase.micro_batch))
-        allocation = self._born(storage, operator)
+            self._enter(StepPhase(LOSS, self._phase.micro_batch))
+        allocation = self._record_allocation(storage, operator)
         if allocation is not None and is_logits:
             allocation.category = LOGITS
 
@@ -249,26 +249,26 @@ class AllocationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
             found = self._live.get(key)
             if found is not None and found[0] is reference:
                 del self._live[key]
-                self._died(found[1])
+                self._record_free(found[1])
 
         self._live[key] = (weakref.ref(storage, died), allocation)
 
-    def _born(self, storage: torch.UntypedStorage, operator: str) -> Allocation | None:
+    def _record_allocation(self, storage: torch.UntypedStorage, operator: str) -> Allocation | None:
         size = -(-storage.nbytes() // _BLOCK_BYTES) * _BLOCK_BYTES
         if not size:
             return None
         allocation = Allocation(
             bytes=size,
-            stretch=self._stretch,
+            segment=self._segment,
             is_recorded=self._is_recorded or self._phase.name in (FORWARD, LOSS),
             operator=operator,
         )
         self._note(1, allocation)
         return allocation
 
-    def _died(self, allocation: Allocation | None) -> None:
+    def _record_free(self, allocation: Allocation | None) -> None:
         if allocation is not None:
-            allocation.outlives_stretch = allocation.stretch != self._stretch
+            allocation.outlives_segment = allocation.segment != self._segment
             self._note(-1, allocation)
 
     def _note(self, sign: int, allocation: Allocation) -> None:
@@ -282,8 +282,8 @@ class AllocationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         reference, allocation = found
         if allocation is not None:
             allocation.category = GATHERED
-        self._died(allocation)
-        allocation = self._born(storage, "resize_")
+        self._record_free(allocation)
+        allocation = self._record_allocation(storage, "resize_")
         if allocation is not None:
             allocation.category = GATHERED
         self._live[storage_key(storage)] = (reference, allocation)

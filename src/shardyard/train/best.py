@@ -16,7 +16,7 @@ from shardyard.errors import CheckpointError, StorageError
 from shardyard.train.state import Progress
 
 
-def with_best_kept(
+def with_saved_best(
     checkpoints_dir: Path, progress: Progress, *, group: dist.ProcessGroup
 ) -> Progress:
     """Compare later evaluations with a checkpoint that is there. All ranks call it.
@@ -27,19 +27,19 @@ def with_best_kept(
     Raises:
         StorageError: ``best`` cannot be written.
     """
-    told: list[Progress | str] = [progress]
+    result: list[Progress | str] = [progress]
     if dist.get_rank(group) == 0:
         try:
-            told = [_kept(checkpoints_dir, progress)]
+            result = [_reconcile_best(checkpoints_dir, progress)]
         except StorageError as error:
-            told = [str(error)]
-    dist.broadcast_object_list(told, group=group, group_src=0)
-    if isinstance(told[0], str):
-        raise StorageError(told[0])
-    return told[0]
+            result = [str(error)]
+    dist.broadcast_object_list(result, group=group, group_src=0)
+    if isinstance(result[0], str):
+        raise StorageError(result[0])
+    return result[0]
 
 
-def _kept(checkpoints_dir: Path, progress: Progress) -> Progress:
+def _reconcile_best(checkpoints_dir: Path, progress: Progress) -> Progress:
     """With the best evaluation whose weights are on disk, or are those of the restored step."""
     step, named = progress.best_step, read_pointer(checkpoints_dir, "best")
     if step in (None, named):

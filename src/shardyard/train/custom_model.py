@@ -11,27 +11,27 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from shardyard.config.rules.custom_module import needs_mask
-from shardyard.config.rules.model import vocabulary_problems
+from shardyard.config.rules.model import check_vocabulary
 from shardyard.config.schema.recipe import Recipe
 from shardyard.data.loader import IGNORED, MicroBatch
 from shardyard.errors import Problem, RecipeError, RequestError
 from shardyard.models.attention import document_mask
 from shardyard.models.build import freeze
-from shardyard.models.folder_report import report_problems
+from shardyard.models.folder_report import loading_errors
 from shardyard.models.random import key_of
-from shardyard.parallel.apply import REMEDY, parallelize_own
+from shardyard.parallel.apply import REMEDY, parallelize_custom
 from shardyard.parallel.custom_module import (
     blocks_named,
-    module_problems,
-    refuse_differing_weights,
-    refuse_scalars,
+    check_weights_equal,
+    module_errors,
+    reject_scalars,
 )
-from shardyard.parallel.ddp import stays_whole
+from shardyard.parallel.ddp import is_replicated
 from shardyard.parallel.loss import VocabLoss
 from shardyard.parallel.low_precision import DTYPES
 from shardyard.parallel.mesh import Mesh
-from shardyard.python_program import look_in_current_folder
-from shardyard.tasks.custom import Loss, OwnComputation
+from shardyard.python_program import add_current_folder_to_path
+from shardyard.tasks.custom import CustomComputation, Loss
 
 _ROUNDING = 1e-4
 """Largest difference of logits in fp32, of the largest logit, that is rounding."""
@@ -47,7 +47,7 @@ def open_causal_lm(recipe: Recipe, folder: Path, *, vocab_size: int) -> PreTrain
             are not those of its config.json.
         RecipeError: The tokenizer has more tokens than it has rows.
     """
-    wrong: list[str] = []
+    errors: list[str] = []
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         config.use_cache = False
@@ -58,19 +58,17 @@ def open_causal_lm(recipe: Recipe, folder: Path, *, vocab_size: int) -> PreTrain
                 folder, config=config, dtype=torch.float32, use_safetensors=True,
                 local_files_only=True, ignore_mismatched_sizes=True, output_loading_info=True,
             )  # fmt: skip
-            wrong = report_problems(folder, told)
+            errors = loading_errors(folder, told)
     except (ValueError, OSError, ImportError, KeyError) as error:
         why = str(error).splitlines()[0]
         raise RequestError(
             f"transformers cannot open {folder} as a causal language model: {why} Code of the "
             "folder's own is not run. Make sure that this version of transformers knows the model."
         ) from error
-    if wrong:
-        raise RequestError("\n".join(wrong))
+    if errors:
+        raise RequestError("\n".join(errors))
     rows = model.get_input_embeddings().weight.shape[0]
-    found = vocabulary_problems(
-        tokenizer=str(recipe.data.tokenizer), vocab_size=vocab_size, rows=rows
-    )
+    found = check_vocabulary(tokenizer=str(recipe.data.tokenizer), vocab_size=vocab_size, rows=rows)
     if found:
         raise RecipeError(found, str(folder))
     opened: PreTrainedModel = model
@@ -98,7 +96,7 @@ def loss_of_documents(model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, Ten
 
 
 @torch.no_grad()
-def refuse_mixed_documents(model: PreTrainedModel, setting: str) -> None:
+def check_documents_separated(model: PreTrainedModel, setting: str) -> None:
     """Compute some short documents in two samples, and each alone.
 
     Args:
@@ -136,13 +134,13 @@ def refuse_mixed_documents(model: PreTrainedModel, setting: str) -> None:
 
 def _logits_of_documents(model: Any, tokens_BL: Tensor, positions_BL: Tensor) -> Tensor:
     """Of positions that begin anew transformers makes the mask; where it does not, it is given."""
-    given: dict[str, Tensor] = {}
+    kwargs: dict[str, Tensor] = {}
     if needs_mask(model.config.model_type):
         may_attend_B1LL = document_mask(positions_BL)
         zeros = torch.zeros(may_attend_B1LL.shape, device=positions_BL.device)
-        given["attention_mask"] = zeros.masked_fill(~may_attend_B1LL, _MASKED)
+        kwargs["attention_mask"] = zeros.masked_fill(~may_attend_B1LL, _MASKED)
     logits_BLV: Tensor = model(
-        input_ids=tokens_BL, position_ids=positions_BL, use_cache=False, **given
+        input_ids=tokens_BL, position_ids=positions_BL, use_cache=False, **kwargs
     ).logits
     return logits_BLV
 
@@ -154,7 +152,7 @@ def _logits_of_documents(model: Any, tokens_BL: Tensor, positions_BL: Tensor) ->
 # computes a micro-batch.
 
 
-def build_own(
+def build_custom(
     recipe: Recipe,
     mesh: Mesh,
     *,
@@ -162,7 +160,7 @@ def build_own(
     device: torch.device,
     control: dist.ProcessGroup,
     folder: Path | None = None,
-) -> OwnComputation:
+) -> CustomComputation:
     """Make, check and shard the model. All ranks call it together.
 
     Args:
@@ -175,10 +173,10 @@ def build_own(
     """
     place = str(recipe.model.module)
     torch.manual_seed(recipe.run.seed)
-    found: list[Problem] = []
+    errors: list[Problem] = []
     if folder is None:
-        model, loss = _made(place, vocab_size=vocab_size, seq_len=int(recipe.data.seq_len))
-        blocks, found = blocks_named(model, recipe.model.blocks, setting="model.blocks")
+        model, loss = _build_module(place, vocab_size=vocab_size, seq_len=int(recipe.data.seq_len))
+        blocks, errors = blocks_named(model, recipe.model.blocks, setting="model.blocks")
     else:
         place = str(folder)
         opened = open_causal_lm(recipe, folder, vocab_size=vocab_size)
@@ -186,22 +184,22 @@ def build_own(
         if not recipe.data.attends_across:
             is_whole = recipe.data.pack == "whole"
             setting = "data.pack=whole" if is_whole else "data.attend_across_documents=false"
-            refuse_mixed_documents(opened, setting)
+            check_documents_separated(opened, setting)
             loss = loss_of_documents
-    if not stays_whole(model, mesh, recipe):
-        refuse_scalars(model, or_whole="parallel.strategy=NO_SHARD in fp32")
-    found += module_problems(model, blocks, tp=1, setting="model.blocks")
-    if found:
-        raise RecipeError(found, place if folder is not None else f"model.module={place}")
-    refuse_differing_weights(model, control)
+    if not is_replicated(model, mesh, recipe):
+        reject_scalars(model, or_whole="parallel.strategy=NO_SHARD in fp32")
+    errors += module_errors(model, blocks, tp=1, setting="model.blocks")
+    if errors:
+        raise RecipeError(errors, place if folder is not None else f"model.module={place}")
+    check_weights_equal(model, control)
     model.float()  # master weights
-    freeze(model, recipe.model.frozen, held_in=DTYPES[recipe.precision.compute])
+    freeze(model, recipe.model.frozen, storage_dtype=DTYPES[recipe.precision.compute])
     model.to(device)
     remedy = REMEDY.format("parallel.zero=2")
-    norms = parallelize_own(model, mesh, recipe=recipe, blocks=blocks, words={}, remedy=remedy)
+    norms = parallelize_custom(model, mesh, recipe=recipe, blocks=blocks, words={}, remedy=remedy)
     reads = _Reads(recipe.run.seed, device)
     said_by = f"the loss of {place}"
-    return OwnComputation(model, mesh, loss, said_by=said_by, norms=norms, reads=reads)
+    return CustomComputation(model, mesh, loss, loss_name=said_by, norms=norms, reads=reads)
 
 
 class _Reads:
@@ -218,13 +216,13 @@ class _Reads:
         return dict(batch.cut().to(self._device).fields), not batch.is_padding
 
 
-def _made(place: str, *, vocab_size: int, seq_len: int) -> tuple[nn.Module, Loss]:
+def _build_module(import_path: str, *, vocab_size: int, seq_len: int) -> tuple[nn.Module, Loss]:
     """What the function of the user returns."""
-    answer = _function(place)(vocab_size=vocab_size, seq_len=seq_len)
+    answer = _function(import_path)(vocab_size=vocab_size, seq_len=seq_len)
     is_pair = isinstance(answer, tuple) and len(answer) == 2
     if not is_pair or not isinstance(answer[0], nn.Module) or not callable(answer[1]):
         raise RequestError(
-            f"model.module={place} returned {_shown(answer)}. It must return two things: an "
+            f"model.module={import_path} returned {_describe_result(answer)}. It must return two things: an "
             "nn.Module, and a function of (model, batch) that returns the sum of the losses of a "
             "batch and how many they are."
         )
@@ -232,26 +230,26 @@ def _made(place: str, *, vocab_size: int, seq_len: int) -> tuple[nn.Module, Loss
     return model, loss
 
 
-def _function(place: str) -> Callable[..., Any]:
-    module, _, name = place.partition(":")
-    look_in_current_folder()
+def _function(import_path: str) -> Callable[..., Any]:
+    module, _, name = import_path.partition(":")
+    add_current_folder_to_path()
     try:
-        found: Callable[..., Any] = getattr(import_module(module), name)
+        function: Callable[..., Any] = getattr(import_module(module), name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # something that the module itself imports
         raise RequestError(
-            f"model.module={place}: there is no module {error.name} here. Start the run where it "
+            f"model.module={import_path}: there is no module {error.name} here. Start the run where it "
             "is, set PYTHONPATH, or install it."
         ) from error
     except AttributeError as error:
         raise RequestError(
-            f"model.module={place}: {module} has no {name}. Name a function that makes the model."
+            f"model.module={import_path}: {module} has no {name}. Name a function that makes the model."
         ) from error
-    return found
+    return function
 
 
-def _shown(answer: Any) -> str:
+def _describe_result(answer: Any) -> str:
     if isinstance(answer, tuple):
         return f"({', '.join(type(each).__name__ for each in answer)})"
     return f"a {type(answer).__name__}"

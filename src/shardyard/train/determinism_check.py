@@ -23,7 +23,7 @@ _TIMES = 2
 
 
 @dataclass(frozen=True)
-class Bits:
+class RankBits:
     """What one rank has, that others must have too."""
 
     rank: int
@@ -32,7 +32,7 @@ class Bits:
     """Each time that it was computed."""
 
 
-def check_bits(training: Training, step: int) -> None:
+def check_determinism(training: Training, step: int) -> None:
     """Compare, and report each rank that is odd. All ranks call it together, between two steps.
 
     Args:
@@ -40,17 +40,17 @@ def check_bits(training: Training, step: int) -> None:
     """
     node, place = socket.gethostname(), training.mesh.data_rank % training.mesh.layout.dp_shard
     told = training.gather((place, _weights(training), _losses(training, step), node))
-    found: dict[int, str] = {}
+    causes: dict[int, str] = {}
     for shard in range(training.mesh.layout.dp_shard):
-        weights = [Bits(r, n, (w,)) for r, (p, w, _, n) in enumerate(told) if p == shard]
-        found |= odd_ones(weights, "its copy of the weights")
-    losses = [Bits(rank, n, each) for rank, (_, _, each, n) in enumerate(told)]
-    found |= odd_ones(losses, "its loss of the same micro-batch")
-    for rank, cause in found.items():
+        weights = [RankBits(r, n, (w,)) for r, (p, w, _, n) in enumerate(told) if p == shard]
+        causes |= find_outliers(weights, "its copy of the weights")
+    losses = [RankBits(rank, n, each) for rank, (_, _, each, n) in enumerate(told)]
+    causes |= find_outliers(losses, "its loss of the same micro-batch")
+    for rank, cause in causes.items():
         training.report("device_problem", step=step, rank=rank, node=told[rank][3], cause=cause)
 
 
-def odd_ones(all_ranks: Sequence[Bits], what: str) -> dict[int, str]:
+def find_outliers(all_ranks: Sequence[RankBits], what: str) -> dict[int, str]:
     """Rank -> what is told of it, for those whose bits are not those of the others."""
     counts = Counter(bits for each in all_ranks for bits in each.bits)
     usual, most = counts.most_common(1)[0]

@@ -31,28 +31,28 @@ from shardyard.families.shape import ModelShape
 from shardyard.io.files import parse_json
 from shardyard.parallel.mesh import build_mesh
 from shardyard.tasks.lookup import task_class
-from shardyard.tasks.loss_computation import Part
+from shardyard.tasks.loss_computation import LossSums
 from shardyard.train.allocations import (
     GRADIENTS,
     OPTIMIZER,
     PARAMETERS,
     SET_UP,
     AllocationLog,
-    Phase,
+    StepPhase,
 )
 from shardyard.train.loss_scaling import LossScaling
-from shardyard.train.setup import averages_of, build_optimizer, build_sharded
+from shardyard.train.setup import build_optimizer, build_sharded, ema_of
 from shardyard.train.state import OF_OPTIMIZER
 from shardyard.train.step import Stepper
 
-Told = Callable[[str, int, int], None]
+OnPhase = Callable[[str, int, int], None]
 """Is told of each phase as it begins: its name, how many were before it, how many there are."""
 
 _OF_EACH_PASS = 3
 """Forward, loss and backward."""
 
 
-def _untold(_phase: str, _done: int, _of: int) -> None:
+def _ignore_phase(_phase: str, _done: int, _of: int) -> None:
     pass
 
 
@@ -62,7 +62,7 @@ def dry_run(
     layout: Layout,
     *,
     most_passes: int = 2,
-    told: Told = _untold,
+    on_phase: OnPhase = _ignore_phase,
 ) -> dict[str, Any]:
     """Build the model and take one step as rank 0, which holds most.
 
@@ -83,7 +83,7 @@ def dry_run(
         )
     started = time.monotonic()
     passes = min(most_passes, _passes(recipe, layout))
-    phases = _Phases(told, passes=passes)
+    phases = _Phases(on_phase, passes=passes)
     phases.begin(f"building the model for {layout.world_size:,} ranks")
     chunk = recipe.memory.loss_chunk
     log = AllocationLog(
@@ -91,7 +91,7 @@ def dry_run(
         tokens=_logits_rows(recipe, shape, layout),
         micro_batches=passes,
         chunk=chunk if isinstance(chunk, int) else None,
-        told=phases.of_step,
+        on_phase=phases.of_step,
     )
     with _rank_0_of(layout.world_size):
         _take_a_step(recipe, shape, layout, log=log, passes=passes)
@@ -109,17 +109,17 @@ def dry_run(
 class _Phases:
     """Counts what has begun."""
 
-    def __init__(self, told: Told, *, passes: int) -> None:
-        self._told, self._passes = told, passes
+    def __init__(self, on_phase: OnPhase, *, passes: int) -> None:
+        self._on_phase, self._passes = on_phase, passes
         self._of = 3 + _OF_EACH_PASS * passes  # the model, the optimizer step, the peaks
-        self._begun = 0
+        self._started = 0
 
     def begin(self, name: str) -> None:
         """Say that a phase begins."""
-        self._told(name, self._begun, self._of)
-        self._begun += 1
+        self._on_phase(name, self._started, self._of)
+        self._started += 1
 
-    def of_step(self, phase: Phase) -> None:
+    def of_step(self, phase: StepPhase) -> None:
         """The same of a phase of the step."""
         which = f", micro-batch {phase.micro_batch} of {self._passes}" if phase.micro_batch else ""
         self.begin(f"{phase.name}{which}")
@@ -147,17 +147,17 @@ def _take_a_step(
     computation = build_sharded(recipe, shape, mesh, device=device)
     with torch_private.fake_tensors(), log:
         optimizer = build_optimizer(recipe, computation, mesh, device=device)
-        averages = averages_of(recipe, computation)
+        averages = ema_of(recipe, computation)
         stepper = _Watched(
             computation,
             optimizer,
             mesh,
             device=device,
             grad_clip=recipe.optim.grad_clip,
-            averages=averages,
+            ema=averages,
             scaling=LossScaling.of(recipe, device=device),
         )
-        tensors = stepper.held()
+        tensors = stepper.state_tensors()
         log.mark(computation.model.buffers(), PARAMETERS)
         for kind, category in (("model.", PARAMETERS), (OF_OPTIMIZER, OPTIMIZER)):
             log.mark((held for name, held in tensors.items() if name.startswith(kind)), category)
@@ -173,7 +173,7 @@ class _Watched(Stepper):
 
     log: AllocationLog
 
-    def accumulate(self, batches: Sequence[MicroBatch]) -> Part:
+    def accumulate(self, batches: Sequence[MicroBatch]) -> LossSums:
         found = super().accumulate(batches)
         self.log.mark(self._optimizer.gradients(), GRADIENTS)
         return found
@@ -211,7 +211,7 @@ def main() -> int:
             Recipe.model_validate(request["recipe"]),
             ModelShape(**request["shape"]),
             Layout(**request["layout"]),
-            told=_tell,
+            on_phase=_print_phase,
         )
     except ShardyardError as error:
         print(error, file=sys.stderr)
@@ -220,7 +220,7 @@ def main() -> int:
     return 0
 
 
-def _tell(phase: str, done: int, of: int) -> None:
+def _print_phase(phase: str, done: int, of: int) -> None:
     print(json.dumps({"phase": phase, "done": done, "of": of}), flush=True)
 
 

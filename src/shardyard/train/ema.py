@@ -13,14 +13,14 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from shardyard.checkpoint.ema import average_name
+from shardyard.checkpoint.ema import ema_name
 from shardyard.models.batch_norm import batch_norms_in
 from shardyard.parallel.gradients import local_part, placed_like
 
-_STEPS = average_name("steps")
+_STEPS = ema_name("steps")
 
 
-class Averages:
+class WeightEma:
     """Follows a sharded model, shard by shard."""
 
     def __init__(self, model: nn.Module, *, decay: float) -> None:
@@ -40,7 +40,7 @@ class Averages:
         device = next((now.device for now, _ in self._pairs.values()), torch.device("cpu"))
         self._steps = torch.zeros((), dtype=torch.float32, device=device)
         self._tensors = {
-            average_name(name): placed_like(followed[name], average)
+            ema_name(name): placed_like(followed[name], average)
             for name, (_, average) in self._pairs.items()
         } | {_STEPS: self._steps}
 
@@ -68,7 +68,7 @@ class Averages:
             average.lerp_(now, share)
 
     @contextmanager
-    def in_place(self) -> Iterator[None]:
+    def swapped_in(self) -> Iterator[None]:
         """The model has its averages meanwhile, and they what it had."""
         self._exchange()
         try:

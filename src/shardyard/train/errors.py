@@ -9,7 +9,7 @@ import torch.distributed as dist
 from shardyard.checkpoint.save import Abandoned
 from shardyard.errors import OutOfMemoryError, TrainingError
 from shardyard.io.files import read_json_object
-from shardyard.parallel.device import free_memory_bytes, held_memory_bytes
+from shardyard.parallel.device import allocated_memory_bytes, free_memory_bytes
 from shardyard.rundir.layout import RunDir
 from shardyard.train.state import local_bytes, memory_by_kind
 from shardyard.train.step import StepResult
@@ -17,11 +17,11 @@ from shardyard.train.training import Training
 from shardyard.units import format_bytes
 
 
-def too_many_skipped(step: int, result: StepResult, *, newest: int) -> TrainingError:
+def too_many_skipped(step: int, result: StepResult, *, latest: int) -> TrainingError:
     """The loss or the gradients of too many steps in a row were not finite.
 
     Args:
-        newest: Step of the newest durable checkpoint; 0: there is none.
+        latest: Step of the newest durable checkpoint; 0: there is none.
     """
     first = "precision.compute=fp32 if it was not"
     if result.loss_scale is not None and math.isfinite(result.loss):
@@ -30,39 +30,39 @@ def too_many_skipped(step: int, result: StepResult, *, newest: int) -> TrainingE
         f"step {step}: loss {result.loss}, gradient norm {result.grad_norm}; "
         f"{result.skipped_in_row} steps in a row were skipped because they were not finite. "
         f"Restarting would repeat them. Resume with {first}, or start "
-        f"a new run with a lower optim.lr or optim.grad_clip. {_newest(newest)}"
+        f"a new run with a lower optim.lr or optim.grad_clip. {_describe_latest(latest)}"
     )
 
 
-def scale_too_small(step: int, scale: float, *, newest: int) -> TrainingError:
+def scale_too_small(step: int, scale: float, *, latest: int) -> TrainingError:
     """Gradients overflow with the least scale that helps anybody.
 
     Args:
-        newest: Step of the newest durable checkpoint; 0: there is none.
+        latest: Step of the newest durable checkpoint; 0: there is none.
     """
     return TrainingError(
         f"step {step}: gradients overflow fp16 with a loss scale of {scale:g}, after the steps "
         "before have halved it as far as makes sense: not the scale makes them so large. Resume "
         "with precision.compute=fp32, or bf16 where the device has it, or start a new run with a "
-        f"lower optim.lr. {_newest(newest)}"
+        f"lower optim.lr. {_describe_latest(latest)}"
     )
 
 
-def not_saved(save: Abandoned, *, newest: int) -> TrainingError:
+def not_saved(save: Abandoned, *, latest: int) -> TrainingError:
     """The state itself is not finite; no later save of this process could succeed.
 
     Args:
-        newest: Step of the newest durable checkpoint; 0: there is none.
+        latest: Step of the newest durable checkpoint; 0: there is none.
     """
     return TrainingError(
         f"step {save.step} was not saved, as the state is not finite: {save.reason}. No step can "
-        f"mend that. {_newest(newest)} Resume the run: after the fault of a device it goes on; if "
+        f"mend that. {_describe_latest(latest)} Resume the run: after the fault of a device it goes on; if "
         "the same comes again, resume with precision.compute=fp32, or start a new run with a lower "
         "optim.lr or optim.grad_clip."
     )
 
 
-def _newest(step: int) -> str:
+def _describe_latest(step: int) -> str:
     """What a resume would go on from."""
     if not step:
         return "There is no checkpoint yet."
@@ -116,7 +116,7 @@ def out_of_memory(
     words = [
         f"rank {dist.get_rank()} ran out of memory on {device} {where} "
         f"({str(error).strip().splitlines()[0][:200] if str(error).strip() else 'no memory'}).",
-        _held(device, training),
+        _describe_usage(device, training),
         _planned(plan),
         _advice(plan, run_dir),
     ]
@@ -126,11 +126,11 @@ def out_of_memory(
     return RuntimeError(text)
 
 
-def _held(device: torch.device, training: Training | None) -> str:
-    total, free = held_memory_bytes(device), free_memory_bytes(device)
+def _describe_usage(device: torch.device, training: Training | None) -> str:
+    total, free = allocated_memory_bytes(device), free_memory_bytes(device)
     kinds = {"parameters": 0, "gradients": 0, "optimizer state": 0}
     if training is not None:
-        by_kind = memory_by_kind(training.stepper.held(), device)
+        by_kind = memory_by_kind(training.stepper.state_tensors(), device)
         kinds["parameters"] = by_kind["parameters_bytes"]
         kinds["optimizer state"] = by_kind["optimizer_bytes"]
         kinds["gradients"] = sum(map(local_bytes, training.stepper.gradients()))
@@ -171,7 +171,7 @@ def _plan(run_dir: RunDir, attempt: int, phase: int) -> dict[str, Any]:
     try:
         content = read_json_object(run_dir.plan(attempt))
         phases = content.get("phases") or [content]
-        found: dict[str, Any] = phases[phase]
+        plan: dict[str, Any] = phases[phase]
     except (OSError, ValueError, LookupError, AttributeError):
         return {}
-    return found
+    return plan

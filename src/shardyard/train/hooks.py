@@ -5,11 +5,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 
-from shardyard.checkpoint.staging import Memory
+from shardyard.checkpoint.staging import MemoryProvider
 from shardyard.rundir.jsonl import EventWriter
 
 
-class Phase(IntEnum):
+class WorkerPhase(IntEnum):
     """What a rank is at; each takes its own time."""
 
     SET_UP = 0
@@ -38,14 +38,14 @@ class Phase(IntEnum):
         return self.name.lower().replace("_", " ")
 
 
-class Notes:
+class Heartbeat:
     """Where a rank notes what it does, for whoever watches it from outside; this one forgets it."""
 
-    def enter(self, phase: Phase) -> None:
+    def enter(self, phase: WorkerPhase) -> None:
         """Be at this phase from now on."""
 
     @contextmanager
-    def during(self, phase: Phase) -> Iterator[None]:  # noqa: ARG002
+    def during(self, phase: WorkerPhase) -> Iterator[None]:  # noqa: ARG002
         """Be at a phase while it is open, and then at the one before again."""
         yield
 
@@ -57,7 +57,7 @@ class Notes:
         """It is over, as far as this process waits for it."""
 
 
-_NO_NOTES = Notes()
+_NO_NOTES = Heartbeat()
 
 
 def _nothing(_step: int) -> None:
@@ -92,9 +92,9 @@ class Hooks:
     """Whether this process was asked to finish its step, save and leave."""
     events: EventWriter | None
     """Writes events.jsonl; rank 0 has it, the others do not."""
-    memory: Memory = no_memory
+    memory: MemoryProvider = no_memory
     """The node's memory that outlives this process, by label."""
     faults: Faults = Faults()
     """What a drill asks for; nothing in a real run."""
-    notes: Notes = _NO_NOTES
+    heartbeat: Heartbeat = _NO_NOTES
     """Outside an agent nobody reads them."""

@@ -7,20 +7,20 @@ import torch.distributed as dist
 
 from shardyard.config.image_classes import folder_head
 from shardyard.config.resolved import Resolved
-from shardyard.config.rules.images import step_problems
+from shardyard.config.rules.images import check_step_batch
 from shardyard.errors import RecipeError
 from shardyard.models.build import freeze
 from shardyard.models.images import (
+    add_image_dropout,
     blocks_of_network,
     build_network,
     fill_network,
     load_network,
-    make_it_drop,
     set_batch_norm_momentum,
 )
 from shardyard.models.random import SampleKeys
-from shardyard.parallel.apply import parallelize_own
-from shardyard.parallel.custom_module import refuse_differing_weights
+from shardyard.parallel.apply import parallelize_custom
+from shardyard.parallel.custom_module import check_weights_equal
 from shardyard.parallel.low_precision import DTYPES
 from shardyard.parallel.mesh import Mesh
 from shardyard.tasks.images import ImageComputation
@@ -40,7 +40,7 @@ def build_image_network(
     """
     recipe, network = resolved.recipe, resolved.network
     assert network is not None
-    problems = list(step_problems(recipe, ranks=mesh.layout.data_ranks))
+    problems = list(check_step_batch(recipe, ranks=mesh.layout.data_ranks))
     if problems:  # nodes may have gone since the recipe was resolved
         raise RecipeError(problems, "the ranks that there are")
     seed, settings = recipe.run.seed, recipe.model
@@ -53,13 +53,13 @@ def build_image_network(
         head = folder_head(resolved)
         rows = None if head is None else head.rows
         load_network(model, network, folder, seed=seed, rows=rows)
-    refuse_differing_weights(model, control)
+    check_weights_equal(model, control)
     if isinstance(settings.batch_norm_momentum, float):
         set_batch_norm_momentum(model, settings.batch_norm_momentum)
-    freeze(model, settings.frozen, held_in=DTYPES[recipe.precision.compute])
+    freeze(model, settings.frozen, storage_dtype=DTYPES[recipe.precision.compute])
     model.to(device)
     keys = SampleKeys()
-    make_it_drop(
+    add_image_dropout(
         model,
         network,
         dropout=settings.dropout,
@@ -68,7 +68,7 @@ def build_image_network(
         keys=keys,
     )
     blocks = blocks_of_network(model, network)
-    norms = parallelize_own(model, mesh, recipe=recipe, blocks=blocks, words={}, keys=keys)
+    norms = parallelize_custom(model, mesh, recipe=recipe, blocks=blocks, words={}, keys=keys)
     return ImageComputation(
         model,
         mesh,

@@ -48,18 +48,18 @@ def open_interval(
     """
     if every != "auto":
         return Interval(every, first_step=first_step)
-    found: list[Any] = [0.0, 0]
+    values: list[Any] = [0.0, 0]
     if dist.get_rank() == 0:
-        found = [
+        values = [
             measured_mtbf_s(kind, run_dir, attempt, losses),
             first_every(kind, run_dir),
         ]
-    dist.broadcast_object_list(found, group=group, group_src=0)
+    dist.broadcast_object_list(values, group=group, group_src=0)
     return Interval(
         every,
         first_step=first_step,
-        first_every=found[1],
-        mtbf_s=found[0],
+        first_every=values[1],
+        mtbf_s=values[0],
         group=group,
         report=None if events is None else partial(events.write, kind),
     )
@@ -70,16 +70,16 @@ def measured_mtbf_s(kind: Kind, run_dir: RunDir, attempt: int, losses: Collectio
 
     What was expected counts as one failure seen after so long; each real one is one more.
     """
-    begun_t: dict[int, float] = {}
+    started_t: dict[int, float] = {}
     ended_t: dict[int, float] = {}
     lost: set[tuple[int, int]] = set()
     for event in read_lines(run_dir.events):
         number, t = event["attempt"], event["t"]
-        begun_t.setdefault(number, t)
+        started_t.setdefault(number, t)
         ended_t[number] = t
         if event["kind"] in losses:
             lost.add((number, event["generation"]))
-    trained_s = sum(ended_t[number] - begun_t[number] for number in begun_t)
+    trained_s = sum(ended_t[number] - started_t[number] for number in started_t)
     planned = _planned(run_dir, attempt, _EXPECTED[kind])
     expected_s = UNKNOWN_MTBF_S if planned is None else planned
     return (expected_s + trained_s) / (1 + len(lost))

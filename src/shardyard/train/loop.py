@@ -18,7 +18,7 @@ from torch.profiler import record_function
 from shardyard.checkpoint.save import Abandoned, Durable
 from shardyard.config.formulas import Batch
 from shardyard.config.resolved import fingerprint
-from shardyard.config.tasks import BITS_PER_BYTE, judged_by
+from shardyard.config.tasks import BITS_PER_BYTE, target_metric
 from shardyard.log import warn
 from shardyard.observe.metrics import StepTimes
 from shardyard.observe.profiler_ranges import DATA
@@ -28,9 +28,9 @@ from shardyard.rundir.metric_keys import EXPERT_LOAD
 from shardyard.torch_private import compile_seconds
 from shardyard.train.errors import not_saved, scale_too_small, too_many_skipped
 from shardyard.train.evaluate import evaluate, evaluation_due
-from shardyard.train.hooks import Phase
+from shardyard.train.hooks import WorkerPhase
 from shardyard.train.loss_scaling import LEAST
-from shardyard.train.optim import lr_at, put_nan, turn_bit
+from shardyard.train.optim import flip_bit, inject_nan, lr_at
 from shardyard.train.pauses import RunningClock
 from shardyard.train.profile import NO_PROFILES, Profiling
 from shardyard.train.router_watch import RouterWatch
@@ -62,35 +62,35 @@ class Loop:
         self.profiles = profiles
         self.recipe = training.resolved.recipe
         self.progress = training.progress
-        self.notes = training.hooks.notes
+        self.heartbeat = training.hooks.heartbeat
         self.saved_step = self.durable_step = training.durable_step
         self.snapshot_step = training.progress.step
         self.skipped_in_row = round(training.stepper.skipped_in_row.item())
-        self.save_put_off = self._lost_a_save()
+        self.save_deferred = self._has_missed_save()
         self.abandoned: Abandoned | None = None
         self.clock = RunningClock()
         self.step_ended_at = self.clock.now()
         self.first_step = training.progress.step + 1
-        self.unread: _Launched | None = None
+        self.in_flight: _Launched | None = None
         self.drain = False
         self.target_met = self._is_target(training.progress.scores)
         self.blocked_s = 0.0
-        self.limit_told = False
+        self.limit_reported = False
         shape = training.resolved.shape
         self.router_watch = RouterWatch(
             experts=0 if shape is None else shape.num_experts,
-            visits=0 if shape is None else shape.num_experts_per_tok,
+            experts_per_token=0 if shape is None else shape.num_experts_per_tok,
             router_aux_loss=self.recipe.model.router_aux_loss,
         )
-        self._heard_profile = False
+        self._profile_requested = False
         self._batch = Batch.of(self.recipe.optim, devices=training.world_size)
 
     def run(self) -> str:
         """Step until the run's length or target is reached, or until a rank is to drain."""
-        with self.profiles.looking(), self.clock.watching():
-            if self.save_put_off:
+        with self.profiles.polling(), self.clock.watching():
+            if self.save_deferred:
                 self._save()
-            while not self._may_end():
+            while not self._should_stop():
                 self.step()
             return self._end()
 
@@ -103,36 +103,36 @@ class Loop:
         """One optimizer step, and what is due after it."""
         next_step = self.progress.step + 1
         began = self.clock.now()
-        still_s = self.profiles.before_step(next_step, is_wanted=self._heard_profile)
-        self._leave_out(still_s, began)
+        still_s = self.profiles.before_step(next_step, is_requested=self._profile_requested)
+        self._exclude_from_step_time(still_s, began)
         is_unlike_others = self.steps_done == 0 or self.profiles.is_open
-        self.notes.begin_step(next_step, is_first=is_unlike_others)
+        self.heartbeat.begin_step(next_step, is_first=is_unlike_others)
         launched = self._launch()
         self._read_result()
-        self.unread = launched
+        self.in_flight = launched
         step = self.progress.step
         evaluation_due = self._evaluation_due(step)
-        save_due = self.training.save_interval.is_due(step) or self.save_put_off
+        save_due = self.training.save_interval.is_due(step) or self.save_deferred
         kept = self.training.snapshots
         snapshot_due = kept is not None and kept.is_due(step)
         if launched.pending.is_ready or evaluation_due or save_due or snapshot_due:
             self._read_result()
-        self.notes.end_step()
-        with self.profiles.apart():
+        self.heartbeat.end_step()
+        with self.profiles.outside_steps():
             if evaluation_due:
                 self._evaluate()
             if save_due:
                 self._save()
             if snapshot_due:
                 self._take_snapshot()
-            self._check_bits(step)
+            self._check_determinism(step)
             self._report_saves()
         began = self.clock.now()
-        self._leave_out(self.profiles.after_step(), began)
+        self._exclude_from_step_time(self.profiles.after_step(), began)
         if self.abandoned is not None and not self.drain:
-            raise not_saved(self.abandoned, newest=self.durable_step)
+            raise not_saved(self.abandoned, latest=self.durable_step)
 
-    def _may_end(self) -> bool:
+    def _should_stop(self) -> bool:
         """Whether the run is complete, or is to drain and no better state is to be hoped for."""
         if not (self._is_complete() or self.drain):
             return False
@@ -145,11 +145,11 @@ class Loop:
     def _launch(self) -> _Launched:
         """Give the next step to the device."""
         began = self.clock.now()
-        with self.notes.during(Phase.DATA), record_function(DATA):
+        with self.heartbeat.during(WorkerPhase.DATA), record_function(DATA):
             batches = next(self.training.loader)
         wait_s = min(self.training.loader.wait_s, self.clock.now() - began)
         step = self.progress.step + 1
-        self._tell_data_limit(step)
+        self._report_data_limit(step)
         if self.recipe.observe.sample_ids:
             log_samples(step, batches, self.training.train_source)
         position = self.progress.position + self._batch.samples
@@ -164,28 +164,28 @@ class Loop:
             batches,
             lr=lr,
             drain=drain,
-            profile=self.profiles.is_wanted,
+            profile=self.profiles.is_requested,
             poisoned=step in faults.gradient_steps,
         )
         if step in faults.weight_steps:
-            put_nan(self.training.tensors.values())
+            inject_nan(self.training.tensors.values())
         if step in faults.bit_steps:
-            turn_bit(self.training.tensors.values())
+            flip_bit(self.training.tensors.values())
         self.progress.step, self.progress.scores = step, {}
         self.progress.position = position
         return _Launched(pending=pending, step=step, position=position, lr=lr, data_wait_s=wait_s)
 
-    def _tell_data_limit(self, step: int) -> None:
+    def _report_data_limit(self, step: int) -> None:
         """Say once that steps wait for samples that cannot come any quicker."""
-        limit = None if self.limit_told else self.training.train_source.limit
+        limit = None if self.limit_reported else self.training.train_source.limit
         if limit is not None:
-            self.limit_told = True
+            self.limit_reported = True
             warn(limit)
             self.training.report("data_limit", step=step, reason=limit)
 
     def _read_result(self) -> None:
         """Read the result of the launched step, if any, write its line and act on it."""
-        launched, self.unread = self.unread, None
+        launched, self.in_flight = self.in_flight, None
         if launched is None:
             return
         result = launched.pending.read()
@@ -199,27 +199,27 @@ class Loop:
                 compiled = {"compile_s": compile_seconds()}
             self.training.report("first_step", step=launched.step, seconds=step_time_s, **compiled)
         else:
-            self.profiles.saw_step(step_time_s)
-        self._heard_profile = result.profile_requested
+            self.profiles.record_step_time(step_time_s)
+        self._profile_requested = result.profile_requested
         self._write_line(launched, result, step_time_s)
         self.drain = self.drain or result.drain_requested
         self.skipped_in_row = result.skipped_in_row
-        self._refuse_hopeless(launched.step, result)
+        self._check_recoverable(launched.step, result)
 
-    def _refuse_hopeless(self, step: int, result: StepResult) -> None:
+    def _check_recoverable(self, step: int, result: StepResult) -> None:
         """End a run whose steps are skipped for a reason that does not go away."""
         is_too_small = self._has_least_scale(result)
         if result.skipped_in_row <= self.recipe.optim.max_skipped_steps and not is_too_small:
             return
-        with self.notes.during(Phase.WRITE):
+        with self.heartbeat.during(WorkerPhase.WRITE):
             self.training.saver.wait()
         self._report_saves()
         if self.abandoned is not None:
-            raise not_saved(self.abandoned, newest=self.durable_step)
+            raise not_saved(self.abandoned, latest=self.durable_step)
         if is_too_small:
             assert result.loss_scale is not None
-            raise scale_too_small(step, result.loss_scale, newest=self.durable_step)
-        raise too_many_skipped(step, result, newest=self.durable_step)
+            raise scale_too_small(step, result.loss_scale, latest=self.durable_step)
+        raise too_many_skipped(step, result, latest=self.durable_step)
 
     def _has_least_scale(self, result: StepResult) -> bool:
         """Whether gradients overflow though no smaller loss scale is worth trying."""
@@ -273,7 +273,7 @@ class Loop:
         training, progress = self.training, self.progress
         assert training.eval_source is not None and isinstance(self.recipe.optim.micro_batch, int)
         started = self.clock.now()
-        with self.notes.during(Phase.EVALUATE), training.judged():
+        with self.heartbeat.during(WorkerPhase.EVALUATE), training.evaluation_weights():
             result = evaluate(
                 training.task,
                 training.eval_source,
@@ -298,7 +298,7 @@ class Loop:
             line = {"step": progress.step, "epoch": round(epoch, 6), "eval": scores}
             sink.write({**line, **({"eval_sources": result.parts} if result.parts else {})})
         # a best step is one that can be saved: finite, and not skipped
-        by, metrics = judged_by(self.recipe.run.target), training.task_row.targets
+        by, metrics = target_metric(self.recipe.run.target), training.task_row.targets
         is_counted = math.isfinite(result.loss) and not self.skipped_in_row
         is_best = is_counted and progress.is_best(scores[by], by=by, metric=metrics[by])
         progress.scores = {name: each for name, each in scores.items() if math.isfinite(each)}
@@ -323,12 +323,12 @@ class Loop:
         the last step of a run there is none to wait for: then nothing older makes room for it.
         """
         training, step = self.training, self.progress.step
-        self.save_put_off = self.skipped_in_row > 0 and not self._is_complete()
-        if self.saved_step == step or self.save_put_off:
+        self.save_deferred = self.skipped_in_row > 0 and not self._is_complete()
+        if self.saved_step == step or self.save_deferred:
             return
         started = self.clock.now()
-        with self.notes.during(Phase.SAVE):
-            training.stepper.settle()
+        with self.heartbeat.during(WorkerPhase.SAVE):
+            training.stepper.synchronize()
             blocked_s = training.saver.save(
                 step,
                 training.tensors,
@@ -343,22 +343,22 @@ class Loop:
         self.saved_step = self.snapshot_step = step
         self._count_blocked(blocked_s)
 
-    def _lost_a_save(self) -> bool:
+    def _has_missed_save(self) -> bool:
         """Whether a save was due at or before the snapshot that the run went on from."""
         step, newest = self.progress.step, self.durable_step
-        is_due = self.training.save_interval.was_due(step, newest=newest)
+        is_due = self.training.save_interval.was_due(step, latest=newest)
         return is_due or (step > newest and self._is_best(step))
 
     def _is_best(self, step: int) -> bool:
         return self.recipe.checkpoint.keep_best and self.progress.best_step == step
 
-    def _check_bits(self, step: int) -> None:
+    def _check_determinism(self, step: int) -> None:
         """Compare what all ranks compute of one micro-batch, where that is due."""
         every = self.recipe.elastic.check_bits_every
         if every is None or step % every:
             return
         started = self.clock.now()
-        with self.notes.during(Phase.EVALUATE):
+        with self.heartbeat.during(WorkerPhase.EVALUATE):
             self.training.check_bits(self.training, step)
         self.step_ended_at += self.clock.now() - started
 
@@ -369,8 +369,8 @@ class Loop:
             return
         assert training.snapshots is not None
         started = self.clock.now()
-        with self.notes.during(Phase.SAVE):
-            training.stepper.settle()
+        with self.heartbeat.during(WorkerPhase.SAVE):
+            training.stepper.synchronize()
             blocked_s = training.snapshots.take(step, training.tensors, self._values())
         self._count_blocked(min(blocked_s, self.clock.now() - started))
         self.snapshot_step = step
@@ -385,7 +385,7 @@ class Loop:
             skipped_in_row=round(training.stepper.skipped_in_row.item()),
             loss_scale=None if scaling is None else scaling.values(),
             exponents=None if exact is None else exact.values(),
-            fingerprint=fingerprint(training.resolved, training.task.computation.held),
+            fingerprint=fingerprint(training.resolved, training.task.computation.fixed_settings),
         )
 
     def _count_blocked(self, seconds: float) -> None:
@@ -393,9 +393,9 @@ class Loop:
         self.blocked_s += seconds
         self.step_ended_at += seconds
 
-    def _leave_out(self, seconds: float, began: float) -> None:
+    def _exclude_from_step_time(self, seconds: float, started_at: float) -> None:
         """Count what a profile took apart from the steps, without a pause in it."""
-        self.step_ended_at += min(seconds, self.clock.now() - began)
+        self.step_ended_at += min(seconds, self.clock.now() - started_at)
 
     def _report_pauses(self, step: int) -> None:
         for pause in self.clock.take_pauses():
@@ -403,7 +403,7 @@ class Loop:
 
     def _report_saves(self) -> None:
         """Report what the background writer has finished; raises what went wrong there."""
-        with self.notes.during(Phase.WRITE):  # it may wait for the slowest rank's
+        with self.heartbeat.during(WorkerPhase.WRITE):  # it may wait for the slowest rank's
             saves = self.training.saver.poll()
         for save in saves:
             if isinstance(save, Durable):
@@ -420,12 +420,12 @@ class Loop:
         """Make the last step durable; where a drain cannot, the checkpoint before it stands."""
         self.profiles.end(is_draining=not self._is_complete(), is_last=self.training.is_last)
         self._save()
-        self.notes.enter(Phase.WRITE)
+        self.heartbeat.enter(WorkerPhase.WRITE)
         self.training.saver.wait()
         self._report_saves()
         self._report_pauses(self.progress.step)
         if not self._is_complete():
             return DRAINED
         if self.abandoned is not None:
-            raise not_saved(self.abandoned, newest=self.durable_step)
+            raise not_saved(self.abandoned, latest=self.durable_step)
         return FINISHED

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardyard.parallel.step_counters import Statistics
-from shardyard.tasks.loss_computation import Part
+from shardyard.tasks.loss_computation import LossSums
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Totals:
 
 
 def sum_over_ranks(
-    part: Part,
+    part: LossSums,
     *,
     device: torch.device,
     others: Sequence[float | Tensor] = (),

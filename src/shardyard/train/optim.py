@@ -13,11 +13,11 @@ from typing import assert_never
 import torch
 from torch import Tensor, nn
 
-from shardyard.config.optimizers import averages_of, optimizer_of
+from shardyard.config.optimizers import optimizer_of, state_tensor_names
 from shardyard.config.schema.recipe import Optim
 from shardyard.models.local_shard import parameter_of
-from shardyard.parallel.gradients import WholeNorms, local_part, placed_like, square_sum
-from shardyard.parallel.low_precision import DTYPES, ComputeCopies
+from shardyard.parallel.gradients import ParamNorms, local_part, placed_like, square_sum
+from shardyard.parallel.low_precision import DTYPES, LowPrecisionCopies
 from shardyard.torch_private import foreach_copy_
 from shardyard.train.optimizer_offload import GRADIENT, MOVED_ELEMENTS, WEIGHT, StatesOnHost
 from shardyard.train.optimizers import MakeUpdate, State, Update, make_one_pass, make_update
@@ -35,37 +35,38 @@ class ShardOptimizer:
         optim: Optim,
         *,
         states: str = "fp32",
-        held_twice: Collection[str] = (),
+        tied_across_stages: Collection[str] = (),
         names: Collection[str] | None = None,
         widened_elements: int = _WIDENED_ELEMENTS,
         on_host: StatesOnHost | None = None,
         moved_elements: int = MOVED_ELEMENTS,
-        given_as: Callable[[Mapping[str, nn.Parameter], MakeUpdate], Update] | None = None,
-        copies: ComputeCopies | None = None,
+        wrap_update: Callable[[Mapping[str, nn.Parameter], MakeUpdate], Update] | None = None,
+        copies: LowPrecisionCopies | None = None,
     ) -> None:
         """Take a model that has its storage. Matrices decay, norms and biases do not; what is
         frozen has no state.
 
         Args:
             states: Format in which averages are held, as precision.optimizer_states.
-            held_twice: Names of parameters that two pipeline stages hold, with equal gradients.
+            tied_across_stages: Names of parameters that two pipeline stages hold, with equal
+                gradients.
             names: Names of the parameters of all stages; None: there is one stage.
             widened_elements: Most parameters whose bf16 averages are fp32 at the same time.
             on_host: What moves the state, or also the weights, to the device and back; None: all
                 is there.
             moved_elements: Most parameters whose state moves together.
-            given_as: From shards, and what makes an update of such, to an update of the shards: in
-                what pieces the optimizer gets them; None: as they are.
+            wrap_update: From shards, and what makes an update of such, to an update of the shards:
+                in what pieces the optimizer gets them; None: as they are.
             copies: What one rank computes with; None: it computes with its weights.
         """
-        self._held_twice = frozenset(held_twice)
+        self._tied_across_stages = frozenset(tied_across_stages)
         self._params = dict(model.named_parameters())
         self._shards = {
             name: parameter_of(local_part(param.detach()), param)
             for name, param in self._params.items()
             if param.requires_grad
         }
-        norms = WholeNorms(self._params, names=names, held_twice=self._held_twice)
+        norms = ParamNorms(self._params, names=names, tied_across_stages=self._tied_across_stages)
         make = partial(make_update, optim=optim, norms=norms)
         self._copies = copies
         one_pass = None
@@ -75,7 +76,9 @@ class ShardOptimizer:
         if one_pass is not None:
             self._update = one_pass
         else:
-            self._update = make(self._shards) if given_as is None else given_as(self._shards, make)
+            self._update = (
+                make(self._shards) if wrap_update is None else wrap_update(self._shards, make)
+            )
         dtype = DTYPES[states]
         self._on_host = on_host
         self._states = {
@@ -90,7 +93,7 @@ class ShardOptimizer:
 
     def square_sum(self) -> Tensor:
         """This rank's share of the squared global norm of the gradients, fp64."""
-        share = square_sum(self._params, held_twice=self._held_twice)
+        share = square_sum(self._params, tied_across_stages=self._tied_across_stages)
         return share if self._on_host is None else share.to(self._on_host.device)
 
     def gradients(self) -> list[Tensor]:
@@ -112,17 +115,17 @@ class ShardOptimizer:
             for names in self._parts:
                 self._update_part(names, self._states)
         else:
-            held = self._held_on_host() if self._on_host.with_weights else self._states
+            held = self._host_state() if self._on_host.with_weights else self._states
             for part, states in self._on_host.in_turn(self._parts, held):
                 self._update_part(part, states)
         self._update.finish()
         if self._copies is not None:
             self._copies.mark(current=self._writes_copies)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait until state in host memory is that of the last step: before it is read there."""
         if self._on_host is not None:
-            self._on_host.settle()
+            self._on_host.synchronize()
 
     def _update_part(self, names: Sequence[str], on_device: Mapping[str, State]) -> None:
         states: dict[str, State] = {}
@@ -147,7 +150,7 @@ class ShardOptimizer:
         for name in names:  # where the weight lies between steps
             self._shards[name].data = local_part(self._params[name].detach())
 
-    def _held_on_host(self) -> dict[str, State]:
+    def _host_state(self) -> dict[str, State]:
         """State, weight and gradient of each."""
         held = {}
         for name in self._shards:
@@ -188,7 +191,7 @@ def _zero_state(
         name: torch.zeros_like(shard, requires_grad=False, dtype=dtype)
         if on_host is None
         else on_host.zeros(shard, dtype)
-        for name in averages_of(optim)
+        for name in state_tensor_names(optim)
     }
     if optimizer_of(optim).counts_steps:
         # on the device, where a skipped step is told; fp32 counts exactly to 2**24
@@ -197,7 +200,7 @@ def _zero_state(
     return state
 
 
-def put_nan(tensors: Iterable[Tensor]) -> None:
+def inject_nan(tensors: Iterable[Tensor]) -> None:
     """Break the first of these that this rank holds a part of, for a drill."""
     for tensor in tensors:
         shard = local_part(tensor.detach())
@@ -206,7 +209,7 @@ def put_nan(tensors: Iterable[Tensor]) -> None:
             return
 
 
-def turn_bit(tensors: Iterable[Tensor]) -> None:
+def flip_bit(tensors: Iterable[Tensor]) -> None:
     """Turn over one bit of the first of these that this rank holds a part of, for a drill."""
     for tensor in tensors:
         shard = local_part(tensor.detach())

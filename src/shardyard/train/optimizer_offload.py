@@ -43,7 +43,7 @@ class StatesOnHost:
         self.device = device
         self.with_weights = with_weights
         self._out, self._back = CopyQueue(device), CopyQueue(device)
-        self._left: torch.Event | None = None
+        self._copied_out: torch.Event | None = None
         self.moved_bytes = 0
         """That have come to the device so far."""
 
@@ -53,38 +53,43 @@ class StatesOnHost:
         return torch.zeros(shard.shape, dtype=dtype, pin_memory=pinned)
 
     def in_turn(
-        self, parts: Sequence[Sequence[str]], held: Mapping[str, State]
+        self, parts: Sequence[Sequence[str]], host_state: Mapping[str, State]
     ) -> Iterator[tuple[Sequence[str], dict[str, State]]]:
         """Each part with its state on the device; what is changed there goes back.
 
         Nothing here waits on the host.
 
         Args:
-            held: State by name; beside it ``WEIGHT`` and ``GRADIENT``, where they lie there too.
+            host_state: State by name; beside it ``WEIGHT`` and ``GRADIENT``, where they lie there
+                too.
         """
-        self._out.wait(self._left)  # on the device: the step before has written what is read now
+        self._out.wait(
+            self._copied_out
+        )  # on the device: the step before has written what is read now
         leaving: tuple[dict[str, State], torch.Event | None] | None = None
-        coming = self._fetch(parts[0], held)
+        coming = self._fetch(parts[0], host_state)
         for index, names in enumerate(parts):
             states, arrived = coming
             if index + 1 < len(parts):  # before the update is given, so that it waits for less
-                coming = self._fetch(parts[index + 1], held)
+                coming = self._fetch(parts[index + 1], host_state)
             self._back.wait(arrived)
             yield names, states
             if leaving is not None:
-                self._let_go(*leaving)
-            leaving = (states, self._return(states, held))
+                self._release(*leaving)
+            leaving = (states, self._return(states, host_state))
         if leaving is not None:
-            self._left = leaving[1]
-            self._let_go(*leaving)
+            self._copied_out = leaving[1]
+            self._release(*leaving)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait until host memory holds what the last step wrote: before anybody else reads it."""
-        if self._left is not None:
-            self._left.synchronize()
+        if self._copied_out is not None:
+            self._copied_out.synchronize()
 
-    def _fetch(self, names: Sequence[str], held: Mapping[str, State]) -> _Coming:
-        states = {name: {k: self._on_device(k, v) for k, v in held[name].items()} for name in names}
+    def _fetch(self, names: Sequence[str], host_state: Mapping[str, State]) -> _Coming:
+        states = {
+            name: {k: self._on_device(k, v) for k, v in host_state[name].items()} for name in names
+        }
         return _Coming(states, self._back.mark())
 
     def _on_device(self, key: str, value: Tensor) -> Tensor:
@@ -93,14 +98,16 @@ class StatesOnHost:
         self.moved_bytes += value.numel() * value.element_size()
         return self._back.to_device(value)
 
-    def _return(self, states: Mapping[str, State], held: Mapping[str, State]) -> torch.Event | None:
+    def _return(
+        self, states: Mapping[str, State], host_state: Mapping[str, State]
+    ) -> torch.Event | None:
         for name, state in states.items():
             for key, value in state.items():
                 if key not in _STAY:
-                    self._out.into_host(held[name][key], value)
+                    self._out.into_host(host_state[name][key], value)
         return self._out.mark()
 
-    def _let_go(self, states: dict[str, State], left: torch.Event | None) -> None:
+    def _release(self, states: dict[str, State], copied_out: torch.Event | None) -> None:
         """Free a part's memory on the device; what takes it next waits for the copy there."""
-        self._out.wait(left)
+        self._out.wait(copied_out)
         states.clear()

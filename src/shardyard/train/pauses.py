@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardyard.io.polling import meanwhile
+from shardyard.io.polling import poll_in_background
 
 LEAST_S = 1.0
 """Shortest pause."""
@@ -64,10 +64,10 @@ class RunningClock:
         self._queued_s: dict[int, float] = {}
         """Of each thread that looks."""
         self._lock = threading.Lock()
-        self._found: list[Pause] = []
+        self._pauses: list[Pause] = []
         self._stopped_s = 0.0
-        self._looked_s, self._cpu_s = monotonic(), cpu_time()
-        self._asleep_s = boot_time() - self._looked_s
+        self._last_checked_s, self._cpu_s = monotonic(), cpu_time()
+        self._asleep_s = boot_time() - self._last_checked_s
         self._is_watched = False
 
     @contextmanager
@@ -76,7 +76,7 @@ class RunningClock:
         self.now()
         self._is_watched = True
         try:
-            with meanwhile(self.now, every_s=_LOOK_EVERY_S, name="pauses"):
+            with poll_in_background(self.now, every_s=_LOOK_EVERY_S, name="pauses"):
                 yield
         finally:
             self._is_watched = False
@@ -85,17 +85,17 @@ class RunningClock:
         """Seconds without those of pauses; a pause that has just ended is found here, too."""
         with self._lock:
             now_s, cpu_s = self._monotonic(), self._cpu_time()
-            gap_s, used_s = now_s - self._looked_s - _LOOK_EVERY_S, cpu_s - self._cpu_s
+            gap_s, used_s = now_s - self._last_checked_s - _LOOK_EVERY_S, cpu_s - self._cpu_s
             queued_s = self._queued()
             ran = used_s > _MOST_CPU_SHARE * gap_s or queued_s > _MOST_DELAY_SHARE * gap_s
             if self._is_watched and gap_s >= LEAST_S and not ran:
                 self._stopped_s += gap_s
-                self._found.append(Pause(STOPPED, gap_s))
+                self._pauses.append(Pause(STOPPED, gap_s))
             asleep_s = self._boot_time() - now_s
             if asleep_s - self._asleep_s >= LEAST_S:
-                self._found.append(Pause(SUSPENDED, asleep_s - self._asleep_s))
+                self._pauses.append(Pause(SUSPENDED, asleep_s - self._asleep_s))
                 self._asleep_s = asleep_s
-            self._looked_s, self._cpu_s = now_s, cpu_s
+            self._last_checked_s, self._cpu_s = now_s, cpu_s
             return now_s - self._stopped_s
 
     def _queued(self) -> float:
@@ -109,5 +109,5 @@ class RunningClock:
         """The pauses since the last call."""
         self.now()
         with self._lock:
-            found, self._found = self._found, []
+            found, self._pauses = self._pauses, []
         return found

@@ -22,14 +22,14 @@ from torch.profiler import ProfilerActivity, profile, record_function, supported
 from shardyard.config.rules.observe import ranks_of
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.io.files import make_folder, publish_folder, write_json
-from shardyard.io.polling import meanwhile
+from shardyard.io.polling import poll_in_background
 from shardyard.observe.profiler_ranges import APART, STEPS
 from shardyard.observe.step_breakdown import AXES, read_step_terms, table, terms_of
 from shardyard.observe.trace import exchanges_named, read_trace
 from shardyard.parallel.device import synchronize
 from shardyard.rundir.profiles import (
     ProfileRequest,
-    StepProfile,
+    ProfileSummary,
     drop_request,
     new_request,
     remove_unfinished,
@@ -37,7 +37,7 @@ from shardyard.rundir.profiles import (
     trace_name,
     unfinished,
 )
-from shardyard.train.hooks import Phase
+from shardyard.train.hooks import WorkerPhase
 from shardyard.train.training import Training
 
 # What the loop asks of profiles; ``train/profile.py`` takes them, this one takes none.
@@ -47,7 +47,7 @@ class Profiling:
     """All profiles of one training. Every rank calls it at the same steps."""
 
     @property
-    def is_wanted(self) -> bool:
+    def is_requested(self) -> bool:
         """This rank's wish, which the next step carries to all."""
         return False
 
@@ -56,26 +56,26 @@ class Profiling:
         """Whether the step under way is profiled; the same on all ranks."""
         return False
 
-    def looking(self) -> AbstractContextManager[None]:
+    def polling(self) -> AbstractContextManager[None]:
         """Look for requests while it is open; a profile under way at its end is lost."""
         return nullcontext()
 
-    def before_step(self, step: int, *, is_wanted: bool) -> float:  # noqa: ARG002
+    def before_step(self, step: int, *, is_requested: bool) -> float:  # noqa: ARG002
         """Begin a profile, if one is due.
 
         Args:
-            is_wanted: What all ranks have heard in the result of a step.
+            is_requested: What all ranks have heard in the result of a step.
 
         Returns:
             Seconds that belong to no step.
         """
         return 0.0
 
-    def apart(self) -> AbstractContextManager[object]:
+    def outside_steps(self) -> AbstractContextManager[object]:
         """While it is open, what is done is no part of a step."""
         return nullcontext()
 
-    def saw_step(self, step_time_s: float) -> None:
+    def record_step_time(self, step_time_s: float) -> None:
         """A step took so long."""
 
     def after_step(self) -> float:
@@ -104,19 +104,19 @@ _PACKED = 4
 
 
 @dataclass
-class _Taking:
+class _ActiveProfile:
     """A profile that is under way."""
 
     request: ProfileRequest
     first_step: int
     ranks: tuple[int, ...]
-    usual_s: float | None
+    median_s: float | None
     steps_done: int = 0
-    is_mine: bool = False
+    includes_this_rank: bool = False
     """Whether this rank is profiled."""
     error: str = ""
     """Why this rank has no trace."""
-    stood_still_s: float = 0.0
+    paused_s: float = 0.0
     open: ExitStack = field(default_factory=ExitStack)
     profiler: Any = None
 
@@ -136,20 +136,20 @@ class Profiles(Profiling):
     def __init__(self, training: Training) -> None:
         self._training = training
         self._attempt = training.metric_lines.attempt
-        self._taking: _Taking | None = None
-        self._usual_s: deque[float] = deque(maxlen=_USUAL_STEPS)
-        self._found: ProfileRequest | None = None
+        self._active: _ActiveProfile | None = None
+        self._step_times_s: deque[float] = deque(maxlen=_USUAL_STEPS)
+        self._request: ProfileRequest | None = None
         """What rank 0 was asked for; taken up with the next step that all have heard of it."""
-        self._still_s = 0.0
+        self._paused_s = 0.0
         """Of the call under way."""
         if training.rank == 0:
-            self._forget_what_was_left()
+            self._remove_stale()
 
     @contextmanager
-    def looking(self) -> Iterator[None]:
+    def polling(self) -> Iterator[None]:
         """As in Profiling."""
         looks = (
-            meanwhile(self._look, every_s=LOOK_EVERY_S, name="profile-requests")
+            poll_in_background(self._poll_request, every_s=LOOK_EVERY_S, name="profile-requests")
             if self._training.rank == 0
             else nullcontext()
         )
@@ -157,78 +157,78 @@ class Profiles(Profiling):
             with looks:
                 yield
         finally:
-            if self._taking is not None:
-                self._taking.open.close()
+            if self._active is not None:
+                self._active.open.close()
 
     @property
-    def is_wanted(self) -> bool:
+    def is_requested(self) -> bool:
         """As in Profiling."""
-        return self._found is not None and self._taking is None
+        return self._request is not None and self._active is None
 
     @property
     def is_open(self) -> bool:
         """As in Profiling."""
-        return self._taking is not None
+        return self._active is not None
 
-    def before_step(self, step: int, *, is_wanted: bool) -> float:
+    def before_step(self, step: int, *, is_requested: bool) -> float:
         """As in Profiling. All ranks call it together."""
-        if self._taking is not None:
+        if self._active is not None:
             return 0.0
-        self._still_s = 0.0
+        self._paused_s = 0.0
         asked = self._training.resolved.recipe.observe.profile
         if asked.at_step == step:
             self._begin(new_request(self._attempt, steps=asked.steps, ranks=asked.ranks), step)
-        elif is_wanted:
-            request: ProfileRequest | None = self._training.gather(self._found)[0]
+        elif is_requested:
+            request: ProfileRequest | None = self._training.gather(self._request)[0]
             if request is not None:
                 self._begin(request, step)
-        return self._still_s
+        return self._paused_s
 
-    def apart(self) -> AbstractContextManager[object]:
+    def outside_steps(self) -> AbstractContextManager[object]:
         """As in Profiling."""
-        return record_function(APART) if self._taking is not None else nullcontext()
+        return record_function(APART) if self._active is not None else nullcontext()
 
-    def saw_step(self, step_time_s: float) -> None:
+    def record_step_time(self, step_time_s: float) -> None:
         """As in Profiling."""
-        if self._taking is None:
-            self._usual_s.append(step_time_s)
+        if self._active is None:
+            self._step_times_s.append(step_time_s)
 
     def after_step(self) -> float:
         """As in Profiling. All ranks call it together."""
-        taking = self._taking
+        taking = self._active
         if taking is None:
             return 0.0
-        self._still_s = 0.0
+        self._paused_s = 0.0
         taking.steps_done += 1
         if taking.steps_done >= taking.request.steps:
             self._end(taking)
-        return self._still_s
+        return self._paused_s
 
     def end(self, *, is_draining: bool, is_last: bool) -> None:
         """As in Profiling. All ranks call it together."""
-        taking = self._taking
+        taking = self._active
         if taking is not None and (is_draining or not taking.steps_done):
             why = "the run was asked to stop" if is_draining else "the run ended"
             taking.open.close()
-            self._taking = None
+            self._active = None
             self._abandon(taking.request, f"{why} in the middle of it", step=taking.first_step)
         elif taking is not None:
             self._end(taking)
         if self._training.rank == 0 and (is_draining or is_last):
-            self._look()  # what was asked for in this moment is told too
-        if self._found is not None and (is_draining or is_last):
+            self._poll_request()  # what was asked for in this moment is told too
+        if self._request is not None and (is_draining or is_last):
             why = "was asked to stop" if is_draining else "ended"
-            self._abandon(self._found, f"the run {why} before another step began")
+            self._abandon(self._request, f"the run {why} before another step began")
 
     # --- requests, on rank 0 --------------------------------------------------------------------
 
-    def _look(self) -> None:
-        if self._found is None and self._taking is None:
+    def _poll_request(self) -> None:
+        if self._request is None and self._active is None:
             request = take_request(self._training.run_dir)
             if request is not None and request.attempt == self._attempt:
-                self._found = request
+                self._request = request
 
-    def _forget_what_was_left(self) -> None:
+    def _remove_stale(self) -> None:
         """Remove what a kill has left of a profile, and a request that it was taken for."""
         run_dir = self._training.run_dir
         left, request = remove_unfinished(run_dir), take_request(run_dir)
@@ -253,8 +253,8 @@ class Profiles(Profiling):
         found = take_request(self._training.run_dir)
         if found is not None and found.id == request.id:
             drop_request(self._training.run_dir)
-        if self._found is not None and self._found.id == request.id:
-            self._found = None
+        if self._request is not None and self._request.id == request.id:
+            self._request = None
 
     # --- one profile ----------------------------------------------------------------------------
 
@@ -265,107 +265,109 @@ class Profiles(Profiling):
         except RequestError as error:  # the same on every rank
             self._abandon(request, str(error))
             return
-        usual_s = median(self._usual_s) if self._usual_s else None
-        taking = _Taking(request, step, ranks, usual_s, is_mine=training.rank in ranks)
-        with self._standing_still(taking):
+        usual_s = median(self._step_times_s) if self._step_times_s else None
+        taking = _ActiveProfile(
+            request, step, ranks, usual_s, includes_this_rank=training.rank in ranks
+        )
+        with self._paused(taking):
             if training.rank == 0:  # marks from now on that this request is under way
-                taking.error = self._made_folder(unfinished(training.run_dir.profile(step)))
-            if taking.is_mine and not taking.error:
+                taking.error = self._create_folder(unfinished(training.run_dir.profile(step)))
+            if taking.includes_this_rank and not taking.error:
                 self._open(taking)
-        self._taking = taking
+        self._active = taking
 
-    def _made_folder(self, folder: Path) -> str:
+    def _create_folder(self, folder: Path) -> str:
         try:
             make_folder(folder)
         except OSError as error:
             return f"{folder} cannot be made: {error.strerror}"
         return ""
 
-    def _open(self, taking: _Taking) -> None:
+    def _open(self, active: _ActiveProfile) -> None:
         """Let the profiler run, and a range around the steps."""
         try:
-            taking.profiler = profile(activities=_activities(self._training.device))
-            taking.profiler.start()
-            taking.open.callback(taking.profiler.stop)
-            taking.open.enter_context(exchanges_named(self._axes()))
-            taking.open.enter_context(record_function(STEPS))
+            active.profiler = profile(activities=_activities(self._training.device))
+            active.profiler.start()
+            active.open.callback(active.profiler.stop)
+            active.open.enter_context(exchanges_named(self._axes()))
+            active.open.enter_context(record_function(STEPS))
         except (RuntimeError, OSError) as error:
-            taking.error = f"the profiler did not start: {error}"
+            active.error = f"the profiler did not start: {error}"
 
     def _axes(self) -> dict[str, list[str]]:
         """Name of a process group of this rank -> the axes of the mesh with several ranks that it
         stands for."""
         mesh = self._training.mesh
-        found: dict[str, list[str]] = {}
+        axes_by_group: dict[str, list[str]] = {}
         for each in (mesh.dense, mesh.experts, mesh.context):
             for place, axis in enumerate(() if each is None else each.mesh_dim_names or ()):
                 if each is None or each.size(place) == 1 or axis not in AXES:
                     continue
-                axes = found.setdefault(each.get_group(axis).group_name, [])
+                axes = axes_by_group.setdefault(each.get_group(axis).group_name, [])
                 axes += [] if axis in axes else [axis]
-        return found
+        return axes_by_group
 
-    def _end(self, taking: _Taking) -> None:
+    def _end(self, active: _ActiveProfile) -> None:
         """Write what this rank has, and on rank 0 what all have. All ranks call it together."""
-        training, self._taking = self._training, None
-        folder = training.run_dir.profile(taking.first_step)
-        with self._standing_still(taking):
+        training, self._active = self._training, None
+        folder = training.run_dir.profile(active.first_step)
+        with self._paused(active):
             synchronize(training.device)
-            part = self._written(taking, unfinished(folder))
+            part = self._written(active, unfinished(folder))
             parts: list[_Part | None] = training.gather(part)
         if training.rank != 0:
             return
         try:
-            with self._standing_still(taking):
-                self._tell(taking, parts, folder)
+            with self._paused(active):
+                self._publish(active, parts, folder)
         except (OSError, ShardyardError) as error:  # of a disk that is full
-            self._abandon(taking.request, f"it could not be written: {error}", taking.first_step)
+            self._abandon(active.request, f"it could not be written: {error}", active.first_step)
 
-    def _written(self, taking: _Taking, folder: Path) -> _Part | None:
+    def _written(self, active: _ActiveProfile, folder: Path) -> _Part | None:
         """This rank's trace, packed, and what it says; None: it is not profiled."""
-        if not taking.is_mine:
+        if not active.includes_this_rank:
             return None
         terms: dict[str, float] = {}
         path = folder / trace_name(self._training.rank)
         try:
-            taking.open.close()
-            if not taking.error:
+            active.open.close()
+            if not active.error:
                 plain = path.with_suffix("")
-                taking.profiler.export_chrome_trace(str(plain))
+                active.profiler.export_chrome_trace(str(plain))
                 size = plain.stat().st_size
                 if size > MOST_TRACE_BYTES:
                     raise ValueError(f"its trace has {size:,} bytes; ask for fewer steps")
-                terms = terms_of(read_trace(plain), steps=taking.steps_done)
+                terms = terms_of(read_trace(plain), steps=active.steps_done)
                 with plain.open("rb") as read, gzip.open(path, "wb", _PACKED) as packed:
                     shutil.copyfileobj(read, packed)
                 plain.unlink()
         except (RuntimeError, OSError, ValueError) as error:
-            taking.error = str(error) or type(error).__name__
+            active.error = str(error) or type(error).__name__
         finally:
             path.with_suffix("").unlink(missing_ok=True)
-        size = 0 if taking.error else path.stat().st_size
-        return _Part(terms={} if taking.error else terms, bytes=size, error=taking.error)
+        size = 0 if active.error else path.stat().st_size
+        return _Part(terms={} if active.error else terms, bytes=size, error=active.error)
 
-    def _tell(self, taking: _Taking, parts: list[_Part | None], folder: Path) -> None:
+    def _publish(self, active: _ActiveProfile, parts: list[_Part | None], folder: Path) -> None:
         training = self._training
         there = {rank: part for rank, part in enumerate(parts) if part is not None}
         by_rank = {rank: part.terms for rank, part in there.items() if not part.error}
         missing = {str(rank): part.error for rank, part in there.items() if part.error}
         if not by_rank:
             why = "; ".join(f"rank {rank}: {error}" for rank, error in missing.items())
-            self._abandon(taking.request, f"no rank has a trace: {why}", taking.first_step)
+            self._abandon(active.request, f"no rank has a trace: {why}", active.first_step)
             return
         plan = training.run_dir.plan(self._attempt)
-        found = StepProfile(
-            id=taking.request.id,
-            step=taking.first_step,
-            steps=taking.steps_done,
+        found = ProfileSummary(
+            id=active.request.id,
+            step=active.first_step,
+            steps=active.steps_done,
             attempt=self._attempt,
             world_size=training.world_size,
             ranks=tuple(by_rank),
             step_s=sum(sum(terms.values()) for terms in by_rank.values()) / len(by_rank),
-            usual_s=taking.usual_s,
-            stood_still_s=taking.stood_still_s,
+            usual_s=active.median_s,
+            stood_still_s=active.paused_s,
             trace_bytes=sum(part.bytes for part in there.values()),
             missing=missing,
             terms=table(by_rank, read_step_terms(plan, training.progress.phase)),
@@ -377,16 +379,16 @@ class Profiles(Profiling):
         shutil.rmtree(folder, ignore_errors=True)  # of the same step, before work was lost
         publish_folder(unfinished(folder), folder)
         training.report("profiled", id=found.id, step=found.step, profile=found.to_json())
-        self._forget(taking.request)
+        self._forget(active.request)
 
     @contextmanager
-    def _standing_still(self, taking: _Taking) -> Iterator[None]:
+    def _paused(self, active: _ActiveProfile) -> Iterator[None]:
         began_s = time.monotonic()
-        with self._training.hooks.notes.during(Phase.PROFILE):
+        with self._training.hooks.heartbeat.during(WorkerPhase.PROFILE):
             yield
         seconds = time.monotonic() - began_s
-        taking.stood_still_s += seconds
-        self._still_s += seconds
+        active.paused_s += seconds
+        self._paused_s += seconds
 
 
 def _activities(device: torch.device) -> list[ProfilerActivity]:

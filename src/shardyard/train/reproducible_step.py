@@ -17,7 +17,7 @@ from torch import Tensor
 from shardyard.data.loader import MicroBatch
 from shardyard.errors import TrainingError
 from shardyard.parallel.reproducible_sums import PLACES, ExactGradients, of_integers, to_integers
-from shardyard.tasks.loss_computation import Computation, Part
+from shardyard.tasks.loss_computation import Computation, LossSums
 from shardyard.train.loss_reduction import Totals
 
 _SQUARE_BITS = 40
@@ -44,13 +44,13 @@ class ExactStep:
         self._computation = computation
         self._gradients = gradients
         self._device = device
-        self._told_nP: Tensor | None = None
+        self._sums_nP: Tensor | None = None
         """Of this rank: the loss, and the statistics behind it."""
         self._largest: dict[str, float] = {}
         """Element of each gradient, of all ranks."""
         self._is_finite = True
 
-    def backward(self, batches: Sequence[MicroBatch]) -> Part:
+    def backward(self, batches: Sequence[MicroBatch]) -> LossSums:
         """Forward and backward passes of a step; afterwards parameters have their gradients.
 
         Waits for the device. All ranks call it together.
@@ -70,9 +70,9 @@ class ExactStep:
             self._gradients.follow(contributions)
         return part
 
-    def _pass(self, batches: Sequence[MicroBatch]) -> tuple[Part, dict[str, float]]:
+    def _pass(self, batches: Sequence[MicroBatch]) -> tuple[LossSums, dict[str, float]]:
         """Compute all micro-batches; returns each parameter's largest contribution to the step."""
-        self._told_nP = None
+        self._sums_nP = None
         self._gradients.begin()
         part = self._computation.backward(batches)
         found = self._gradients.largest()
@@ -92,9 +92,9 @@ class ExactStep:
         self._gradients.after_backward()
         rows = [each.take(self._device) for each in self._computation.statistics]
         told_nP = to_integers(torch.cat([loss.detach().double().view(1), *rows]))
-        self._told_nP = told_nP if self._told_nP is None else self._told_nP + told_nP
+        self._sums_nP = told_nP if self._sums_nP is None else self._sums_nP + told_nP
 
-    def sum_over_ranks(self, part: Part, *, others: Sequence[float], poisoned: bool) -> Totals:
+    def sum_over_ranks(self, part: LossSums, *, others: Sequence[float], poisoned: bool) -> Totals:
         """The totals of the step just computed. All ranks call it together.
 
         Args:
@@ -108,8 +108,8 @@ class ExactStep:
             dtype=torch.float64,
             device=self._device,
         )
-        assert self._told_nP is not None
-        told_nP = torch.cat([to_integers(counts), self._told_nP])
+        assert self._sums_nP is not None
+        told_nP = torch.cat([to_integers(counts), self._sums_nP])
         squares_N2 = self._squares()
         flat = torch.cat([told_nP.view(-1), squares_N2.view(-1)])
         dist.all_reduce(flat)

@@ -7,15 +7,25 @@ from typing import Any, Protocol
 import torch.distributed as dist
 from torch import Tensor
 
-from shardyard.checkpoint.load import Chosen, agreed_steps, choose, load_tensors, read_values
+from shardyard.checkpoint.load import (
+    SelectedCheckpoint,
+    agreed_steps,
+    load_tensors,
+    read_values,
+    select_sound_checkpoint,
+)
 from shardyard.checkpoint.retention import pointer_problem
-from shardyard.checkpoint.snapshots.load import FoundSnapshot, Refused, newest_snapshot
-from shardyard.checkpoint.snapshots.slot import Moment
-from shardyard.checkpoint.staging import Memory
-from shardyard.config.formulas import takes_snapshots
+from shardyard.checkpoint.snapshots.load import (
+    RejectedSnapshot,
+    RestorableSnapshot,
+    latest_snapshot,
+)
+from shardyard.checkpoint.snapshots.slot import SnapshotId
+from shardyard.checkpoint.staging import MemoryProvider
+from shardyard.config.formulas import snapshots_enabled
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import CheckpointError
-from shardyard.train.best import with_best_kept
+from shardyard.train.best import with_saved_best
 from shardyard.train.state import Progress
 
 
@@ -36,11 +46,11 @@ class Saved:
     fill: Fill
     event: str
     """The kind that tells of it once it is loaded."""
-    told: dict[str, Any]
+    event_fields: dict[str, Any]
     """Of that event."""
     durable_step: int
     """The newest checkpoint's; 0: there is none."""
-    snapshot: Moment | None
+    snapshot: SnapshotId | None
     """If it is one."""
 
     @property
@@ -50,7 +60,7 @@ class Saved:
 
 def find_saved(
     checkpoints_dir: Path,
-    memory: Memory,
+    memory: MemoryProvider,
     recipe: Recipe,
     *,
     group: dist.ProcessGroup,
@@ -59,67 +69,69 @@ def find_saved(
 
     While a snapshot is the newest no checkpoint is opened.
     """
-    saved = _newest(checkpoints_dir, memory, recipe, group=group)
+    saved = _find_latest(checkpoints_dir, memory, recipe, group=group)
     if saved is not None and recipe.checkpoint.keep_best:
         gone = pointer_problem(checkpoints_dir, "best")
-        progress = with_best_kept(checkpoints_dir, saved.progress, group=group)
-        notes = [each for each in (saved.told.get("note"), gone) if each]
+        progress = with_saved_best(checkpoints_dir, saved.progress, group=group)
+        notes = [each for each in (saved.event_fields.get("note"), gone) if each]
         saved = replace(
             saved,
             values={**saved.values, "progress": asdict(progress)},
-            told={**saved.told, "note": "; ".join(notes) or None},
+            event_fields={**saved.event_fields, "note": "; ".join(notes) or None},
         )
     return saved
 
 
-def _newest(
-    checkpoints_dir: Path, memory: Memory, recipe: Recipe, *, group: dist.ProcessGroup
+def _find_latest(
+    checkpoints_dir: Path, memory: MemoryProvider, recipe: Recipe, *, group: dist.ProcessGroup
 ) -> Saved | None:
     assert isinstance(recipe.cluster.devices, int)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     timeout_s = recipe.elastic.collective_timeout_s
-    snapshot: FoundSnapshot | None = None
-    refused: tuple[Refused, ...] = ()
-    if takes_snapshots(recipe):
-        snapshot, refused = newest_snapshot(
+    snapshot: RestorableSnapshot | None = None
+    rejected: tuple[RejectedSnapshot, ...] = ()
+    if snapshots_enabled(recipe):
+        snapshot, rejected = latest_snapshot(
             memory, local_ranks=recipe.cluster.devices, group=group, rank=rank,
             world_size=world_size, timeout_s=timeout_s,
         )  # fmt: skip
         durable_step = max(agreed_steps(checkpoints_dir, group), default=0)
-        if snapshot is not None and snapshot.moment.step >= durable_step:
-            return _of_snapshot(snapshot, refused, durable_step)
-    chosen = choose(
+        if snapshot is not None and snapshot.snapshot_id.step >= durable_step:
+            return _of_snapshot(snapshot, rejected, durable_step)
+    chosen = select_sound_checkpoint(
         checkpoints_dir, group=group, rank=rank, world_size=world_size, timeout_s=timeout_s
     )
-    if snapshot is not None and (chosen is None or chosen.step <= snapshot.moment.step):
-        return _of_snapshot(snapshot, refused, 0 if chosen is None else chosen.step)
-    return None if chosen is None else _of_checkpoint(chosen, refused)
+    if snapshot is not None and (chosen is None or chosen.step <= snapshot.snapshot_id.step):
+        return _of_snapshot(snapshot, rejected, 0 if chosen is None else chosen.step)
+    return None if chosen is None else _of_checkpoint(chosen, rejected)
 
 
-def _of_snapshot(found: FoundSnapshot, refused: tuple[Refused, ...], durable_step: int) -> Saved:
+def _of_snapshot(
+    snapshot: RestorableSnapshot, rejected: tuple[RejectedSnapshot, ...], durable_step: int
+) -> Saved:
     def fill(tensors: dict[str, Tensor], /, *, of_others: set[str], allow_extra: bool) -> list[str]:
-        found.fill(tensors, of_others=of_others, allow_extra=allow_extra)
+        snapshot.fill(tensors, of_others=of_others, allow_extra=allow_extra)
         return []
 
     told = {
-        "step": found.moment.step,
-        "source": "neighbour" if found.is_of_neighbour else "agent",
-        "taken_in": found.moment.generation,
+        "step": snapshot.snapshot_id.step,
+        "source": "neighbour" if snapshot.is_from_peer else "agent",
+        "taken_in": snapshot.snapshot_id.generation,
     }
-    if found.fetched_bytes:
-        told["fetched_bytes"] = found.fetched_bytes
+    if snapshot.fetched_bytes:
+        told["fetched_bytes"] = snapshot.fetched_bytes
     return Saved(
-        where=str(found),
-        values=found.values,
+        where=str(snapshot),
+        values=snapshot.values,
         fill=fill,
         event="snapshot_restored",
-        told={**told, **_refused(refused)},
+        event_fields={**told, **_rejected_fields(rejected)},
         durable_step=durable_step,
-        snapshot=found.moment,
+        snapshot=snapshot.snapshot_id,
     )
 
 
-def _of_checkpoint(chosen: Chosen, refused: tuple[Refused, ...]) -> Saved:
+def _of_checkpoint(chosen: SelectedCheckpoint, rejected: tuple[RejectedSnapshot, ...]) -> Saved:
     values = read_values(chosen.path)
     if "fingerprint" not in values:
         raise CheckpointError(
@@ -140,12 +152,12 @@ def _of_checkpoint(chosen: Chosen, refused: tuple[Refused, ...]) -> Saved:
         values=values,
         fill=fill,
         event="checkpoint_loaded",
-        told={**told, **_refused(refused)},
+        event_fields={**told, **_rejected_fields(rejected)},
         durable_step=chosen.step,
         snapshot=None,
     )
 
 
-def _refused(refused: tuple[Refused, ...]) -> dict[str, Any]:
+def _rejected_fields(rejected: tuple[RejectedSnapshot, ...]) -> dict[str, Any]:
     """For the event: newer snapshots that were passed over."""
-    return {"snapshots_refused": [each._asdict() for each in refused]} if refused else {}
+    return {"snapshots_refused": [each._asdict() for each in rejected]} if rejected else {}

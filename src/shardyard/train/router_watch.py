@@ -9,16 +9,16 @@ _USUAL_LOSS = 0.01
 class RouterWatch:
     """Reads the expert load of each step."""
 
-    def __init__(self, *, experts: int, visits: int, router_aux_loss: float) -> None:
+    def __init__(self, *, experts: int, experts_per_token: int, router_aux_loss: float) -> None:
         """Args:
         experts: Of a block; 0: it has none, and nothing is found.
-        visits: Experts that a token visits.
+        experts_per_token: Experts that a token visits.
         router_aux_loss: As the recipe has it.
         """
-        self._experts, self._visits = experts, visits
+        self._experts, self._experts_per_token = experts, experts_per_token
         self._loss = router_aux_loss
         self._steps = 0
-        self._is_told = False
+        self._is_reported = False
 
     def after_step(self, step: int, load: float | None) -> str | None:
         """What is wrong and what helps, once a process; else None.
@@ -26,19 +26,19 @@ class RouterWatch:
         Args:
             load: Visits of the busiest expert of any block, as a multiple of the mean.
         """
-        if load is None or not self._experts or self._experts <= self._visits:
+        if load is None or not self._experts or self._experts <= self._experts_per_token:
             return None
-        most = self._experts / self._visits  # each token visits it
+        most = self._experts / self._experts_per_token  # each token visits it
         has_collapsed = load >= 1 + NEAR_MOST * (most - 1)
         self._steps = self._steps + 1 if has_collapsed else 0
-        if self._steps < STEPS_IN_ROW or self._is_told:
+        if self._steps < STEPS_IN_ROW or self._is_reported:
             return None
-        self._is_told = True
+        self._is_reported = True
         loss = max(_USUAL_LOSS, 10 * self._loss)
         return (
             f"A router has collapsed: since step {step + 1 - STEPS_IN_ROW:,} one expert "
             f"of a block gets {load / most:.0%} of all tokens (expert_load {load:.2f}; 1 is even, "
             f"{most:.2f} the most for {self._experts} experts of which a token visits "
-            f"{self._visits}), so others learn next to nothing. The likely fix: "
+            f"{self._experts_per_token}), so others learn next to nothing. The likely fix: "
             f"model.router_aux_loss={loss:g} in place of {self._loss:g}."
         )

@@ -9,10 +9,10 @@ from shardyard.parallel.device import peak_memory_bytes, reserved_memory_bytes
 from shardyard.rundir.jsonl import read_counted
 from shardyard.rundir.layout import RunDir
 from shardyard.train.errors import is_out_of_memory, out_of_memory
-from shardyard.train.hooks import Hooks, Phase
+from shardyard.train.hooks import Hooks, WorkerPhase
 from shardyard.train.loop import FINISHED, Loop
 from shardyard.train.profile import Profiles
-from shardyard.train.setup import set_up_phase, take_place
+from shardyard.train.setup import init_process_context, set_up_phase
 from shardyard.train.training import Training
 
 # The end of a whole run: a sample of what was learnt, and the last facts for the report.
@@ -21,7 +21,7 @@ from shardyard.train.training import Training
 def finish(training: Training, *, is_target_met: bool) -> None:
     """Generate a sample if one was asked for, and report run_finished. All ranks call it."""
     started = time.monotonic()
-    with training.judged():
+    with training.evaluation_weights():
         sample = training.task.sample(training.resolved, training.mesh, training.device)
     peaks = training.gather(peak_memory_bytes(training.device))
     reserved = training.gather(reserved_memory_bytes(training.device))
@@ -51,17 +51,17 @@ def train(run_dir: RunDir, attempt: int, hooks: Hooks) -> str:
     torch.distributed must be initialised. Returns ``finished`` or ``drained``. The last step is
     durable then; after a drain whose state was not finite, the newest checkpoint before it.
     """
-    place = take_place(run_dir, attempt, local_rank=int(os.environ["LOCAL_RANK"]))
+    place = init_process_context(run_dir, attempt, local_rank=int(os.environ["LOCAL_RANK"]))
     began_t, training, loop = None, None, None
     while True:
         try:
-            hooks.notes.enter(Phase.SET_UP)
+            hooks.heartbeat.enter(WorkerPhase.SET_UP)
             training = set_up_phase(run_dir, attempt, hooks, place, since_t=began_t)
             is_last = training.is_last
             loop = Loop(training, Profiles(training))
             outcome = loop.run()
             began_t = loop.step_ended_at
-            hooks.notes.enter(Phase.FINISH)
+            hooks.heartbeat.enter(WorkerPhase.FINISH)
             if outcome == FINISHED and is_last:
                 finish(training, is_target_met=loop.target_met)
         except Exception as error:

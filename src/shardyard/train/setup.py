@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardyard.checkpoint.buffers import buffers_of
-from shardyard.checkpoint.ema import is_average
+from shardyard.checkpoint.ema import is_ema
 from shardyard.checkpoint.save import Saver
 from shardyard.checkpoint.save_interval import Interval
 from shardyard.checkpoint.snapshots.take import Snapshots
@@ -31,7 +31,7 @@ from shardyard.config.layout import Layout
 from shardyard.config.resolved import Resolved, fingerprint
 from shardyard.config.rules.custom_module import is_generic
 from shardyard.config.rules.layout import resolve_layout
-from shardyard.config.rules.reproducible import BY_EXACT, micro_batches, refuse_inexact
+from shardyard.config.rules.reproducible import BY_EXACT, micro_batches, require_reproducible
 from shardyard.config.schema.recipe import Parallel, Recipe
 from shardyard.config.task_lookup import task_row
 from shardyard.data.loader import Loader, MicroBatch, Samples
@@ -44,15 +44,15 @@ from shardyard.models.build import (
     fill_weights,
     freeze,
     freeze_base,
-    give_storage,
+    materialize,
 )
 from shardyard.models.lora import adapter_parameters, add_adapters
 from shardyard.observe.metrics import MetricLines, read_flop_budget
 from shardyard.observe.sinks import Sink, open_sinks
 from shardyard.parallel.apply import parallelize
 from shardyard.parallel.attention_kernel import attention_kernel, choose_attention
-from shardyard.parallel.device import compute_the_same_always, peak_memory_bytes, select_device
-from shardyard.parallel.low_precision import DTYPES, compute_copies_of
+from shardyard.parallel.device import peak_memory_bytes, select_device, set_deterministic
+from shardyard.parallel.low_precision import DTYPES, low_precision_copies_of
 from shardyard.parallel.mesh import Mesh, build_mesh, names_on_all_stages
 from shardyard.parallel.reproducible_sums import ExactGradients
 from shardyard.rundir.attempt_files import read_resolved
@@ -62,11 +62,11 @@ from shardyard.tasks.base import Task
 from shardyard.tasks.language import vocabulary
 from shardyard.tasks.lookup import task_class
 from shardyard.tasks.loss_computation import Computation
-from shardyard.train.custom_model import build_own
-from shardyard.train.determinism_check import check_bits
+from shardyard.train.custom_model import build_custom
+from shardyard.train.determinism_check import check_determinism
 from shardyard.train.earlier_step import from_earlier_step, may_differ
-from shardyard.train.ema import Averages
-from shardyard.train.hooks import Hooks, Phase
+from shardyard.train.ema import WeightEma
+from shardyard.train.hooks import Hooks, WorkerPhase
 from shardyard.train.images import build_image_network
 from shardyard.train.intervals import open_interval
 from shardyard.train.loss_scaling import LossScaling
@@ -75,14 +75,14 @@ from shardyard.train.optimizer_offload import StatesOnHost
 from shardyard.train.optimizers.whole_vectors import WholeVectors
 from shardyard.train.reproducible_step import ExactStep
 from shardyard.train.resume import Saved, find_saved
-from shardyard.train.snapshot_room import have_no_room
+from shardyard.train.snapshot_room import cannot_hold_snapshots
 from shardyard.train.state import Progress, memory_by_kind
 from shardyard.train.step import Stepper
 from shardyard.train.training import Training
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class ProcessContext:
     """What a process is among the others: the same in all phases."""
 
     resolved: Resolved
@@ -98,7 +98,7 @@ class Place:
     """As of ``build_sharded``."""
 
 
-def take_place(run_dir: RunDir, attempt: int, *, local_rank: int) -> Place:
+def init_process_context(run_dir: RunDir, attempt: int, *, local_rank: int) -> ProcessContext:
     """Select this process's device and form the groups of all ranks. All ranks call it."""
     resolved = read_resolved(run_dir.resolved(attempt))
     recipe = resolved.recipe
@@ -111,7 +111,7 @@ def take_place(run_dir: RunDir, attempt: int, *, local_rank: int) -> Place:
     device = select_device(recipe.cluster.device, local_rank)
     control, saving = (_gloo_group(recipe.elastic.collective_timeout_s) for _ in range(2))
     mesh = build_mesh(layout, device.type)
-    return Place(
+    return ProcessContext(
         resolved=resolved, device=device, mesh=mesh, local_rank=local_rank, control=control,
         saving=saving,
     )  # fmt: skip
@@ -125,12 +125,17 @@ def set_up(
     Args:
         may_copy: As of ``build_sharded``.
     """
-    place = take_place(run_dir, attempt, local_rank=local_rank)
+    place = init_process_context(run_dir, attempt, local_rank=local_rank)
     return set_up_phase(run_dir, attempt, hooks, replace(place, may_copy=may_copy))
 
 
 def set_up_phase(
-    run_dir: RunDir, attempt: int, hooks: Hooks, place: Place, *, since_t: float | None = None
+    run_dir: RunDir,
+    attempt: int,
+    hooks: Hooks,
+    context: ProcessContext,
+    *,
+    since_t: float | None = None,
 ) -> Training:
     """Build everything, and load the newest step that is saved, in memory or in a checkpoint.
 
@@ -142,33 +147,33 @@ def set_up_phase(
             by the monotonic clock.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    device, mesh, control = place.device, place.mesh, place.control
+    device, mesh, control = context.device, context.mesh, context.control
     started = time.monotonic()
     saved = find_saved(
-        run_dir.checkpoints, hooks.memory, place.resolved.recipe, group=place.control
+        run_dir.checkpoints, hooks.memory, context.resolved.recipe, group=context.control
     )
-    phase = 0 if saved is None else _phase_after(place.resolved, saved.progress)
-    resolved = place.resolved.of_phases[phase]
+    phase = 0 if saved is None else _phase_after(context.resolved, saved.progress)
+    resolved = context.resolved.of_phases[phase]
     recipe = resolved.recipe
     opening = time.monotonic()
     kind = task_class(recipe.task.name)
     train_source, eval_source, eval_parts = kind.open_data(resolved)
     data_s = time.monotonic() - opening
-    refuse_inexact(resolved)
-    compute_the_same_always(device, on=recipe.precision.reduce == "exact")
-    task = kind(_build(resolved, place))
+    require_reproducible(resolved)
+    set_deterministic(device, on=recipe.precision.reduce == "exact")
+    task = kind(_build(resolved, context))
     stepper, averages = _open_stepper(recipe, task, mesh, device=device)
-    held = {**stepper.held(), **buffers_of(task.model)}
+    held = {**stepper.state_tensors(), **buffers_of(task.model)}
     tensors = _saved_of(held, recipe)
-    with hooks.notes.during(Phase.RESTORE):
-        begin = _begin(place, saved, task, tensors, stepper, phase=phase)
+    with hooks.heartbeat.during(WorkerPhase.RESTORE):
+        begin = _begin(context, saved, task, tensors, stepper, phase=phase)
     if averages is not None and (saved is None or phase > saved.progress.phase):
         averages.begin()
-    snapshots = _open_snapshots(run_dir, attempt, hooks, place, tensors, saved)
+    snapshots = _open_snapshots(run_dir, attempt, hooks, context, tensors, saved)
     training = Training(
         run_dir=run_dir,
         resolved=resolved,
-        is_last=resolved is place.resolved.of_phases[-1],
+        is_last=resolved is context.resolved.of_phases[-1],
         hooks=hooks,
         rank=rank,
         world_size=world_size,
@@ -177,31 +182,31 @@ def set_up_phase(
         task=task,
         task_row=task_row(recipe.task.name),
         stepper=stepper,
-        averages=averages,
+        ema=averages,
         train_source=train_source,
         eval_source=eval_source,
         eval_parts=eval_parts,
         loader=_open_loader(resolved, train_source, begin.progress, mesh),
-        saver=_open_saver(run_dir, recipe, place, snapshots),
-        save_interval=_open_save_interval(run_dir, attempt, hooks, place, saved, snapshots),
+        saver=_open_saver(run_dir, recipe, context, snapshots),
+        save_interval=_open_save_interval(run_dir, attempt, hooks, context, saved, snapshots),
         snapshots=snapshots,
-        check_bits=check_bits,
+        check_bits=check_determinism,
         tensors=tensors,
         control=control,
         progress=begin.progress,
         durable_step=0 if saved is None else saved.durable_step,
-        metric_lines=_metric_lines(run_dir, attempt, hooks, place.resolved, phase),
+        metric_lines=_metric_lines(run_dir, attempt, hooks, context.resolved, phase),
         sinks=_open_sinks(run_dir, recipe, begin.progress) if rank == 0 else [],
     )
-    if place.resolved.phases:
-        _report_phase(training, phase, of=len(place.resolved.phases), since_t=since_t)
+    if context.resolved.phases:
+        _report_phase(training, phase, of=len(context.resolved.phases), since_t=since_t)
     training.report("data_ready", seconds=data_s, samples=train_source.num_samples)
-    last_step = _last_step(place, begin.progress)
+    last_step = _last_step(context, begin.progress)
     _report_model(
         training, mesh.layout, held, last_step=last_step, seconds=time.monotonic() - started
     )
     if saved is not None:
-        training.report(saved.event, **saved.told, **begin.loaded)
+        training.report(saved.event, **saved.event_fields, **begin.loaded)
     return training
 
 
@@ -211,16 +216,16 @@ def _open_sinks(run_dir: RunDir, recipe: Recipe, progress: Progress) -> list[Sin
 
 def _open_stepper(
     recipe: Recipe, task: Task, mesh: Mesh, *, device: torch.device
-) -> tuple[Stepper, Averages | None]:
+) -> tuple[Stepper, WeightEma | None]:
     optimizer = build_optimizer(recipe, task.computation, mesh, device=device)  # gives storage
-    averages = averages_of(recipe, task.computation)
+    averages = ema_of(recipe, task.computation)
     stepper = Stepper(
         task,
         optimizer,
         mesh,
         device=device,
         grad_clip=recipe.optim.grad_clip,
-        averages=averages,
+        ema=averages,
         scaling=LossScaling.of(recipe, device=device),
         exact=exact_step_of(recipe, task.computation, mesh, device=device),
     )
@@ -228,11 +233,11 @@ def _open_stepper(
 
 
 def _open_saver(
-    run_dir: RunDir, recipe: Recipe, place: Place, snapshots: Snapshots | None
+    run_dir: RunDir, recipe: Recipe, context: ProcessContext, snapshots: Snapshots | None
 ) -> Saver:
     return Saver(
         run_dir.checkpoints,
-        group=place.saving,
+        group=context.saving,
         rank=dist.get_rank(),
         world_size=dist.get_world_size(),
         keep_last=recipe.checkpoint.keep_last,
@@ -241,11 +246,11 @@ def _open_saver(
 
 
 def _open_save_interval(
-    run_dir: RunDir, attempt: int, hooks: Hooks, place: Place, saved: Saved | None,
+    run_dir: RunDir, attempt: int, hooks: Hooks, context: ProcessContext, saved: Saved | None,
     snapshots: Snapshots | None,
 ) -> Interval:  # fmt: skip
     """What says when a checkpoint is due. All ranks call it."""
-    every = steps_between_checkpoints(place.resolved.recipe)
+    every = steps_between_checkpoints(context.resolved.recipe)
     return open_interval(
         "checkpoint_interval",
         every,
@@ -253,23 +258,23 @@ def _open_save_interval(
         attempt,
         first_step=0 if saved is None else saved.durable_step,
         losses=LOSSES if snapshots is None else LOST_WITH_MEMORY,
-        group=place.control,
+        group=context.control,
         events=hooks.events,
     )
 
 
 def _open_snapshots(
-    run_dir: RunDir, attempt: int, hooks: Hooks, place: Place, tensors: dict[str, Tensor],
+    run_dir: RunDir, attempt: int, hooks: Hooks, context: ProcessContext, tensors: dict[str, Tensor],
     saved: Saved | None,
 ) -> Snapshots | None:  # fmt: skip
     """What takes snapshots, if the recipe asks for them. All ranks call it."""
-    elastic = place.resolved.recipe.elastic
-    every = steps_between_snapshots(place.resolved.recipe)
+    elastic = context.resolved.recipe.elastic
+    every = steps_between_snapshots(context.resolved.recipe)
     if every is None:
         return None
-    if "elastic.snapshot_every" in place.resolved.reasons and have_no_room(
-        tensors, place.resolved.recipe, hooks.memory, hooks.events,
-        local_rank=place.local_rank, group=place.control,
+    if "elastic.snapshot_every" in context.resolved.reasons and cannot_hold_snapshots(
+        tensors, context.resolved.recipe, hooks.memory, hooks.events,
+        local_rank=context.local_rank, group=context.control,
     ):  # fmt: skip
         return None
     interval = open_interval(
@@ -279,17 +284,17 @@ def _open_snapshots(
         attempt,
         first_step=0 if saved is None else saved.progress.step,
         losses=LOSSES if elastic.snapshot_neighbour is True else LOST_WITHOUT_MEMORY,
-        group=place.control,
+        group=context.control,
         events=hooks.events,
     )
     return Snapshots(
         tensors,
         hooks.memory,
-        local_rank=place.local_rank,
+        local_rank=context.local_rank,
         rank=dist.get_rank(),
         world_size=dist.get_world_size(),
         generation=hooks.generation,
-        names=len(names_on_all_stages(tensors, place.mesh)),
+        names=len(names_on_all_stages(tensors, context.mesh)),
         restored=None if saved is None else saved.snapshot,
         interval=interval,
     )
@@ -319,30 +324,35 @@ def _report_phase(training: Training, phase: int, *, of: int, since_t: float | N
     )
 
 
-def _saved_of(held: dict[str, Tensor], recipe: Recipe) -> dict[str, Tensor]:
+def _saved_of(tensors: dict[str, Tensor], recipe: Recipe) -> dict[str, Tensor]:
     """What a checkpoint holds; with adapters not the base, which is filled as at the beginning."""
     if recipe.model.lora.rank is None:
-        return held
-    return {n: each for n, each in held.items() if is_adapter(n) or not n.startswith("model.")}
+        return tensors
+    return {n: each for n, each in tensors.items() if is_adapter(n) or not n.startswith("model.")}
 
 
-def _last_step(place: Place, progress: Progress) -> int:
+def _last_step(context: ProcessContext, progress: Progress) -> int:
     """The step at which the run ends, if the number of devices stays."""
     steps = progress.step
-    for number, phase in enumerate(place.resolved.of_phases[progress.phase :]):
+    for number, phase in enumerate(context.resolved.of_phases[progress.phase :]):
         left = phase.samples - (0 if number else progress.position)
-        batch = step_samples(phase.recipe.optim, devices=place.mesh.layout.world_size)
+        batch = step_samples(phase.recipe.optim, devices=context.mesh.layout.world_size)
         steps += max(0, -(-left // batch))
     return steps
 
 
 def _report_model(
-    training: Training, layout: Layout, held: dict[str, Tensor], *, last_step: int, seconds: float
+    training: Training,
+    layout: Layout,
+    tensors: dict[str, Tensor],
+    *,
+    last_step: int,
+    seconds: float,
 ) -> None:
     """Say what every rank holds before the first step. All ranks call it."""
     mine = {
         "rank": training.rank,
-        **memory_by_kind(held, training.device),
+        **memory_by_kind(tensors, training.device),
         "peak_bytes": peak_memory_bytes(training.device),
     }
     training.report(
@@ -390,16 +400,16 @@ def _with_open_degrees(resolved: Resolved) -> Parallel:
     return resolved.recipe.parallel.model_copy(update=dict.fromkeys(names, "auto"))
 
 
-def _build(resolved: Resolved, place: Place) -> Computation[MicroBatch]:
+def _build(resolved: Resolved, context: ProcessContext) -> Computation[MicroBatch]:
     """The model in parallel form, and how it computes the task."""
     recipe, shape, network = resolved.recipe, resolved.shape, resolved.network
-    mesh, device, control = place.mesh, place.device, place.control
+    mesh, device, control = context.mesh, context.device, context.control
     choose_attention(recipe.model.attention)
     if shape is not None:
-        return build_sharded(recipe, shape, mesh, device=device, may_copy=place.may_copy)
+        return build_sharded(recipe, shape, mesh, device=device, may_copy=context.may_copy)
     if network is not None:
         return build_image_network(resolved, mesh, device=device, control=control)
-    return build_own(
+    return build_custom(
         recipe, mesh, vocab_size=vocabulary(resolved), device=device, control=control,
         folder=Path(str(resolved.model_dir)) if is_generic(recipe) else None,
     )  # fmt: skip
@@ -420,9 +430,9 @@ def build_sharded(
     """
     model, held_in = build_on_meta(shape), DTYPES[recipe.precision.compute]
     if recipe.model.lora.rank is None:
-        freeze(model, recipe.model.frozen, held_in=held_in)
+        freeze(model, recipe.model.frozen, storage_dtype=held_in)
     else:
-        freeze_base(model, held_in=held_in)
+        freeze_base(model, storage_dtype=held_in)
         add_adapters(model, shape, recipe.model.lora)
     family = family_of(shape.model_type)
     parts = parallelize(model, mesh, recipe=recipe, shape=shape, family=family, may_copy=may_copy)
@@ -438,7 +448,7 @@ def build_optimizer(
     """
     model = computation.model
     if any(param.is_meta for param in model.parameters()):
-        give_storage(
+        materialize(
             model, device, stages=computation.roots, on_host=recipe.memory.offload == "params"
         )
     model.train()
@@ -446,11 +456,11 @@ def build_optimizer(
         model,
         recipe.optim,
         states=recipe.precision.optimizer_states,
-        held_twice=computation.held_twice,
+        tied_across_stages=computation.tied_across_stages,
         names=names_on_all_stages((name for name, _ in model.named_parameters()), mesh),
         on_host=_on_host(recipe, device),
-        given_as=WholeVectors if recipe.precision.reduce == "exact" else None,
-        copies=compute_copies_of(model),
+        wrap_update=WholeVectors if recipe.precision.reduce == "exact" else None,
+        copies=low_precision_copies_of(model),
     )
 
 
@@ -474,16 +484,16 @@ def exact_step_of(
     if recipe.precision.reduce != "exact":
         return None
     # another micro-batch rounds otherwise, so a resume keeps it
-    computation.held = {"optim.micro_batch": BY_EXACT, **computation.held}
+    computation.fixed_settings = {"optim.micro_batch": BY_EXACT, **computation.fixed_settings}
     summands = micro_batches(recipe.optim)
     gradients = ExactGradients(computation.model, mesh, summands=summands)
     return ExactStep(computation, gradients, device=device)
 
 
-def averages_of(recipe: Recipe, computation: Computation[MicroBatch]) -> Averages | None:
+def ema_of(recipe: Recipe, computation: Computation[MicroBatch]) -> WeightEma | None:
     """What follows the weights of a sharded model with storage, if the recipe asks for it."""
     decay = recipe.optim.ema_decay
-    return None if decay is None else Averages(computation.model, decay=decay)
+    return None if decay is None else WeightEma(computation.model, decay=decay)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -503,7 +513,7 @@ def _phase_after(whole: Resolved, progress: Progress) -> int:
 
 
 def _begin(
-    place: Place, saved: Saved | None, task: Task, tensors: dict[str, Tensor], stepper: Stepper,
+    context: ProcessContext, saved: Saved | None, task: Task, tensors: dict[str, Tensor], stepper: Stepper,
     *, phase: int,
 ) -> _Begin:  # fmt: skip
     """Fill the weights, from a checkpoint if there is one. All ranks call it.
@@ -511,7 +521,7 @@ def _begin(
     No checkpoint holds the base of adapters, which does not change.
     """
     started = time.monotonic()
-    resolved = place.resolved
+    resolved = context.resolved
     has_adapters = resolved.recipe.model.lora.rank is not None
     if resolved.shape is not None and (saved is None or has_adapters):  # else its maker has
         folder = None if resolved.model_dir is None else Path(resolved.model_dir)
@@ -523,18 +533,18 @@ def _begin(
         tensors = {
             name: each
             for name, each in tensors.items()
-            if not name.startswith("optim.") and not is_average(name)
+            if not name.startswith("optim.") and not is_ema(name)
         }
-    of_others = names_on_all_stages(tensors, place.mesh)
-    gaps = _fill(place.resolved, task, tensors, saved, of_others=of_others, weights_alone=is_next)
+    of_others = names_on_all_stages(tensors, context.mesh)
+    gaps = _fill(context.resolved, task, tensors, saved, of_others=of_others, weights_only=is_next)
     if not is_next:
         stepper.skipped_in_row.fill_(saved.values["skipped_in_row"])
     if stepper.scaling is not None and saved.values.get("loss_scale") is not None:
         stepper.scaling.load(saved.values["loss_scale"])
     if stepper.exact is not None:
         stepper.exact.load(saved.values.get("exponents") or {})
-    devices = place.mesh.layout.world_size
-    progress = from_earlier_step(saved, place.resolved, devices=devices)
+    devices = context.mesh.layout.world_size
+    progress = from_earlier_step(saved, context.resolved, devices=devices)
     told = {"seconds": time.monotonic() - started, **gaps}
     return _Begin(progress=progress.next_phase() if is_next else progress, loaded=told)
 
@@ -546,32 +556,32 @@ def _fill(
     saved: Saved,
     *,
     of_others: set[str],
-    weights_alone: bool,
+    weights_only: bool,
 ) -> dict[str, list[str]]:
     """Give tensors the values that a checkpoint has, if it is one of this run.
 
     Returns:
         What the checkpoint could not say, for the event that tells of it.
     """
-    held = task.computation.held
+    held = task.computation.fixed_settings
     its_phase = whole.of_phases[saved.progress.phase]
     compared = compare(saved.values["fingerprint"], fingerprint(its_phase, held))
     changed = [each for each in compared.changed if not may_differ(each, whole, saved)]
     if changed:
-        told = [f"{each}{_why(each, held)}" for each in changed]
+        told = [f"{each}{_fixed_reason(each, held)}" for each in changed]
         raise CheckpointError(
             f"{saved.where} was written by a run with another model, data, order or optimisation "
             f"({'; '.join(told)}). Resuming from it would be neither run. Give these the values "
             "that they had, move the folder away, or start a new run."
         )
-    lacked = saved.fill(tensors, of_others=of_others, allow_extra=weights_alone)
+    lacked = saved.fill(tensors, of_others=of_others, allow_extra=weights_only)
     gaps = {"not_compared": list(compared.not_compared), "lacked_buffers": lacked}
     return {name: found for name, found in gaps.items() if found}
 
 
-def _why(changed: str, held: Mapping[str, str]) -> str:
+def _fixed_reason(changed: str, fixed_settings: Mapping[str, str]) -> str:
     """Why a setting that often may change may not here; of any other nothing."""
-    why = held.get(changed.partition(":")[0])
+    why = fixed_settings.get(changed.partition(":")[0])
     return "" if why is None else f", and {why}"
 
 

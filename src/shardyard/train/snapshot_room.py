@@ -13,9 +13,9 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from shardyard.checkpoint.snapshots.slot import Room
-from shardyard.checkpoint.staging import Memory
-from shardyard.config.formulas import SLOTS_FOR_NEIGHBOUR, neighbour_labels, slot_labels
+from shardyard.checkpoint.snapshots.slot import SlotLayout
+from shardyard.checkpoint.staging import MemoryProvider
+from shardyard.config.formulas import SLOTS_FOR_NEIGHBOUR, peer_labels, slot_labels
 from shardyard.config.schema.recipe import Recipe
 from shardyard.memory_limit import machine_memory_bytes, memory_limit
 from shardyard.rundir.jsonl import EventWriter
@@ -24,10 +24,10 @@ from shardyard.units import format_bytes
 _MEMINFO = Path("/proc/meminfo")
 
 
-def have_no_room(
+def cannot_hold_snapshots(
     tensors: Mapping[str, Tensor],
     recipe: Recipe,
-    memory: Memory,
+    memory: MemoryProvider,
     events: EventWriter | None,
     *,
     local_rank: int,
@@ -38,12 +38,12 @@ def have_no_room(
     All ranks call it.
     """
     assert isinstance(recipe.cluster.devices, int)
-    why = lacking_room(
+    why = snapshot_memory_error(
         tensors,
         memory,
         local_rank=local_rank,
         ranks_of_node=recipe.cluster.devices,
-        neighbour=recipe.elastic.snapshot_neighbour is True,
+        keeps_peer_snapshots=recipe.elastic.snapshot_neighbour is True,
         group=group,
     )
     if why and events is not None:
@@ -51,13 +51,13 @@ def have_no_room(
     return bool(why)
 
 
-def lacking_room(
+def snapshot_memory_error(
     tensors: Mapping[str, Tensor],
-    memory: Memory,
+    memory: MemoryProvider,
     *,
     local_rank: int,
     ranks_of_node: int,
-    neighbour: bool,
+    keeps_peer_snapshots: bool,
     group: dist.ProcessGroup,
 ) -> str:
     """Why snapshots of these tensors have no room on some node; empty: they have on all.
@@ -65,29 +65,31 @@ def lacking_room(
     All ranks call it and get the same answer.
 
     Args:
-        neighbour: Each node also keeps the snapshots of the node before.
+        keeps_peer_snapshots: Each node also keeps the snapshots of the node before.
         group: A gloo group of all ranks.
     """
-    found: list[Any] = [""] * dist.get_world_size(group)
-    why = _lacking_here(tensors, memory, local_rank, ranks_of_node, neighbour=neighbour)
-    dist.all_gather_object(found, why, group=group)
-    return next(filter(None, found), "")
+    by_rank: list[Any] = [""] * dist.get_world_size(group)
+    why = _local_memory_error(
+        tensors, memory, local_rank, ranks_of_node, keeps_peer_snapshots=keeps_peer_snapshots
+    )
+    dist.all_gather_object(by_rank, why, group=group)
+    return next(filter(None, by_rank), "")
 
 
-def _lacking_here(
+def _local_memory_error(
     tensors: Mapping[str, Tensor],
-    memory: Memory,
+    memory: MemoryProvider,
     local_rank: int,
     ranks_of_node: int,
     *,
-    neighbour: bool,
+    keeps_peer_snapshots: bool,
 ) -> str:
     labels = slot_labels(local_rank)
     if memory(labels[0], mmap.PAGESIZE) is None:
         return "no process outlives this one and could hold them (that needs Linux)"
-    if neighbour:
-        labels += neighbour_labels(local_rank)[:SLOTS_FOR_NEIGHBOUR]
-    slot_bytes = Room(tensors).slot_bytes
+    if keeps_peer_snapshots:
+        labels += peer_labels(local_rank)[:SLOTS_FOR_NEIGHBOUR]
+    slot_bytes = SlotLayout(tensors).slot_bytes
     missing_bytes = sum(max(0, slot_bytes - _size_bytes(memory, label)) for label in labels)
     free_bytes = available_bytes()
     if missing_bytes * ranks_of_node <= free_bytes:
@@ -98,7 +100,7 @@ def _lacking_here(
     )
 
 
-def _size_bytes(memory: Memory, label: str) -> int:
+def _size_bytes(memory: MemoryProvider, label: str) -> int:
     """What the agent holds already, from before a restart."""
     held = memory(label)
     return 0 if held is None else len(held)

@@ -21,11 +21,11 @@ from shardyard.data.loader import MicroBatch
 from shardyard.observe.profiler_ranges import OPTIMIZER
 from shardyard.parallel.mesh import Mesh
 from shardyard.tasks.base import Task
-from shardyard.tasks.loss_computation import Computation, Part
-from shardyard.train.ema import Averages
+from shardyard.tasks.loss_computation import Computation, LossSums
+from shardyard.train.ema import WeightEma
 from shardyard.train.loss_reduction import Totals, sum_over_ranks
 from shardyard.train.loss_scaling import LossScaling
-from shardyard.train.optim import ShardOptimizer, put_nan
+from shardyard.train.optim import ShardOptimizer, inject_nan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,10 +96,10 @@ class PendingResult:
 class ExactSums(Protocol):
     """Sums of a step, none of whose bits depends on the ranks (``train/reproducible_step.py``)."""
 
-    def backward(self, batches: Sequence[MicroBatch]) -> Part:
+    def backward(self, batches: Sequence[MicroBatch]) -> LossSums:
         """Forward and backward passes; afterwards parameters have their gradients."""
 
-    def sum_over_ranks(self, part: Part, *, others: Sequence[float], poisoned: bool) -> Totals:
+    def sum_over_ranks(self, part: LossSums, *, others: Sequence[float], poisoned: bool) -> Totals:
         """The totals; the square of the gradients' norm is the first of the others."""
 
     def values(self) -> dict[str, int]:
@@ -120,7 +120,7 @@ class Stepper:
         *,
         device: torch.device,
         grad_clip: float | None,
-        averages: Averages | None = None,
+        ema: WeightEma | None = None,
         scaling: LossScaling | None = None,
         exact: ExactSums | None = None,
     ) -> None:
@@ -133,7 +133,7 @@ class Stepper:
         self._mesh = mesh
         self._device = device
         self._grad_clip = grad_clip
-        self._averages = averages
+        self._ema = ema
         self.skipped_in_row = torch.zeros((), dtype=torch.float64, device=device)
         self.scaling = scaling
         self.exact = exact
@@ -158,7 +158,7 @@ class Stepper:
         """
         part = self.accumulate(batches)
         if poisoned:
-            put_nan(self._optimizer.gradients())
+            inject_nan(self._optimizer.gradients())
         work = sum(batch.work for batch in batches) if self._mesh.speaks_for_samples else 0
         totals = self._totals(part, (work, float(drain), float(profile)), poisoned=poisoned)
         square_sum, tokens, drains, profiles = totals.others
@@ -170,21 +170,21 @@ class Stepper:
         self._apply(norm, divisor=divisor, lr=lr, not_finite=not_finite, is_empty=is_empty)
         self._count_skipped(loss, norm)
         counted = totals.give_back(skipped=not_finite)
-        if self._averages is not None:  # of running statistics too, which have just moved
-            self._averages.follow(skip=not_finite | is_empty)
+        if self._ema is not None:  # of running statistics too, which have just moved
+            self._ema.follow(skip=not_finite | is_empty)
         loss = loss.masked_fill(is_empty, math.nan)  # the mean of nothing
         names = [name for each in self._computation.statistics for name in each.metrics]
         means = self._computation.means(totals.sums)
         values = [loss, norm, totals.divisor, tokens, self.skipped_in_row, scale, drains, profiles]
         return PendingResult(torch.stack([*values, *counted, *means.values()]), [*names, *means])
 
-    def accumulate(self, batches: Sequence[MicroBatch]) -> Part:
+    def accumulate(self, batches: Sequence[MicroBatch]) -> LossSums:
         """Add up undivided gradients; returns what this rank adds to loss sum and divisor."""
         if self.exact is not None:
             return self.exact.backward(batches)
         return self._computation.backward(batches)
 
-    def _totals(self, part: Part, others: Sequence[float], *, poisoned: bool) -> Totals:
+    def _totals(self, part: LossSums, others: Sequence[float], *, poisoned: bool) -> Totals:
         if self.exact is not None:
             return self.exact.sum_over_ranks(part, others=others, poisoned=poisoned)
         with record_function(OPTIMIZER):
@@ -200,14 +200,14 @@ class Stepper:
         """Those that there are now, undivided."""
         return self._optimizer.gradients()
 
-    def held(self) -> dict[str, Tensor]:
+    def state_tensors(self) -> dict[str, Tensor]:
         """Parameters, optimizer state and averages, also what no checkpoint holds."""
-        averages = {} if self._averages is None else self._averages.tensors()
+        averages = {} if self._ema is None else self._ema.tensors()
         return {**self._optimizer.tensors(), **averages}
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait until what a checkpoint holds can be read, also where it lies in host memory."""
-        self._optimizer.settle()
+        self._optimizer.synchronize()
 
     def _with_scale(self, divisor: Tensor) -> tuple[Tensor, Tensor]:
         """What divides this step's gradients, and their loss scale; 0: there is none."""

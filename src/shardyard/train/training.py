@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shardyard.checkpoint.save import Saver
 from shardyard.checkpoint.save_interval import Interval
-from shardyard.checkpoint.staging import Keeping
+from shardyard.checkpoint.staging import PersistentStaging
 from shardyard.config.resolved import Resolved
 from shardyard.config.tasks import TaskRow
 from shardyard.data.loader import Loader, Samples
@@ -20,7 +20,7 @@ from shardyard.observe.sinks import Sink
 from shardyard.parallel.mesh import Mesh
 from shardyard.rundir.layout import RunDir
 from shardyard.tasks.base import Task
-from shardyard.train.ema import Averages
+from shardyard.train.ema import WeightEma
 from shardyard.train.hooks import Hooks
 from shardyard.train.state import Progress
 from shardyard.train.step import Stepper
@@ -43,7 +43,7 @@ class Training:
     task: Task
     task_row: TaskRow
     stepper: Stepper
-    averages: Averages | None
+    ema: WeightEma | None
     """Of the weights; None: the recipe asks for none."""
     train_source: Samples
     eval_source: Samples | None
@@ -52,7 +52,7 @@ class Training:
     saver: Saver
     save_interval: Interval
     """Says when a checkpoint is due."""
-    snapshots: Keeping | None
+    snapshots: PersistentStaging | None
     """None: the recipe asks for none."""
     tensors: dict[str, Tensor]
     """What a checkpoint holds. Named once: FSDP shows other parameters while they are gathered."""
@@ -74,13 +74,13 @@ class Training:
 
     def gather(self, fact: Any) -> list[Any]:
         """One small fact of every rank, in order of rank, on every rank."""
-        facts: list[Any] = [None] * self.world_size
-        dist.all_gather_object(facts, fact, group=self.control)
-        return facts
+        by_rank: list[Any] = [None] * self.world_size
+        dist.all_gather_object(by_rank, fact, group=self.control)
+        return by_rank
 
-    def judged(self) -> AbstractContextManager[None]:
+    def evaluation_weights(self) -> AbstractContextManager[None]:
         """While it is open, the model is what evaluations and exports take of it."""
-        return nullcontext() if self.averages is None else self.averages.in_place()
+        return nullcontext() if self.ema is None else self.ema.swapped_in()
 
     def close(self) -> None:
         """Let go of files and threads, so that the process group can end."""

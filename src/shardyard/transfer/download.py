@@ -25,14 +25,14 @@ from shardyard.errors import (
 )
 from shardyard.io.digests import (
     COMPLETE,
-    Complete,
     FileDigest,
-    checked_name,
+    FolderDigests,
+    digest_mismatch,
     parse_digest,
-    why_differs,
+    validate_name,
 )
 from shardyard.io.files import make_folder, parse_json, publish_file, publish_folder, write_text
-from shardyard.io.polling import growing_wait_s
+from shardyard.io.polling import backoff_s
 from shardyard.rundir.contracts import checkpoint_of, is_fetched
 from shardyard.units import format_bytes
 
@@ -44,11 +44,11 @@ _TRIES = 6
 _LONGEST_PAUSE_S = 20.0
 _BLOCK_BYTES = 2**20
 
-Told = Callable[[str, int], None]
+ProgressCallback = Callable[[str, int], None]
 """Name of a file, and bytes of it that are right here now that were not before."""
 
 
-class Source(Protocol):
+class FileSource(Protocol):
     """Where files come from."""
 
     def read(self, name: str, offset: int) -> Iterator[bytes]:
@@ -79,16 +79,16 @@ class FolderSource:
             ) from error
 
 
-def missing_here(files: Mapping[str, FileDigest], folder: Path) -> dict[str, FileDigest]:
+def missing_locally(files: Mapping[str, FileDigest], folder: Path) -> dict[str, FileDigest]:
     """Those that are not here as they must be; reads what is here."""
     return {
         name: wanted
         for name, wanted in files.items()
-        if why_differs(folder / checked_name(name), wanted) is not None
+        if digest_mismatch(folder / validate_name(name), wanted) is not None
     }
 
 
-def refuse_without_room(needed_bytes: int, folder: Path) -> None:
+def check_free_space(needed_bytes: int, folder: Path) -> None:
     """Raise unless the file system of a folder has room.
 
     Raises:
@@ -105,7 +105,7 @@ def refuse_without_room(needed_bytes: int, folder: Path) -> None:
 
 
 def steadily(
-    source: Source, name: str, offset: int, *, sleep: Callable[[float], None] = time.sleep
+    source: FileSource, name: str, offset: int, *, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[bytes]:
     """A file's bytes, gone on with where a connection broke.
 
@@ -124,15 +124,15 @@ def steadily(
             in_vain += 1
             if in_vain == _TRIES:
                 raise
-            sleep(growing_wait_s(in_vain, first_s=0.5, longest_s=_LONGEST_PAUSE_S))
+            sleep(backoff_s(in_vain, first_s=0.5, longest_s=_LONGEST_PAUSE_S))
 
 
 def receive(
-    source: Source,
+    source: FileSource,
     files: Mapping[str, FileDigest],
     folder: Path,
     *,
-    told: Told,
+    on_progress: ProgressCallback,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Bring files into a folder; each appears under its name once it is right.
@@ -145,13 +145,13 @@ def receive(
     parts = folder / PARTS
     try:
         for name, wanted in sorted(files.items()):
-            target = folder / checked_name(name)
-            if why_differs(target, wanted) is None:
-                told(name, wanted.bytes)
+            target = folder / validate_name(name)
+            if digest_mismatch(target, wanted) is None:
+                on_progress(name, wanted.bytes)
                 continue
             make_folder(parts)
             key = hashlib.sha256(f"{name}\n{wanted.sha256}".encode()).hexdigest()[:32]
-            _bring(source, name, wanted, parts / key, told=told, sleep=sleep)
+            _download_file(source, name, wanted, parts / key, on_progress=on_progress, sleep=sleep)
             make_folder(target.parent)
             publish_file(parts / key, target)
         shutil.rmtree(parts, ignore_errors=True)
@@ -165,12 +165,12 @@ def receive(
 
 
 def receive_whole(
-    source: Source,
+    source: FileSource,
     files: Mapping[str, FileDigest],
     to: Path,
     *,
-    told: Told,
-    complete: Complete | None = None,
+    on_progress: ProgressCallback,
+    complete: FolderDigests | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Bring a folder that is of use as a whole alone; it appears under its name once it is.
@@ -181,20 +181,20 @@ def receive_whole(
     Raises:
         As ``receive``.
     """
-    if to.is_dir() and not missing_here(files, to):
+    if to.is_dir() and not missing_locally(files, to):
         for name, wanted in files.items():
-            told(name, wanted.bytes)
+            on_progress(name, wanted.bytes)
         return
     scratch = to.absolute().with_name(f".{to.name}.fetch")
     try:
         for name, wanted in files.items():  # of a damaged copy, what is right
-            if why_differs(to / name, wanted) is None and not (scratch / name).exists():
+            if digest_mismatch(to / name, wanted) is None and not (scratch / name).exists():
                 make_folder((scratch / name).parent)
                 os.link(to / name, scratch / name)
-        receive(source, files, scratch, told=told, sleep=sleep)
+        receive(source, files, scratch, on_progress=on_progress, sleep=sleep)
         if complete is not None:
             write_text(scratch / COMPLETE, complete.text())
-        _put_in_place(scratch, to)
+        _replace_folder(scratch, to)
     except StorageError:
         shutil.rmtree(scratch, ignore_errors=True)  # of a full disk nothing may be kept
         raise
@@ -205,7 +205,7 @@ def receive_whole(
         ) from error
 
 
-def _put_in_place(scratch: Path, to: Path) -> None:
+def _replace_folder(scratch: Path, to: Path) -> None:
     old = to.absolute().with_name(f".{to.name}.replaced")
     shutil.rmtree(old, ignore_errors=True)
     if to.exists():
@@ -214,39 +214,39 @@ def _put_in_place(scratch: Path, to: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _bring(
-    source: Source,
+def _download_file(
+    source: FileSource,
     name: str,
-    wanted: FileDigest,
+    expected: FileDigest,
     part: Path,
     *,
-    told: Told,
+    on_progress: ProgressCallback,
     sleep: Callable[[float], None],
 ) -> None:
     """One file, to its last byte and with the right digest."""
     for is_last in (False, True):
-        found = _fill(source, name, wanted, part, told=told, sleep=sleep)
-        if found == wanted:
+        found = _fill(source, name, expected, part, on_progress=on_progress, sleep=sleep)
+        if found == expected:
             return
         size = part.stat().st_size
-        told(name, -size)
+        on_progress(name, -size)
         part.unlink()
         if is_last:
             raise DataError(
                 f"{name} came wrong twice: {found.bytes:,} bytes with SHA-256 "
-                f"{found.sha256[:12]}... instead of {wanted.bytes:,} with {wanted.sha256[:12]}.... "
+                f"{found.sha256[:12]}... instead of {expected.bytes:,} with {expected.sha256[:12]}.... "
                 "It is not kept; all that came right is. If the file was changed meanwhile, repeat "
                 "the command; else something on the way, or the disk there, is broken."
             )
 
 
 def _fill(
-    source: Source,
+    source: FileSource,
     name: str,
-    wanted: FileDigest,
+    expected: FileDigest,
     part: Path,
     *,
-    told: Told,
+    on_progress: ProgressCallback,
     sleep: Callable[[float], None],
 ) -> FileDigest:
     """Go on with a half file until it is as long as it must be, or its source has no more."""
@@ -256,15 +256,15 @@ def _fill(
         while block := file.read(_BLOCK_BYTES):
             checksum.update(block)
             size += len(block)
-        told(name, size)
-        pieces = steadily(source, name, size, sleep=sleep) if size < wanted.bytes else ()
+        on_progress(name, size)
+        pieces = steadily(source, name, size, sleep=sleep) if size < expected.bytes else ()
         for piece in pieces:
-            kept = piece[: wanted.bytes - size]
+            kept = piece[: expected.bytes - size]
             file.write(kept)
             checksum.update(kept)
             size += len(kept)
-            told(name, len(kept))
-            if size == wanted.bytes:
+            on_progress(name, len(kept))
+            if size == expected.bytes:
                 break
         file.flush()
         os.fsync(file.fileno())
@@ -281,7 +281,7 @@ _ERRORS: dict[int, type[ShardyardError]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Listing:
+class RemoteListing:
     """Files of a run elsewhere."""
 
     files: dict[str, FileDigest] = field(default_factory=dict)
@@ -298,12 +298,12 @@ class Listing:
     @property
     def checkpoints(self) -> dict[str, dict[str, FileDigest]]:
         """Folder of a checkpoint -> its files, by their names in it."""
-        found: dict[str, dict[str, FileDigest]] = {}
+        by_folder: dict[str, dict[str, FileDigest]] = {}
         for name, digest in self.files.items():
             folder = checkpoint_of(name)
             if folder is not None:
-                found.setdefault(folder, {})[name.removeprefix(f"{folder}/")] = digest
-        return found
+                by_folder.setdefault(folder, {})[name.removeprefix(f"{folder}/")] = digest
+        return by_folder
 
     @property
     def others(self) -> dict[str, FileDigest]:
@@ -311,7 +311,7 @@ class Listing:
         return {n: digest for n, digest in self.files.items() if checkpoint_of(n) is None}
 
 
-def read_listing(lines: Iterable[str]) -> Listing:
+def read_listing(lines: Iterable[str]) -> RemoteListing:
     """What the lines of a listing say.
 
     Raises:
@@ -327,7 +327,7 @@ def read_listing(lines: Iterable[str]) -> Listing:
                 raise kind(str(content["error"]))
             if "end" in content:
                 return _listing(files, content["end"])
-            name = checked_name(content["file"])
+            name = validate_name(content["file"])
             if not is_fetched(name):
                 raise ValueError(f"{name!r} is no file that a run's other side may bring")
             files[name] = parse_digest(content)
@@ -340,9 +340,9 @@ def read_listing(lines: Iterable[str]) -> Listing:
     raise DataError("the far side's listing has no end. Nothing was written. Repeat the command.")
 
 
-def _listing(files: dict[str, FileDigest], end: Any) -> Listing:
+def _listing(files: dict[str, FileDigest], end: Any) -> RemoteListing:
     steps, best = end["steps"], end["best"]
     if any(type(step) is not int or step < 0 for step in [*steps, 0 if best is None else best]):
         raise ValueError(f"{steps!r} and {best!r} are no steps")
     warnings = tuple(str(text) for text in end["warnings"])
-    return Listing(files=files, steps=tuple(steps), best=best, warnings=warnings)
+    return RemoteListing(files=files, steps=tuple(steps), best=best, warnings=warnings)

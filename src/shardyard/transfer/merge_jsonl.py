@@ -14,7 +14,7 @@ from shardyard.rundir.counted_lines import Start, with_starts
 from shardyard.rundir.jsonl import read_lines, write_line
 
 
-def merge_lines(brought: Path, here: Path) -> int:
+def merge_lines(brought: Path, local_file: Path) -> int:
     """Replace a line file here by both: what the nodes wrote, and what only this side knows.
 
     Events go by their time. Lines of metrics have none: of a step's lines the last one stands, so
@@ -26,30 +26,30 @@ def merge_lines(brought: Path, here: Path) -> int:
     Raises:
         StorageError: The folder cannot be written.
     """
-    theirs, ours = _digests(brought), _digests(here)
+    theirs, ours = _digests(brought), _digests(local_file)
     new = len(theirs - ours)
-    if not new and here.exists():
+    if not new and local_file.exists():
         return 0  # and the file stays as it is: somebody may be appending to it
-    own = _once(here, but=theirs)
+    own = _once(local_file, but=theirs)
     both: Iterable[dict[str, Any]] = (
         heapq.merge(own, _once(brought), key=_time)
-        if here.name == "events.jsonl"
+        if local_file.name == "events.jsonl"
         else chain(own, _once(brought))
     )
-    scratch = here.with_name(f".{here.name}.{os.getpid()}")
+    scratch = local_file.with_name(f".{local_file.name}.{os.getpid()}")
     try:
-        make_folder(here.parent)
+        make_folder(local_file.parent)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
         with os.fdopen(os.open(scratch, flags, FILE_MODE), "w", encoding="utf-8") as file:
             for line in both:
                 file.write(write_line(line) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        scratch.replace(here)
+        scratch.replace(local_file)
     except OSError as error:
         scratch.unlink(missing_ok=True)
         raise StorageError(
-            f"{here} cannot be written: {error.strerror}. Check that it is yours and that there is "
+            f"{local_file} cannot be written: {error.strerror}. Check that it is yours and that there is "
             "room (`df -h`), then repeat the command."
         ) from error
     return new

@@ -8,7 +8,7 @@ from shardyard.errors import DataError, LostError
 from shardyard.launchers.kubernetes.exec import CommandError, LostConnectionError
 from shardyard.launchers.kubernetes.logs import lines_of
 from shardyard.python_program import ISOLATED
-from shardyard.transfer.download import Listing, read_listing
+from shardyard.transfer.download import RemoteListing, read_listing
 
 
 class Exec(Protocol):
@@ -38,7 +38,7 @@ class PodSource:
                 "removed it; repeat the command to take what is there now."
             ) from error
 
-    def list(self, step: str) -> Listing:
+    def list(self, step: str) -> RemoteListing:
         """Files of the run that is in the folder, the checkpoint of a step among them, verified.
 
         Raises:

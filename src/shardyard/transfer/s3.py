@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.errors import AccessError, DataError, RequestError, ShardyardError
-from shardyard.io.aws import error_code, errors_of_s3
+from shardyard.io.aws import error_code, translate_s3_errors
 from shardyard.io.digests import (
     COMPLETE,
-    Complete,
     FileDigest,
-    checked_name,
-    parse_complete,
+    FolderDigests,
+    parse_digests,
+    validate_name,
 )
-from shardyard.transfer.download import Told
+from shardyard.transfer.download import ProgressCallback
 from shardyard.units import format_bytes
 
 _MIB = 2**20
@@ -42,7 +42,7 @@ _RIGHTS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class S3Location:
     """A bucket and what begins the keys in it."""
 
     bucket: str
@@ -52,10 +52,10 @@ class Place:
         return f"s3://{self.bucket}/{self.prefix}"
 
     def key(self, name: str) -> str:
-        return f"{self.prefix}/{checked_name(name)}"
+        return f"{self.prefix}/{validate_name(name)}"
 
 
-def parse_place(text: str) -> Place:
+def parse_location(text: str) -> S3Location:
     """Read ``s3://bucket/prefix``.
 
     Raises:
@@ -68,13 +68,13 @@ def parse_place(text: str) -> Place:
             raise ValueError(f"{bucket!r} is no name of a bucket")
         if not prefix:
             raise ValueError("a prefix is missing, and objects of a whole bucket would be mixed")
-        checked_name(prefix)
+        validate_name(prefix)
     except ValueError as error:
         raise RequestError(
             f"{text!r} is no place in S3: {error}. Give s3://bucket/prefix, such as "
             "s3://my-models/llama2-7b-tuned."
         ) from error
-    return Place(bucket=bucket, prefix=prefix)
+    return S3Location(bucket=bucket, prefix=prefix)
 
 
 def is_s3(text: str) -> bool:
@@ -82,23 +82,23 @@ def is_s3(text: str) -> bool:
     return text.startswith("s3:")
 
 
-def refuse_unusable(client: Any, place: Place) -> None:
+def check_access(client: Any, location: S3Location) -> None:
     """Ask for a place before hours go into what is to be sent there.
 
     Raises:
         RequestError: There is no such bucket, or it is elsewhere.
         AccessError: Credentials or rights are missing.
     """
-    _found_complete(client, place)
+    _read_complete(client, location)
 
 
 def upload(
     client: Any,
     folder: Path,
-    complete: Complete,
-    place: Place,
+    complete: FolderDigests,
+    place: S3Location,
     *,
-    told: Told,
+    told: ProgressCallback,
     replaces: bool = False,
     part_bytes: int = PART_BYTES,
 ) -> bool:
@@ -117,20 +117,20 @@ def upload(
         LostError: The connection broke.
         DataError: A file changed while it was read.
     """
-    old = _found_complete(client, place)
+    old = _read_complete(client, place)
     is_same = old is not None and old.text() == complete.text()
     if not is_same:
-        _refuse_others(client, place, complete, old, replaces=replaces)
+        _check_prefix(client, place, complete, old, replaces=replaces)
         if old is not None:
             with s3_errors("remove the old complete.json from", place):
                 client.delete_object(Bucket=place.bucket, Key=place.key(COMPLETE))
     sent = False
     for name, digest in sorted(complete.files.items()):
-        sending = _Sending(client, place, name, folder / name, digest, part_bytes)
-        if not sending.is_there():
+        sending = _ObjectUpload(client, place, name, folder / name, digest, part_bytes)
+        if not sending.exists():
             sending.send()
             sent = True
-            if not sending.is_there():
+            if not sending.exists():
                 raise DataError(
                     f"{place}/{name} is not what was sent: S3 keeps another size or checksum. "
                     "Something on the way is broken. Repeat the command; it sends that file again."
@@ -150,18 +150,18 @@ class S3Source:
     """Files below a prefix."""
 
     client: Any
-    place: Place
+    location: S3Location
 
-    def complete(self) -> Complete:
+    def complete(self) -> FolderDigests:
         """What must be there.
 
         Raises:
             RequestError: No upload was finished there.
         """
-        found = _found_complete(self.client, self.place)
+        found = _read_complete(self.client, self.location)
         if found is None:
             raise RequestError(
-                f"{self.place} holds no {COMPLETE}: nothing was uploaded there, or the upload was "
+                f"{self.location} holds no {COMPLETE}: nothing was uploaded there, or the upload was "
                 "interrupted. Correct the place, or repeat the command that uploads."
             )
         return found
@@ -169,10 +169,12 @@ class S3Source:
     def read(self, name: str, offset: int) -> Iterator[bytes]:
         from botocore.exceptions import ClientError
 
-        with s3_errors(f"read {name} of", self.place):
+        with s3_errors(f"read {name} of", self.location):
             try:
                 answer = self.client.get_object(
-                    Bucket=self.place.bucket, Key=self.place.key(name), Range=f"bytes={offset}-"
+                    Bucket=self.location.bucket,
+                    Key=self.location.key(name),
+                    Range=f"bytes={offset}-",
                 )
             except ClientError as error:
                 if error_code(error) in ("InvalidRange", "416"):
@@ -184,42 +186,44 @@ class S3Source:
                 answer["Body"].close()
 
 
-def s3_errors(doing: str, place: Place) -> AbstractContextManager[None]:
+def s3_errors(action: str, location: S3Location) -> AbstractContextManager[None]:
     """Turn botocore's errors into ours.
 
     Args:
-        doing: What was tried, to stand before the place: ``write to``.
+        action: What was tried, to stand before the place: ``write to``.
     """
     again = "repeat the command: only what is missing is sent"
-    return errors_of_s3(f"{doing} {place}", place.bucket, rights=_RIGHTS, again=again)
+    return translate_s3_errors(
+        f"{action} {location}", location.bucket, rights=_RIGHTS, retry_hint=again
+    )
 
 
 @dataclass(frozen=True)
-class _Sending:
+class _ObjectUpload:
     """One file on its way to one object."""
 
     client: Any
-    place: Place
+    location: S3Location
     name: str
     path: Path
     digest: FileDigest
-    asked_part_bytes: int
+    requested_part_bytes: int
 
     @property
     def part_bytes(self) -> int:
         """The same for the same file, as the checksum of an object depends on it."""
         least = math.ceil(self.digest.bytes / _MOST_PARTS / _MIB) * _MIB
-        return max(self.asked_part_bytes, least)
+        return max(self.requested_part_bytes, least)
 
     @property
     def where(self) -> dict[str, str]:
-        return {"Bucket": self.place.bucket, "Key": self.place.key(self.name)}
+        return {"Bucket": self.location.bucket, "Key": self.location.key(self.name)}
 
-    def is_there(self) -> bool:
+    def exists(self) -> bool:
         """Whether S3 holds these very bytes."""
         from botocore.exceptions import ClientError
 
-        with s3_errors(f"look at {self.name} in", self.place):
+        with s3_errors(f"look at {self.name} in", self.location):
             try:
                 found = self.client.head_object(**self.where, ChecksumMode="ENABLED")
             except ClientError as error:
@@ -241,15 +245,15 @@ class _Sending:
         """
         if self.digest.bytes <= self.part_bytes:
             content = self.path.read_bytes()
-            self._refuse_changed(hashlib.sha256(content).hexdigest())
+            self._check_unchanged(hashlib.sha256(content).hexdigest())
             checksum = _base64(hashlib.sha256(content).digest())
-            with s3_errors("write to", self.place):
+            with s3_errors("write to", self.location):
                 self.client.put_object(
                     **self.where, Body=content, ChecksumAlgorithm="SHA256", ChecksumSHA256=checksum
                 )
             return
         self._abort_old()
-        with s3_errors("write to", self.place):
+        with s3_errors("write to", self.location):
             begun = self.client.create_multipart_upload(**self.where, ChecksumAlgorithm="SHA256")
         upload_id = begun["UploadId"]
         try:
@@ -263,14 +267,14 @@ class _Sending:
         for number, content in enumerate(self._parts(), start=1):
             whole.update(content)
             checksum = _base64(hashlib.sha256(content).digest())
-            with s3_errors("write to", self.place):
+            with s3_errors("write to", self.location):
                 answer = self.client.upload_part(
                     **self.where, UploadId=upload_id, PartNumber=number, Body=content,
                     ChecksumSHA256=checksum,
                 )  # fmt: skip
             parts.append({"PartNumber": number, "ETag": answer["ETag"], "ChecksumSHA256": checksum})
-        self._refuse_changed(whole.hexdigest())
-        with s3_errors("write to", self.place):
+        self._check_unchanged(whole.hexdigest())
+        with s3_errors("write to", self.location):
             self.client.complete_multipart_upload(
                 **self.where, UploadId=upload_id, MultipartUpload={"Parts": parts}
             )
@@ -280,10 +284,10 @@ class _Sending:
             while content := file.read(self.part_bytes):
                 yield content
 
-    def _refuse_changed(self, sha256: str) -> None:
+    def _check_unchanged(self, sha256: str) -> None:
         if sha256 != self.digest.sha256:
             raise DataError(
-                f"{self.path} changed while it was read: nothing of it was kept in {self.place}. "
+                f"{self.path} changed while it was read: nothing of it was kept in {self.location}. "
                 "Repeat the command."
             )
 
@@ -294,7 +298,7 @@ class _Sending:
 
     def _read_back(self) -> FileDigest:
         checksum, size = hashlib.sha256(), 0
-        for block in S3Source(client=self.client, place=self.place).read(self.name, 0):
+        for block in S3Source(client=self.client, location=self.location).read(self.name, 0):
             checksum.update(block)
             size += len(block)
         return FileDigest(size, checksum.hexdigest())
@@ -302,9 +306,9 @@ class _Sending:
     def _abort_old(self) -> None:
         """End uploads of this object that were killed: their parts would be billed for ever."""
         try:
-            with s3_errors("list unfinished uploads to", self.place):
+            with s3_errors("list unfinished uploads to", self.location):
                 found = self.client.list_multipart_uploads(
-                    Bucket=self.place.bucket, Prefix=self.where["Key"]
+                    Bucket=self.location.bucket, Prefix=self.where["Key"]
                 )
         except AccessError:
             return  # a right of its own, that nothing else needs
@@ -314,33 +318,38 @@ class _Sending:
 
     def _abort(self, upload_id: str) -> None:
         try:
-            with s3_errors("end an upload to", self.place):
+            with s3_errors("end an upload to", self.location):
                 self.client.abort_multipart_upload(**self.where, UploadId=upload_id)
         except ShardyardError:
             return  # why it failed is told by what failed before; the next call tries again
 
 
-def _found_complete(client: Any, place: Place) -> Complete | None:
+def _read_complete(client: Any, location: S3Location) -> FolderDigests | None:
     from botocore.exceptions import ClientError
 
-    with s3_errors("read", place):
+    with s3_errors("read", location):
         try:
-            answer = client.get_object(Bucket=place.bucket, Key=place.key(COMPLETE))
+            answer = client.get_object(Bucket=location.bucket, Key=location.key(COMPLETE))
             data = answer["Body"].read()
         except ClientError as error:
             if error_code(error) in ("NoSuchKey", "404"):
                 return None
             raise
     try:
-        return parse_complete(data)
+        return parse_digests(data)
     except DataError as error:
         raise RequestError(
-            f"{place} holds something else: {error}. Give another prefix, or remove what is there."
+            f"{location} holds something else: {error}. Give another prefix, or remove what is there."
         ) from error
 
 
-def _refuse_others(
-    client: Any, place: Place, complete: Complete, old: Complete | None, *, replaces: bool
+def _check_prefix(
+    client: Any,
+    location: S3Location,
+    complete: FolderDigests,
+    old: FolderDigests | None,
+    *,
+    replaces: bool,
 ) -> None:
     """Raise where the prefix holds what these files would be mixed with.
 
@@ -348,29 +357,31 @@ def _refuse_others(
         RequestError: It does.
     """
     if old is not None:
-        if replaces and old.made_of.get("run") == complete.made_of.get("run"):
+        if replaces and old.provenance.get("run") == complete.provenance.get("run"):
             return
         raise RequestError(
-            f"{place} holds something else already: {len(old.files)} files, "
-            f"{format_bytes(old.bytes)}, made of {_words(old.made_of)}. Give another prefix, or "
-            f"remove it: aws s3 rm --recursive {place}/"
+            f"{location} holds something else already: {len(old.files)} files, "
+            f"{format_bytes(old.bytes)}, made of {_words(old.provenance)}. Give another prefix, or "
+            f"remove it: aws s3 rm --recursive {location}/"
         )
-    ours = {place.key(name) for name in complete.files}
-    with s3_errors("list", place):
+    ours = {location.key(name) for name in complete.files}
+    with s3_errors("list", location):
         pages = client.get_paginator("list_objects_v2").paginate(
-            Bucket=place.bucket, Prefix=f"{place.prefix}/"
+            Bucket=location.bucket, Prefix=f"{location.prefix}/"
         )
         for page in pages:
             for found in page.get("Contents", []):
                 if found["Key"] not in ours:
                     raise RequestError(
-                        f"{place} is not empty: it holds {found['Key']!r}, which is none of these "
+                        f"{location} is not empty: it holds {found['Key']!r}, which is none of these "
                         "files. Give another prefix."
                     )
 
 
-def _words(made_of: Any) -> str:
-    return ", ".join(f"{key} {value}" for key, value in sorted(made_of.items())) or "nothing known"
+def _words(provenance: Any) -> str:
+    return (
+        ", ".join(f"{key} {value}" for key, value in sorted(provenance.items())) or "nothing known"
+    )
 
 
 def _base64(digest: bytes) -> str:

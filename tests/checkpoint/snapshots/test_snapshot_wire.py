@@ -13,9 +13,9 @@ import pytest
 from shardyard.checkpoint.snapshots import protocol as wire
 from shardyard.checkpoint.snapshots.slot import (
     HEAD_BYTES,
-    Head,
-    Moment,
+    SlotHeader,
     SlotText,
+    SnapshotId,
     read_head,
     read_slot,
     write_head,
@@ -54,18 +54,18 @@ def admit_one(listener: socket.socket, secret: bytes) -> bool:
     link, _ = listener.accept()
     with link:
         link.settimeout(5.0)
-        return wire.admit(link, secret)
+        return wire.authenticate(link, secret)
 
 
-def place(_text: SlotText, head: Head) -> mmap.mmap:
+def place(_text: SlotText, head: SlotHeader) -> mmap.mmap:
     return mmap.mmap(-1, head.slot_bytes)
 
 
-def no_place(_text: SlotText, _head: Head) -> mmap.mmap:
+def no_place(_text: SlotText, _head: SlotHeader) -> mmap.mmap:
     raise AssertionError("no memory is taken for this")
 
 
-def head_of(slot: mmap.mmap) -> Head:
+def head_of(slot: mmap.mmap) -> SlotHeader:
     head = read_head(slot)
     assert head is not None
     return head
@@ -73,14 +73,14 @@ def head_of(slot: mmap.mmap) -> Head:
 
 def test_two_that_know_the_secret_meet(listener: socket.socket, begin: Begin) -> None:
     admitted = begin(admit_one, listener, SECRET)
-    with wire.meet("127.0.0.1", listener.getsockname()[1], SECRET):
+    with wire.connect("127.0.0.1", listener.getsockname()[1], SECRET):
         assert admitted.result() is True
 
 
 def test_who_does_not_know_the_secret_is_sent_away(listener: socket.socket, begin: Begin) -> None:
     admitted = begin(admit_one, listener, SECRET)
     with pytest.raises(ConnectionResetError):
-        wire.meet("127.0.0.1", listener.getsockname()[1], b"of the last generation")
+        wire.connect("127.0.0.1", listener.getsockname()[1], b"of the last generation")
     assert admitted.result() is False
 
 
@@ -96,7 +96,7 @@ def test_a_server_that_does_not_know_it_gets_no_state(
 
     begin(let_everybody_in)
     with pytest.raises(ConnectionError, match="does not know the secret of this generation"):
-        wire.meet("127.0.0.1", listener.getsockname()[1], SECRET)
+        wire.connect("127.0.0.1", listener.getsockname()[1], SECRET)
 
 
 def test_something_else_that_answers_is_told(listener: socket.socket, begin: Begin) -> None:
@@ -107,12 +107,12 @@ def test_something_else_that_answers_is_told(listener: socket.socket, begin: Beg
 
     begin(greet)
     with pytest.raises(ConnectionError, match="something else answers there"):
-        wire.meet("127.0.0.1", listener.getsockname()[1], SECRET)
+        wire.connect("127.0.0.1", listener.getsockname()[1], SECRET)
 
 
 def test_a_slot_is_the_same_on_the_other_side(ends: Ends, begin: Begin) -> None:
     ours, theirs = ends
-    slot = slot_of(rows(3), Moment(7, 2), rank=1, world_size=2)
+    slot = slot_of(rows(3), SnapshotId(7, 2), rank=1, world_size=2)
     received = begin(wire.receive_slot, theirs, place)
     wire.send_slot(ours, slot, head_of(slot))
     assert received.result()[:] == slot[:]
@@ -120,13 +120,13 @@ def test_a_slot_is_the_same_on_the_other_side(ends: Ends, begin: Begin) -> None:
 
 def test_what_is_damaged_on_the_way_is_refused_and_held_nowhere(ends: Ends, begin: Begin) -> None:
     ours, theirs = ends
-    slot = slot_of(rows(3), Moment(7, 2))
+    slot = slot_of(rows(3), SnapshotId(7, 2))
     slot[-100] ^= 1
     there = mmap.mmap(-1, len(slot))
     received = begin(wire.receive_slot, theirs, lambda _text, _head: there)
-    with pytest.raises(wire.SnapshotRefusedError, match="differs from its checksum"):
+    with pytest.raises(wire.SnapshotRejectedError, match="differs from its checksum"):
         wire.send_slot(ours, slot, head_of(slot))
-    assert isinstance(received.exception(), wire.SnapshotRefusedError)
+    assert isinstance(received.exception(), wire.SnapshotRejectedError)
     assert read_slot(there) is None
 
 
@@ -135,8 +135,8 @@ def test_a_message_that_ends_in_the_middle_leaves_an_empty_slot(
     ends: Ends, begin: Begin, after: int | None
 ) -> None:
     ours, theirs = ends
-    slot = slot_of(rows(3), Moment(7, 2))
-    there = slot_of(rows(1), Moment(5, 2))
+    slot = slot_of(rows(3), SnapshotId(7, 2))
+    there = slot_of(rows(1), SnapshotId(5, 2))
     received = begin(wire.receive_slot, theirs, lambda _text, _head: there)
     head = head_of(slot)
     if after is None:  # in the tensors
@@ -153,7 +153,7 @@ def test_a_message_that_ends_in_the_middle_leaves_an_empty_slot(
 
 
 def changed(**fields: int) -> bytes:
-    slot = slot_of(rows(3), Moment(7, 2))
+    slot = slot_of(rows(3), SnapshotId(7, 2))
     return head_of(slot)._replace(**fields).to_bytes()
 
 
@@ -173,7 +173,7 @@ def test_a_length_that_cannot_be_is_refused_before_memory_is_taken(
     ours, theirs = ends
     received = begin(wire.receive_slot, theirs, no_place)
     ours.sendall(head)
-    with pytest.raises(wire.SnapshotRefusedError, match="not the head of a snapshot"):
+    with pytest.raises(wire.SnapshotRejectedError, match="not the head of a snapshot"):
         received.result()
 
 
@@ -207,26 +207,26 @@ def test_a_text_of_another_form_is_refused_before_memory_is_taken(
 ) -> None:
     ours, theirs = ends
     slot = mmap.mmap(-1, 2**18)
-    write_head(slot, Head(len(text), 2**17, 64, 0), text)
+    write_head(slot, SlotHeader(len(text), 2**17, 64, 0), text)
     received = begin(wire.receive_slot, theirs, no_place)
-    with pytest.raises(wire.SnapshotRefusedError, match=why):
+    with pytest.raises(wire.SnapshotRejectedError, match=why):
         wire.send_slot(ours, slot, head_of(slot))
     assert received.exception() is not None
 
 
 def test_a_text_that_differs_from_its_checksum_is_refused(ends: Ends, begin: Begin) -> None:
     ours, theirs = ends
-    slot = slot_of(rows(3), Moment(7, 2))
+    slot = slot_of(rows(3), SnapshotId(7, 2))
     slot[HEAD_BYTES + 3] ^= 1
     begin(wire.receive_slot, theirs, no_place)
-    with pytest.raises(wire.SnapshotRefusedError, match="text differs from its checksum"):
+    with pytest.raises(wire.SnapshotRejectedError, match="text differs from its checksum"):
         wire.send_slot(ours, slot, head_of(slot))
 
 
 def test_a_request_that_does_not_exist_is_refused(ends: Ends) -> None:
     ours, theirs = ends
     ours.sendall(b"X")
-    with pytest.raises(wire.SnapshotRefusedError, match="no request b'X'"):
-        wire.next_asked(theirs)
+    with pytest.raises(wire.SnapshotRejectedError, match="no request b'X'"):
+        wire.next_request(theirs)
     ours.close()
-    assert wire.next_asked(theirs) is None
+    assert wire.next_request(theirs) is None

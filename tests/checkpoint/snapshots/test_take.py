@@ -12,14 +12,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardyard.checkpoint.save_interval import Interval
-from shardyard.checkpoint.snapshots.load import FoundSnapshot, Refused, newest_snapshot
-from shardyard.checkpoint.snapshots.protocol import Sent
+from shardyard.checkpoint.snapshots.load import (
+    RejectedSnapshot,
+    RestorableSnapshot,
+    latest_snapshot,
+)
+from shardyard.checkpoint.snapshots.protocol import ReplicationState
 from shardyard.checkpoint.snapshots.slot import (
     HEAD_BYTES,
-    Head,
-    Moment,
-    Room,
     Slot,
+    SlotHeader,
+    SlotLayout,
+    SnapshotId,
     checksum,
     empty,
     read_slot,
@@ -52,11 +56,11 @@ def state(value: float) -> dict[str, Tensor]:
 def slots_of(memory: FolderMemory) -> list[int]:
     """Steps in the slots of the node's first rank; -1: it holds nothing."""
     found = [read_slot(piece) for label in slot_labels(0) if (piece := memory(label)) is not None]
-    return sorted(-1 if slot is None else slot.moment.step for slot in found)
+    return sorted(-1 if slot is None else slot.snapshot_id.step for slot in found)
 
 
 def open_snapshots(
-    memory: FolderMemory, *, generation: int = 0, restored: Moment | None = None
+    memory: FolderMemory, *, generation: int = 0, restored: SnapshotId | None = None
 ) -> Snapshots:
     return Snapshots(
         state(0), memory, local_rank=0, rank=0, world_size=1, generation=generation, names=4,
@@ -66,24 +70,24 @@ def open_snapshots(
 
 def newest(
     memory: FolderMemory, group: dist.ProcessGroup
-) -> tuple[FoundSnapshot | None, tuple[Refused, ...]]:
-    return newest_snapshot(memory, local_ranks=1, group=group, rank=0, world_size=1, timeout_s=60.0)
+) -> tuple[RestorableSnapshot | None, tuple[RejectedSnapshot, ...]]:
+    return latest_snapshot(memory, local_ranks=1, group=group, rank=0, world_size=1, timeout_s=60.0)
 
 
 def test_a_slot_holds_nothing_while_it_is_written_and_all_of_it_once_sealed(
     memory: FolderMemory,
 ) -> None:
-    room = Room(state(1))
+    room = SlotLayout(state(1))
     piece = memory("slot", room.slot_bytes)
     assert piece is not None and read_slot(piece) is None
     slot = Slot(piece, room)
     for name, tensor in state(3).items():
         assert read_slot(piece) is None
         slot.shards[name].copy_(tensor)
-    slot.seal(Moment(7, 2), '{"seed": 5}', rank=1, world_size=2, names=4)
+    slot.seal(SnapshotId(7, 2), '{"seed": 5}', rank=1, world_size=2, names=4)
     sealed = read_slot(piece)
     assert sealed is not None and not sealed.is_damaged()
-    assert (sealed.moment, sealed.values) == (Moment(step=7, generation=2), {"seed": 5})
+    assert (sealed.snapshot_id, sealed.values) == (SnapshotId(step=7, generation=2), {"seed": 5})
     assert all(torch.equal(sealed.shard(name), each) for name, each in state(3).items())
     slot.clear()
     assert read_slot(piece) is None
@@ -97,34 +101,36 @@ def test_a_slot_of_which_only_a_part_was_written_holds_nothing() -> None:
 
         def __setitem__(self, place: int | slice, value: int | bytes) -> None:  # type: ignore[override]
             super().__setitem__(place, value)  # type: ignore[index,assignment]
-            seen.append(Head.from_bytes(self[:HEAD_BYTES]) is not None)
+            seen.append(SlotHeader.from_bytes(self[:HEAD_BYTES]) is not None)
 
     memory = Watched(-1, mmap.PAGESIZE)
-    write_head(memory, Head(2, 64, 64, 0), b"{}")
+    write_head(memory, SlotHeader(2, 64, 64, 0), b"{}")
     empty(memory)
     del seen[:]
-    write_head(memory, Head(9, 128, 64, 0), b'{"at": 2}')  # lengths of the slot before are there
+    write_head(
+        memory, SlotHeader(9, 128, 64, 0), b'{"at": 2}'
+    )  # lengths of the slot before are there
     assert seen == [False] * (len(seen) - 1) + [True]
 
 
 def test_a_new_generation_waits_for_copies_of_its_own() -> None:
-    sent = Sent(mmap.mmap(-1, Sent.bytes_for(2)))
+    sent = ReplicationState(mmap.mmap(-1, ReplicationState.bytes_for(2)))
     sent.begin()
-    sent.have_neighbour(True)
+    sent.set_has_peer(True)
     sent.note(1, 50)
     assert not sent.is_awaited(1, 40)
     sent.begin()  # step 40 comes again
-    sent.have_neighbour(True)
+    sent.set_has_peer(True)
     assert sent.is_awaited(1, 40)
 
 
 def test_a_flipped_bit_of_a_tensor_is_found_and_one_of_the_text_hides_the_slot(
     memory: FolderMemory,
 ) -> None:
-    room = Room(state(1))
+    room = SlotLayout(state(1))
     piece = memory("slot", room.slot_bytes)
     assert piece is not None
-    Slot(piece, room).seal(Moment(7, 0), "{}", rank=0, world_size=1, names=4)
+    Slot(piece, room).seal(SnapshotId(7, 0), "{}", rank=0, world_size=1, names=4)
     memory.flip_a_bit("slot")
     sealed = read_slot(piece)
     assert sealed is not None and sealed.is_damaged()
@@ -144,13 +150,13 @@ def test_the_checksum_sees_every_word_and_where_long_parts_lie() -> None:
 
 
 def test_what_is_no_tensor_and_has_no_room_is_refused(memory: FolderMemory) -> None:
-    room = Room(state(1))
+    room = SlotLayout(state(1))
     piece = memory("slot", room.slot_bytes)
     assert piece is not None
     with pytest.raises(
         CheckpointError, match=r"has 2.0 MiB of it. Set elastic.snapshot_every=null"
     ):
-        Slot(piece, room).seal(Moment(1, 0), f'"{"x" * 2**21}"', rank=0, world_size=1, names=4)
+        Slot(piece, room).seal(SnapshotId(1, 0), f'"{"x" * 2**21}"', rank=0, world_size=1, names=4)
 
 
 def test_the_newest_snapshot_and_what_a_save_reads_are_left_alone(memory: FolderMemory) -> None:
@@ -193,7 +199,7 @@ def test_a_state_that_is_not_finite_is_no_snapshot(
     snapshots.take(2, state(2) | {"model.w": torch.full((3, 5), math.nan)}, {})
     snapshots.close()
     found, refused = newest(memory, alone)
-    assert found is not None and (found.moment.step, refused) == (1, ())
+    assert found is not None and (found.snapshot_id.step, refused) == (1, ())
     assert "no snapshot of step 2: model.w holds NaN" in capsys.readouterr().err
 
 
@@ -204,11 +210,11 @@ def test_a_damaged_snapshot_is_refused_and_the_one_before_is_taken(
     for step in (1, 2, 3):
         snapshots.take(step, state(step), {"at": step})
     snapshots.close()
-    newest_label = max(slot_labels(0), key=lambda label: read_slot(memory(label)).moment)  # type: ignore[arg-type,union-attr]
+    newest_label = max(slot_labels(0), key=lambda label: read_slot(memory(label)).snapshot_id)  # type: ignore[arg-type,union-attr]
     memory.flip_a_bit(newest_label)
     found, refused = newest(memory, alone)
-    assert found is not None and (found.moment, found.values) == (Moment(2, 0), {"at": 2})
-    assert refused == (Refused(3, "what rank 0 held differs from its checksum"),)
+    assert found is not None and (found.snapshot_id, found.values) == (SnapshotId(2, 0), {"at": 2})
+    assert refused == (RejectedSnapshot(3, "what rank 0 held differs from its checksum"),)
     wanted = state(2)
     filled = {name: torch.zeros_like(each) for name, each in wanted.items()}
     found.fill(filled, of_others=(), allow_extra=False)
@@ -222,12 +228,12 @@ def test_steps_that_nobody_goes_on_from_are_forgotten(
     for step in (1, 2, 3):
         snapshots.take(step, state(step), {})
     snapshots.close()
-    again = open_snapshots(memory, generation=1, restored=Moment(2, 0))
+    again = open_snapshots(memory, generation=1, restored=SnapshotId(2, 0))
     again.take(3, state(33), {})
     again.close()
     assert slots_of(memory) == [1, 2, 3]
     found, _ = newest(memory, alone)
-    assert found is not None and found.moment == Moment(step=3, generation=1)
+    assert found is not None and found.snapshot_id == SnapshotId(step=3, generation=1)
     open_snapshots(memory, generation=2, restored=None).close()  # from a checkpoint instead
     assert slots_of(memory) == [-1, -1, -1]
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.config.model.hub import Level, Wanted, commit_of, digest_of, fetch
+from shardyard.config.model.hub import HubRequest, Level, commit_of, digest_of, fetch
 from shardyard.config.model.source import model_folder
-from shardyard.config.resolved import DataFacts, Resolved
+from shardyard.config.resolved import DatasetMetadata, Resolved
 from shardyard.config.schema.recipe import Model, Recipe
 from shardyard.control.request import Request
 from shardyard.data.tokenizer import find_tokenizer
@@ -44,12 +44,12 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield hub
 
 
-def wanted(revision: str | None = None, level: Level = "weights") -> Wanted:
-    return Wanted(kind="model.hub", name=NAME, revision=revision, level=level)
+def wanted(revision: str | None = None, level: Level = "weights") -> HubRequest:
+    return HubRequest(kind="model.hub", name=NAME, revision=revision, level=level)
 
 
 def get(store: Path | None, revision: str | None = None, level: Level = "weights") -> Path:
-    return fetch(wanted(revision, level), store, say=said.append)
+    return fetch(wanted(revision, level), store, log=said.append)
 
 
 said: list[str] = []
@@ -264,8 +264,8 @@ def test_finished_files_are_kept_when_the_connection_is_lost_for_good(
 SCRIPT = """
 import sys
 from pathlib import Path
-from shardyard.config.model.hub import Wanted, fetch
-wanted = Wanted(kind="model.hub", name="acme/llama", revision=None, level="weights")
+from shardyard.config.model.hub import HubRequest, fetch
+wanted = HubRequest(kind="model.hub", name="acme/llama", revision=None, level="weights")
 fetch(wanted, Path(sys.argv[1]), say=print)
 """
 
@@ -351,7 +351,7 @@ def resolve(request: Request, *, previous: Resolved | None = None) -> Resolved:
     return request.resolve(machine, DATA, previous=previous)
 
 
-DATA = DataFacts(
+DATA = DatasetMetadata(
     dir="none", fingerprint="0", vocab_size=512, train_tokens=9999, eval_tokens=999,
     train_documents=2, eval_documents=1, unigram_entropy=5.0,
 )  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.config.auto import Facts
+from shardyard.config.auto import ResolveContext
 from shardyard.config.model.source import (
     config_notes,
     has_tokenizer,
@@ -16,7 +16,7 @@ from shardyard.config.model.source import (
     stated_shape,
     table_rows,
 )
-from shardyard.config.resolve import resolve_known
+from shardyard.config.resolve import resolve_partial
 from shardyard.config.schema.recipe import Model, Recipe
 from shardyard.errors import RequestError
 from shardyard.families.config_json import shape_of_config
@@ -127,7 +127,7 @@ def test_a_sliding_window_is_read_block_by_block(
     assert shape.sliding_window == window
     assert shape.to_dict()["layer_types"] == types
     assert ModelShape(**json.loads(json.dumps(shape.to_dict()))) == shape
-    assert [shape.sees_a_part_of(length) for length in (64, 65)] == [False, window == 64]
+    assert [shape.has_window_below(length) for length in (64, 65)] == [False, window == 64]
 
 
 def test_a_mixture_of_experts_is_read_and_its_defaults_are_those_of_transformers(
@@ -254,7 +254,7 @@ def test_the_dropout_of_a_bert_is_taken_unless_the_recipe_says_another(tmp_path:
     for dropout in ("auto", 0.0):
         recipe = Recipe.model_validate({"model": {**asked["model"], "dropout": dropout}})
         shape = read_shape(recipe.model, folder, 0)
-        found[dropout] = resolve_known(recipe, Facts(shape=shape))
+        found[dropout] = resolve_partial(recipe, ResolveContext(shape=shape))
     assert found["auto"].recipe.model.dropout == 0.25
     assert found["auto"].reasons["model.dropout"] == (
         "hidden_dropout_prob of the model's config.json"

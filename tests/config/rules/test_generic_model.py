@@ -72,7 +72,7 @@ def test_its_recipe_is_that_of_a_module_of_ours_and_says_so(
     told = capsys.readouterr().err
     assert "is a model of type olmo, which is of no family here: it trains on data axes" in told
     with pytest.raises(RequestError, match=r"there is no plan: .* without cp, tp, pp and ep"):
-        _ = request.known_shape
+        _ = request.required_shape
 
 
 REFUSED = [
@@ -128,7 +128,7 @@ def test_auto_follows_the_sizes_of_its_config(tmp_path: Path, kind: str) -> None
     assert preview.recipe.optim.global_batch == 2**14 // SEQ_LEN.get(kind, 2048)
     assert preview.recipe.optim.micro_batch == max(1, 4096 // SEQ_LEN.get(kind, 2048))
     with pytest.raises(RequestError, match=r"It would train with:(?s:.*)optim.lr=0.0016 \(by mode"):
-        _ = request.known_shape
+        _ = request.required_shape
 
 
 def test_loaded_weights_learn_at_the_rate_of_fine_tuning(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_loaded_weights_learn_at_the_rate_of_fine_tuning(tmp_path: Path) -> None
                 "optim": recipe.optim.model_copy(update={"lr": "auto"}),
             }
         ),
-        as_written=recipe, name="x", model_dir=tmp_path, shape=None, why_no_shape="",
+        as_written=recipe, name="x", model_dir=tmp_path, shape=None, no_shape_reason="",
     )  # fmt: skip
     assert request.preview().recipe.optim.lr == 2e-5
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from shardyard.config.rules.check import load_checked_recipe
-from shardyard.config.rules.images import network_problems
+from shardyard.config.rules.images import check_network
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import RecipeError
 from shardyard.families.images.registry import IMAGE_PRESETS
@@ -120,7 +120,7 @@ def test_what_a_network_has_nothing_for_is_refused(
         "optim": {**IMAGES["optim"], "global_batch": 10, "micro_batch": 4},
     }
     recipe = Recipe.model_validate({**IMAGES, **sections})
-    found = list(network_problems(recipe, IMAGE_PRESETS[preset]))
+    found = list(check_network(recipe, IMAGE_PRESETS[preset]))
     assert words in str(RecipeError(found))
 
 
@@ -139,5 +139,5 @@ def test_a_picture_that_is_left_alone_under_batch_normalisation_is_rejected(
 ) -> None:
     optim = {**IMAGES["optim"], "global_batch": global_batch, "micro_batch": micro_batch}
     recipe = Recipe.model_validate({**IMAGES, "optim": optim})
-    found = list(network_problems(recipe, IMAGE_PRESETS["resnet18"].at_size(size)))
+    found = list(check_network(recipe, IMAGE_PRESETS["resnet18"].at_size(size)))
     assert [words in str(problem) for problem in found] == [True] * bool(words)

@@ -8,11 +8,11 @@ import pytest
 
 from shardyard.config.layout import Layout
 from shardyard.config.rules.layout import (
-    axis_problems,
-    expert_problems,
-    problems,
+    check_axes,
+    check_experts,
+    check_layout,
+    check_stages,
     resolve_layout,
-    stage_problems,
 )
 from shardyard.config.schema.recipe import Parallel
 from shardyard.errors import RecipeError
@@ -81,7 +81,7 @@ def test_a_refused_layout_names_value_reason_and_legal_values(
 
 def test_a_strategy_accepts_the_values_it_stands_for() -> None:
     parallel = Parallel(strategy="FULL_SHARD", zero=3, dp_shard=8, dp_replicate=1)
-    assert problems(parallel, world_size=8, devices_per_node=8) == []
+    assert check_layout(parallel, world_size=8, devices_per_node=8) == []
 
 
 @pytest.mark.parametrize("settings", [row[0] for row in MEANINGS])
@@ -98,14 +98,16 @@ def test_a_resolved_layout_resolves_to_itself(settings: dict[str, object]) -> No
 
 def test_model_axes_are_held_against_the_shape() -> None:
     shape = PRESETS["llama2-70b"].shape  # 64 heads, 8 key-value heads, 80 blocks
-    found = problems(Parallel(tp=16), world_size=16, devices_per_node=16, shape=shape)
+    found = check_layout(Parallel(tp=16), world_size=16, devices_per_node=16, shape=shape)
     assert "64 heads and 8 key-value heads" in str(found[0])
-    found = problems(Parallel(pp=96), world_size=96, devices_per_node=8, shape=shape)
+    found = check_layout(Parallel(pp=96), world_size=96, devices_per_node=8, shape=shape)
     assert "Use at most 80." in str(found[0])
 
 
 def test_more_ranks_than_samples_of_a_step_are_refused() -> None:
-    found = problems(Parallel(), world_size=8, devices_per_node=8, global_batch=6, micro_batch=8)
+    found = check_layout(
+        Parallel(), world_size=8, devices_per_node=8, global_batch=6, micro_batch=8
+    )
     assert [problem.path for problem in found] == ["optim.micro_batch", "optim.global_batch"]
     assert "fewer samples than the 8 data-parallel ranks" in str(found[1])
     assert "at least 8, or at most 6 ranks" in str(found[1])
@@ -165,7 +167,7 @@ def axes(preset: str, degrees: dict[str, Any]) -> dict[str, Any]:
 def test_what_a_model_cannot_be_split_by_is_named_with_what_it_can(
     preset: str, degrees: dict[str, int], message: str
 ) -> None:
-    (found,) = axis_problems(**axes(preset, degrees))
+    (found,) = check_axes(**axes(preset, degrees))
     assert re.search(message, str(found)), str(found)
 
 
@@ -184,11 +186,11 @@ LEGAL_SPLITS = [
 
 @pytest.mark.parametrize(("preset", "degrees"), LEGAL_SPLITS)
 def test_what_a_model_can_be_split_by_is_let_through(preset: str, degrees: dict[str, Any]) -> None:
-    assert axis_problems(**axes(preset, degrees)) == []
+    assert check_axes(**axes(preset, degrees)) == []
 
 
 def test_experts_are_dealt_over_the_ranks_of_one_copy_only() -> None:
-    (found,) = problems(
+    (found,) = check_layout(
         Parallel(ep=4, dp_shard=2, dp_replicate=4),
         world_size=8, devices_per_node=8, shape=PRESETS["mixtral-8x7b"].shape,
     )  # fmt: skip
@@ -196,11 +198,11 @@ def test_experts_are_dealt_over_the_ranks_of_one_copy_only() -> None:
         "parallel.ep=4 does not divide the 2 ranks (dp_shard x cp) that split one copy of the "
         "model; experts are dealt over these. Use 1 or 2."
     )
-    assert expert_problems(dp_shard=2, cp=2, ep=4) == []
+    assert check_experts(dp_shard=2, cp=2, ep=4) == []
 
 
 def test_everything_wrong_with_the_axes_is_told_at_once() -> None:
-    found = axis_problems(**axes("llama3.2-1b", {"tp": 3, "pp": 32, "ep": 2, "cp": 3}))
+    found = check_axes(**axes("llama3.2-1b", {"tp": 3, "pp": 32, "ep": 2, "cp": 3}))
     assert [problem.path for problem in found] == [
         "parallel.tp", "parallel.cp", "parallel.tp", "parallel.pp", "parallel.ep",
     ]  # fmt: skip
@@ -208,7 +210,7 @@ def test_everything_wrong_with_the_axes_is_told_at_once() -> None:
 
 @pytest.mark.parametrize(("pp", "micro_batches"), [(1, 1), (4, 4), (4, 9)])
 def test_a_pipeline_with_enough_micro_batches_is_let_through(pp: int, micro_batches: int) -> None:
-    assert stage_problems(pp=pp, micro_batches=micro_batches) == []
+    assert check_stages(pp=pp, micro_batches=micro_batches) == []
 
 
 @pytest.mark.parametrize(
@@ -231,13 +233,13 @@ def test_schedules_that_a_tied_head_or_bert_cannot_have(
 ) -> None:
     how: dict[str, Any] = {"pp": 2, "shape": PRESETS[preset].shape}
     virtual_stages = 2 if schedule == "zb-v" else 1
-    (found,) = stage_problems(schedule=schedule, virtual_stages=virtual_stages, **how)
+    (found,) = check_stages(schedule=schedule, virtual_stages=virtual_stages, **how)
     assert re.search(words, str(found))
-    assert stage_problems(schedule="1f1b", **how) == []
+    assert check_stages(schedule="1f1b", **how) == []
 
 
 def test_a_pipeline_that_never_fills_is_refused() -> None:
-    (found,) = stage_problems(pp=4, micro_batches=3)
+    (found,) = check_stages(pp=4, micro_batches=3)
     text = str(found)
     assert "parallel.pp=4 stages but 3 micro-batches a step" in text
     assert "larger optim.global_batch, a smaller optim.micro_batch, or at most 3 stages" in text
@@ -246,8 +248,8 @@ def test_a_pipeline_that_never_fills_is_refused() -> None:
 def test_the_batch_of_a_rank_is_what_fills_the_pipeline() -> None:
     """8 ranks, 2 stages: 4 data ranks, each with 8 of the 32 samples in a step."""
     asked: dict[str, Any] = {"world_size": 8, "devices_per_node": 8, "global_batch": 32}
-    assert problems(Parallel(pp=2), micro_batch=4, **asked) == []
-    (found,) = problems(Parallel(pp=2), micro_batch=8, **asked)
+    assert check_layout(Parallel(pp=2), micro_batch=4, **asked) == []
+    (found,) = check_layout(Parallel(pp=2), micro_batch=8, **asked)
     assert "2 stages but 1 micro-batches" in str(found)
 
 
@@ -286,7 +288,7 @@ def test_a_schedule_that_cannot_be_carried_out_is_refused(
 ) -> None:
     parallel = Parallel.model_validate({"pp": 2, **settings})
     shape = PRESETS["llama-tiny-deep"].shape
-    (found,) = problems(parallel, world_size=8, devices_per_node=8, shape=shape)
+    (found,) = check_layout(parallel, world_size=8, devices_per_node=8, shape=shape)
     assert re.search(message, str(found)), str(found)
 
 
@@ -319,7 +321,9 @@ def test_what_tp_does_not_split_keeps_it_at_1_before_anything_starts(
     shape = replace(PRESETS["llama-tiny"].shape)  # one of its own: a shape keeps its family
 
     def found(tp: int) -> list[str]:
-        wrong = problems(Parallel(tp=tp), world_size=2, devices_per_node=2, shape=shape, seq_len=64)
+        wrong = check_layout(
+            Parallel(tp=tp), world_size=2, devices_per_node=2, shape=shape, seq_len=64
+        )
         return [f"{problem}" for problem in wrong]
 
     assert found(1) == []

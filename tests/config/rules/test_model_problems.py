@@ -10,8 +10,8 @@ import pytest
 from shardyard.cli import main
 from shardyard.config.load import load_recipe
 from shardyard.config.rules.check import load_checked_recipe
-from shardyard.config.rules.model import misfits
-from shardyard.config.rules.precision import format_problems
+from shardyard.config.rules.model import check_model
+from shardyard.config.rules.precision import check_precision
 from shardyard.errors import RecipeError
 from shardyard.families.presets import PRESETS
 
@@ -116,17 +116,17 @@ def test_a_model_in_a_folder_is_held_against_the_recipe_before_any_data_too(
 )
 def test_fp8_is_refused_where_its_products_cannot_be(override: str, words: str) -> None:
     recipe = load_recipe([], ["model.preset=llama-tiny", "precision.compute=fp8", override])
-    (problem,) = format_problems(recipe)
+    (problem,) = check_precision(recipe)
     assert problem.path == "precision.compute" and words in str(problem)
 
 
 @pytest.mark.parametrize("instance", ["p3.16xlarge", "g4dn.12xlarge"])
 def test_bf16_is_refused_where_it_would_be_emulated(instance: str) -> None:
     given = ["model.preset=llama-tiny", "precision.compute=bf16", f"cluster.instance={instance}"]
-    (problem,) = format_problems(load_recipe([], given))
+    (problem,) = check_precision(load_recipe([], given))
     assert problem.path == "precision.compute"
     assert "capability 8.0 or more" in problem.text and "Use precision.compute=fp16" in problem.text
-    assert list(format_problems(load_recipe([], [*given, "cluster.instance=g5.xlarge"]))) == []
+    assert list(check_precision(load_recipe([], [*given, "cluster.instance=g5.xlarge"]))) == []
 
 
 @pytest.mark.parametrize(
@@ -142,11 +142,11 @@ def test_what_would_not_be_compiled_is_refused(
     """By what tests/distributed/test_compile.py counts: graphs of such blocks."""
     given = [f"model.preset={preset}", "model.compile=true", *settings]
     shape = PRESETS[preset].shape
-    (problem,) = misfits(load_recipe([], given), shape, devices_per_node=None)
+    (problem,) = check_model(load_recipe([], given), shape, devices_per_node=None)
     assert problem.path == "model.compile" and what in str(problem)
     assert "Use false, or memory.recompute=none." in str(problem)
     plain = load_recipe([], [*given, "memory.recompute=none"])
-    assert misfits(plain, shape, devices_per_node=None) == []
+    assert check_model(plain, shape, devices_per_node=None) == []
 
 
 MIXTURE = {"model_type": "mixtral", "num_experts": 4}
@@ -169,7 +169,7 @@ def test_fp8_wants_a_matrix_whose_sides_its_kernels_take(
     shape = replace(PRESETS["llama-tiny"].shape, **sizes)
     recipe = load_recipe([], ["precision.compute=fp8", f"parallel.tp={tp}"])
     words = "precision.compute=fp8 but no matrix of a block has two sides of a multiple of 16"
-    found = misfits(recipe, shape, devices_per_node=None)
+    found = check_model(recipe, shape, devices_per_node=None)
     assert any(words in str(problem) for problem in found) is not can
 
 
@@ -185,8 +185,8 @@ def test_a_model_without_a_head_for_pairs_is_not_asked_to_judge_them() -> None:
     shape = replace(PRESETS["bert-tiny"].shape, vocab_size=300)
     settings = ["model.preset=bert-tiny", "task.name=bert_pretraining", "data.format=sentences"]
     recipe = load_recipe([], [*settings, "data.source=x"])
-    assert misfits(recipe, shape, devices_per_node=1) == []
+    assert check_model(recipe, shape, devices_per_node=1) == []
     shape.__dict__["family"] = replace(shape.family, pair_head=None)
-    (problem,) = misfits(recipe, shape, devices_per_node=1)
+    (problem,) = check_model(recipe, shape, devices_per_node=1)
     assert str(problem).startswith("task.name=bert_pretraining: a bert has no head for pairs. Use")
     assert str(problem).endswith("task.name=masked_lm.")

@@ -5,9 +5,13 @@ from typing import Any
 
 import pytest
 
-from shardyard.config.model.source import shape_if_known
+from shardyard.config.model.source import shape_or_none
 from shardyard.config.resolved import Resolved
-from shardyard.config.rules.reproducible import exact_problems, micro_batches, refuse_inexact
+from shardyard.config.rules.reproducible import (
+    check_reproducible,
+    micro_batches,
+    require_reproducible,
+)
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import RecipeError
 
@@ -55,38 +59,38 @@ def test_what_it_does_not_go_with_is_refused_by_name(setting: str, value: Any, w
         inner = {key: inner}
     more = {"model": {"preset": None}} if setting == "model.module" else {}
     merged = {**more, section: {**more.get(section, {}), **inner}}
-    problems = list(exact_problems(_recipe(**merged)))
+    problems = list(check_reproducible(_recipe(**merged)))
     assert [problem.path for problem in problems] == [setting]
     told = str(problems[0])
     assert why in told and "with precision.reduce=exact: " in told and "or reduce=fp32." in told
     # alone, it is not this that is wrong
-    assert not list(exact_problems(_recipe(**{**merged, "precision": {"reduce": "fp32", **(
+    assert not list(check_reproducible(_recipe(**{**merged, "precision": {"reduce": "fp32", **(
         inner if section == "precision" else {})}})))  # fmt: skip
 
 
 def test_a_plain_recipe_has_no_problem() -> None:
-    assert not list(exact_problems(_recipe()))
-    assert not list(exact_problems(_recipe(optim={"name": "sgd"}, parallel={"zero": 2})))
+    assert not list(check_reproducible(_recipe()))
+    assert not list(check_reproducible(_recipe(optim={"name": "sgd"}, parallel={"zero": 2})))
 
 
 def _resolved(recipe: Recipe) -> Resolved:
     data: Any = None  # not asked
-    shape = shape_if_known(recipe, None, 512)
+    shape = shape_or_none(recipe, None, 512)
     return Resolved(recipe=recipe, reasons={}, shape=shape, data=data, steps=1)
 
 
 def test_what_shows_when_the_model_is_known_is_refused_then() -> None:
-    refuse_inexact(_resolved(_recipe()))
+    require_reproducible(_resolved(_recipe()))
     sparse = _resolved(_recipe(model={"preset": "qwen3-moe-tiny"}))
     with pytest.raises(RecipeError, match=r"reduce=exact with experts, whose routers .* Use fp32"):
-        refuse_inexact(sparse)
+        require_reproducible(sparse)
     with pytest.raises(RecipeError, match=r"reduce=exact with a model of no known family, .*fp32"):
-        refuse_inexact(replace(sparse, shape=None))
-    refuse_inexact(replace(sparse, recipe=_recipe(precision={"reduce": "fp32"})))
+        require_reproducible(replace(sparse, shape=None))
+    require_reproducible(replace(sparse, recipe=_recipe(precision={"reduce": "fp32"})))
 
 
 def test_a_step_of_more_micro_batches_than_a_sum_holds_is_refused() -> None:
     recipe = _recipe(optim={"global_batch": 2**20 + 1})
     with pytest.raises(RecipeError, match=r"micro_batch=1 makes 1,048,577 .* room for 1,048,576"):
-        refuse_inexact(_resolved(recipe))
+        require_reproducible(_resolved(recipe))
     assert micro_batches(_recipe(optim={"global_batch": 10, "micro_batch": 4}).optim) == 3

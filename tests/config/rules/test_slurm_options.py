@@ -6,7 +6,7 @@ import pytest
 
 from shardyard.config.load import load_recipe
 from shardyard.config.rules.check import check
-from shardyard.config.rules.slurm_options import ALLOWED, OURS, gpus_in, words_of
+from shardyard.config.rules.slurm_options import ALLOWED, RESERVED, gpus_in, words_of
 from shardyard.errors import RecipeError
 
 
@@ -54,13 +54,15 @@ def test_a_value_of_another_form_is_refused_with_an_example(name: str, value: ob
     assert wanted in text
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", RESERVED)
 def test_an_option_that_the_launch_sets_itself_is_refused_with_the_setting_s_name(
     name: str,
 ) -> None:
     assert name not in ALLOWED
     text = refusal({"options": {name: "1"}})
-    assert f"launch.slurm.options: '{name}' is set by the launch itself. Set {OURS[name]}." in text
+    assert (
+        f"launch.slurm.options: '{name}' is set by the launch itself. Set {RESERVED[name]}." in text
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ import pytest
 from shardyard.config.rules.check import load_checked_recipe
 from shardyard.config.rules.elastic import (
     TIMEOUTS,
-    Order,
+    TimeoutOrder,
+    check_timeouts,
     hang_min_s,
     hang_slow_s,
     restart_timeout_s,
-    timeout_problems,
 )
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.schema.reference import settings
@@ -28,11 +28,11 @@ def problems(*overrides: str) -> str:
 
 def test_defaults_are_in_order_on_every_launcher() -> None:
     for on in (None, "slurm"):
-        assert not list(timeout_problems(Recipe(), on=on))
+        assert not list(check_timeouts(Recipe(), on=on))
 
 
 @pytest.mark.parametrize("order", TIMEOUTS, ids=lambda order: order.shorter)
-def test_every_row_names_settings_and_is_documented(order: Order) -> None:
+def test_every_row_names_settings_and_is_documented(order: TimeoutOrder) -> None:
     assert {order.shorter, order.longer} <= settings().keys()
     page = (Path(__file__).parents[2] / "docs/design/elastic.md").read_text()
     assert f"| `{order.shorter}` | `{order.longer}`" in page
@@ -40,7 +40,7 @@ def test_every_row_names_settings_and_is_documented(order: Order) -> None:
 
 def test_an_auto_is_made_to_fit() -> None:
     recipe = Recipe.model_validate({"elastic": {"collective_timeout_s": 3600.0}})
-    assert not list(timeout_problems(recipe))
+    assert not list(check_timeouts(recipe))
     assert restart_timeout_s(recipe.elastic) == 3900
     given = recipe.elastic.model_copy(update={"restart_timeout_s": 7200.0})
     assert restart_timeout_s(given) == 7200
@@ -94,12 +94,12 @@ def test_an_inverted_pair_is_refused(override: str, words: str) -> None:
 
 def test_a_usual_step_may_not_take_longer_than_a_save() -> None:
     recipe = Recipe.model_validate({"elastic": {"hang_min_s": 60.0, "hang_slow_s": 30.0}})
-    (problem,) = timeout_problems(recipe)
+    (problem,) = check_timeouts(recipe)
     assert str(problem).startswith("elastic.hang_min_s=60 is above elastic.hang_slow_s=30.")
 
 
 def test_a_launchers_own_limit_counts_where_the_recipe_speaks_of_it_or_goes_there() -> None:
     patient = Recipe.model_validate({"elastic": {"drain_timeout_s": 600.0}})
-    assert not list(timeout_problems(patient))
-    (problem,) = timeout_problems(patient, on="slurm")
+    assert not list(check_timeouts(patient))
+    (problem,) = check_timeouts(patient, on="slurm")
     assert str(problem).startswith("elastic.drain_timeout_s=600 is above launch.slurm.signal_bef")

@@ -5,7 +5,7 @@ import pytest
 from shardyard.cli import main
 from shardyard.config.load import load_recipe
 from shardyard.config.rules.check import check, load_checked_recipe
-from shardyard.config.rules.trainable import trainable_problems
+from shardyard.config.rules.trainable import check_trainable
 from shardyard.errors import RecipeError
 
 REFUSED = [
@@ -41,7 +41,7 @@ def test_verbs_that_only_look_say_that_it_cannot_be_trained(
 
 
 def test_what_can_be_trained_has_no_such_problem(capsys: pytest.CaptureFixture[str]) -> None:
-    assert trainable_problems(load_recipe([], ["model.preset=llama3.2-1b"])) == []
+    assert check_trainable(load_recipe([], ["model.preset=llama3.2-1b"])) == []
     assert main(["config", "model.preset=llama3.2-1b"]) == 0
     assert capsys.readouterr().err == ""
 

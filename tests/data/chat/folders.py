@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from shardyard.data.byte_ranges import Section
+from shardyard.data.byte_ranges import TextSection
 from shardyard.data.chat import Dialogue
 from shardyard.data.conversations import dialogue_text
 from shardyard.data.tokenizer import TextEncoder, TokenizerFiles
@@ -79,7 +79,9 @@ def tokenizer_of(name: str) -> Tokenizer:
 
 def encoded(name: str, row: object, loss_on: str = "answers") -> list[Encoded]:
     """What becomes of a row by a stock template."""
-    section = Section(dialogue_text(row, "x.jsonl:1"), begins=True, ends=True, place="x.jsonl:1")
+    section = TextSection(
+        dialogue_text(row, "x.jsonl:1"), begins=True, ends=True, location="x.jsonl:1"
+    )
     return encoder_of(name, loss_on).encode(section)
 
 

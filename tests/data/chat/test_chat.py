@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from shardyard.data.byte_ranges import Section
+from shardyard.data.byte_ranges import TextSection
 from shardyard.data.chat import ChatTokens, Dialogue
 from shardyard.data.chat_template import ChatTemplate, RenderError
 from shardyard.data.tokenizer import TextEncoder
@@ -60,7 +60,9 @@ def test_the_tokenizer_with_other_words_gives_the_same_ids(name: str) -> None:
     files = files_of(stock)
     tokens = ChatTokens(files["tokenizer.json"], stock.template, name=name)
     text = ChatTemplate(files, name=name).render(turns(4)) + stock.special[0]
-    marked = tokens.encode(f"{text}{tokens.hidden(stock.special[0], is_answer=True)}")
+    marked = tokens.encode(
+        f"{text}{tokens.escape_special_tokens(stock.special[0], is_answer=True)}"
+    )
     ids, offsets = tokens.encode(text)
     assert (marked[0][: len(ids)], marked[1][: len(ids)]) == (ids, offsets)
     assert marked[0][len(ids) :]
@@ -135,7 +137,7 @@ def test_a_token_that_stands_for_both_sides_of_a_border_is_learnt() -> None:
         replace(stock, template=stock.template.replace("'ASSISTANT: '", "'ASSISTANT:'"))
     )
     dialogue = Dialogue(TextEncoder(files, name="x"), loss_on="answers")
-    (document,) = dialogue.encode(Section(json.dumps(said("a?", "It is four.")), True, True))
+    (document,) = dialogue.encode(TextSection(json.dumps(said("a?", "It is four.")), True, True))
     tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
     tokens = map(tokenizer.id_to_token, document.ids)
     marks = dict(zip(tokens, document.columns[LEARNT], strict=True))
@@ -169,7 +171,7 @@ def test_what_a_template_does_not_show_is_refused(
 ) -> None:
     stock = replace(STOCK["chatml"], template=template, bos="<|endoftext|>")
     dialogue = Dialogue(TextEncoder(files_of(stock), name="x"), loss_on="answers")
-    section = Section(json.dumps(row, ensure_ascii=False), True, True, place="x.jsonl:3")
+    section = TextSection(json.dumps(row, ensure_ascii=False), True, True, location="x.jsonl:3")
     with pytest.raises(SourceError, match=r"^x\.jsonl:3: .*" + why):
         dialogue.encode(section)
 

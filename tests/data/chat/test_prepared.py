@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shardyard.cli.prepare import _rows
-from shardyard.config.resolved import DataFacts
+from shardyard.config.resolved import DatasetMetadata
 from shardyard.config.schema.recipe import Recipe
 from shardyard.control.splits import split_lines
 from shardyard.data.prepare import prepare
@@ -22,7 +22,7 @@ from tests.data.chat.stock import STOCK
 ROWS = [{"prompt": f"What is {n} + {n}?", "completion": f"It is {2 * n}."} for n in range(40)]
 
 
-def prepared(folder: Path, rows: list[Any] = ROWS, **data: Any) -> DataFacts:
+def prepared(folder: Path, rows: list[Any] = ROWS, **data: Any) -> DatasetMetadata:
     (folder / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = {
         "source": str(folder / "x.jsonl"), "dir": str(folder / "out"), "format": "chat",

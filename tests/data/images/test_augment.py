@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from shardyard.data.images.transforms import INTERPOLATIONS, Augmentation, MiddleCrop
+from shardyard.data.images.transforms import INTERPOLATIONS, Augmentation, CenterCrop
 from tests.data.images.pictures import picture
 
 PLAIN = Augmentation(
     seed=0,
     size=16,
-    how=Image.Resampling.BILINEAR,
+    resample=Image.Resampling.BILINEAR,
     area=(0.08, 1.0),
     ratio=(0.75, 4 / 3),
     flip=0.5,
@@ -77,6 +77,6 @@ def test_the_middle_crop_is_that_of_torchvision(
     shape: tuple[int, int], size: int, share: float, how: str, pixels: str
 ) -> None:
     """Compose([Resize(round(size / share), how), CenterCrop(size)]) of torchvision 0.29.2."""
-    view = MiddleCrop(size=size, share=share, how=INTERPOLATIONS[how])
+    view = CenterCrop(size=size, share=share, resample=INTERPOLATIONS[how])
     after = view(picture(*shape), epoch=3, sample=1)
     assert hashlib.sha256(after.tobytes()).hexdigest()[:16] == pixels

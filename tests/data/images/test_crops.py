@@ -9,12 +9,12 @@ from shardyard.data.images.crops import (
     ERASED_AREA,
     ERASED_RATIO,
     Range,
-    middle,
+    center_square,
     random_crop,
-    random_part,
-    resized,
+    random_erase_box,
+    resized_shape,
 )
-from shardyard.data.images.keyed_rng import Draws
+from shardyard.data.images.keyed_rng import KeyedRng
 
 USUAL: tuple[Range, Range] = ((0.08, 1.0), (3 / 4, 4 / 3))
 
@@ -34,7 +34,7 @@ def test_a_crop_is_what_torchvision_makes_of_the_same_draws(
 ) -> None:
     """Boxes of samples 0 to 2 in RandomResizedCrop.get_params of torchvision 0.29.2."""
     ours = [
-        random_crop(width, height, area=area, ratio=ratio, draws=Draws(0, 0, sample))
+        random_crop(width, height, area=area, ratio=ratio, rng=KeyedRng(0, 0, sample))
         for sample in range(3)
     ]
     assert ours == boxes
@@ -44,7 +44,7 @@ def test_area_and_shape_of_crops_are_spread_as_their_bounds_say() -> None:
     # so small beside the picture that no box is refused, which would bend the distribution
     area, ratio = (0.05, 0.2), (0.5, 2.0)
     boxes = [
-        random_crop(4000, 3000, area=area, ratio=ratio, draws=Draws(1, 0, sample))
+        random_crop(4000, 3000, area=area, ratio=ratio, rng=KeyedRng(1, 0, sample))
         for sample in range(4000)
     ]
     areas = np.array([box.width * box.height for box in boxes]) / 12_000_000
@@ -63,14 +63,14 @@ def test_a_crop_never_leaves_its_picture() -> None:
     for sample in range(300):
         for width, height in ((1, 1), (1, 90), (7, 3)):
             box = random_crop(
-                width, height, area=USUAL[0], ratio=USUAL[1], draws=Draws(0, sample, 5)
+                width, height, area=USUAL[0], ratio=USUAL[1], rng=KeyedRng(0, sample, 5)
             )
             left, top, right, bottom = box.corners
             assert 0 <= left < right <= width and 0 <= top < bottom <= height
 
 
 def test_an_erased_part_keeps_its_bounds_and_leaves_a_border() -> None:
-    parts = [random_part(224, 160, Draws(0, 0, sample)) for sample in range(500)]
+    parts = [random_erase_box(224, 160, KeyedRng(0, 0, sample)) for sample in range(500)]
     found = [part for part in parts if part is not None]
     assert len(found) == 500
     for part in found:
@@ -81,10 +81,10 @@ def test_an_erased_part_keeps_its_bounds_and_leaves_a_border() -> None:
 
 
 def test_nothing_is_erased_where_nothing_fits() -> None:
-    assert random_part(1, 1, Draws(0, 0, 0)) is None
+    assert random_erase_box(1, 1, KeyedRng(0, 0, 0)) is None
 
 
 def test_the_middle_of_an_odd_remainder_is_rounded_as_torchvision_rounds() -> None:
-    assert resized(500, 375, shorter=256) == (341, 256)
-    assert middle(341, 256, size=224) == (58, 16, 224, 224)  # round(58.5) is 58
-    assert middle(343, 256, size=224).left == 60  # round(59.5) is 60
+    assert resized_shape(500, 375, shorter=256) == (341, 256)
+    assert center_square(341, 256, size=224) == (58, 16, 224, 224)  # round(58.5) is 58
+    assert center_square(343, 256, size=224).left == 60  # round(59.5) is 60

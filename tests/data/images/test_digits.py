@@ -23,7 +23,7 @@ def test_there_are_1797_digits_and_the_same_fifth_is_held_out_each_time() -> Non
     # as scikit-learn's page on the data set counts them
     classes = np.bincount([digit.label for digit in digits])
     assert classes.tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
-    held_out = [number for number, digit in enumerate(digits) if digit.is_held_out]
+    held_out = [number for number, digit in enumerate(digits) if digit.is_validation]
     assert len(held_out) == HELD_OUT == COUNT // 5
     assert held_out[:4] == [10, 11, 13, 15]
     assert {int(digit.pixels.max()) for digit in digits} <= {*range(200, 256)}

@@ -15,7 +15,7 @@ from shardyard.data.images.index import ImageIndex
 from shardyard.data.images.order import Window
 from shardyard.data.images.prepare import prepare_images
 from shardyard.data.images.samples import ImageSet, ImageStream, limit_words
-from shardyard.data.images.transforms import MiddleCrop
+from shardyard.data.images.transforms import CenterCrop
 from shardyard.data.loader import Loader
 from shardyard.errors import DataError
 from tests.data.images.made import class_folders
@@ -47,7 +47,7 @@ def stream_of(folder: Path, threads: int, cache_bytes: int = 2**20) -> ImageStre
     index = ImageIndex(folder, "train")
     if index.window.block > 1:
         index.window = SMALL
-    view = MiddleCrop(size=8, share=1.0, how=Image.Resampling.BILINEAR)
+    view = CenterCrop(size=8, share=1.0, resample=Image.Resampling.BILINEAR)
     pictures = ImageSet(index, view, size=8, cache_bytes=cache_bytes)
     return ImageStream(pictures, DecodeThreads(threads), seed=3)
 

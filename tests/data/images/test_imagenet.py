@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shardyard.config.schema.recipe import Recipe
-from shardyard.data.images.sources import Listing, list_pictures
+from shardyard.data.images.sources import Listing, list_images
 from shardyard.data.images.tar import content_of
 from shardyard.errors import RequestError, ShardyardError, SourceError
 from tests.data.images.ilsvrc import BOXES, CLASSES, tar_of, tree
@@ -16,7 +16,7 @@ from tests.data.images.ilsvrc import BOXES, CLASSES, tar_of, tree
 def _list(source: Path, **images: Any) -> Listing:
     given = {"complete": False, **images}
     data = {"source": str(source), "images": {k: v for k, v in given.items() if v is not None}}
-    return list_pictures(Recipe.model_validate({"data": data}))
+    return list_images(Recipe.model_validate({"data": data}))
 
 
 def _sorted(listing: Listing) -> dict[str, tuple[str | None, str]]:

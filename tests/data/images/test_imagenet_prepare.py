@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.config.resolved import DataFacts
+from shardyard.config.resolved import DatasetMetadata
 from shardyard.config.schema.recipe import Recipe
 from shardyard.data.images.index import ImageIndex
 from shardyard.data.images.prepare import prepare_images
@@ -30,12 +30,12 @@ def _recipe(source: Path | str, out: Path, **images: object) -> Recipe:
     return Recipe.model_validate({"data": {**data, "images": {"complete": False, **images}}})
 
 
-def _prepare(source: Path | str, out: Path) -> DataFacts:
+def _prepare(source: Path | str, out: Path) -> DatasetMetadata:
     recipe = _recipe(source, out)
     return prepare_images(recipe, model_dir=None, progress=lambda *_: None)
 
 
-def _labels(facts: DataFacts) -> dict[str, list[str]]:
+def _labels(facts: DatasetMetadata) -> dict[str, list[str]]:
     """Split -> class of each picture by its place in the order of packing."""
     found = {}
     for split in ("train", "eval"):
@@ -126,6 +126,6 @@ def test_a_killed_call_goes_on_and_the_result_is_the_same(tmp_path: Path) -> Non
     assert again == facts
 
 
-def _manifest(facts: DataFacts) -> dict[str, object]:
+def _manifest(facts: DatasetMetadata) -> dict[str, object]:
     read: dict[str, object] = json.loads((Path(facts.dir) / "manifest.json").read_text())
     return read

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from shardyard.data.images.mixup import Mixing, mixed
+from shardyard.data.images.mixup import Mixing, apply_mixing
 from shardyard.data.loader import MicroBatch
 
 MIXUP = Mixing(seed=0, size=12, mixup=0.4, cutmix=0.0)
@@ -40,7 +40,7 @@ def test_images_are_mixed_as_pixel_by_pixel(mixing: Mixing) -> None:
                 others = pixels[(image + 1) % 8, :, row, column]
                 expected[image, :, row, column] *= own
                 expected[image, :, row, column] += (1.0 - own) * others
-    torch.testing.assert_close(mixed(images, batch), torch.from_numpy(expected))
+    torch.testing.assert_close(apply_mixing(images, batch), torch.from_numpy(expected))
 
 
 def test_mixup_weighs_labels_like_pixels_and_cutmix_by_area() -> None:
@@ -73,14 +73,14 @@ def test_a_ragged_micro_batch_mixes_its_images_and_no_padding() -> None:
     assert batch["label_share"][3:].tolist() == [1.0, 1.0]
     cut = batch.cut()
     images = _images(5)
-    torch.testing.assert_close(mixed(images[:3], cut), mixed(images, batch)[:3])
-    torch.testing.assert_close(mixed(images, batch)[3:], images[3:])
+    torch.testing.assert_close(apply_mixing(images[:3], cut), apply_mixing(images, batch)[:3])
+    torch.testing.assert_close(apply_mixing(images, batch)[3:], images[3:])
 
 
 def test_an_image_alone_and_padding_alone_stay_what_they_are() -> None:
     image = _images(1)
-    torch.testing.assert_close(mixed(image, _batch(BOTH, [3])), image)
-    assert torch.equal(mixed(image, _batch(BOTH, [-1])), image)
+    torch.testing.assert_close(apply_mixing(image, _batch(BOTH, [3])), image)
+    assert torch.equal(apply_mixing(image, _batch(BOTH, [-1])), image)
 
 
 def test_a_box_can_cover_half_an_image_and_cross_its_border() -> None:

@@ -9,7 +9,7 @@ from PIL import Image
 from shardyard.data.images.decode import DecodeThreads
 from shardyard.data.images.index import ImageIndex
 from shardyard.data.images.samples import ImageSet, ImageStream
-from shardyard.data.images.transforms import MiddleCrop
+from shardyard.data.images.transforms import CenterCrop
 from shardyard.data.stores import s3
 from shardyard.errors import RequestError
 from tests.data.images.made import noise, saved, shard, tar_bytes
@@ -17,7 +17,7 @@ from tests.data.images.test_image_stream import SMALL
 from tests.data.images.test_prepare_images import pictures_of, run
 from tests.launchers.batch_server import BatchServer
 
-VIEW = MiddleCrop(size=8, share=1.0, how=Image.Resampling.BILINEAR)
+VIEW = CenterCrop(size=8, share=1.0, resample=Image.Resampling.BILINEAR)
 
 pytest.importorskip("boto3", reason="boto3 is an extra")
 pytest.importorskip("moto", reason="moto is for development")

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardyard.config.resolved import DataFacts
+from shardyard.config.resolved import DatasetMetadata
 from shardyard.config.schema.recipe import Recipe
 from shardyard.control.splits import split_lines
-from shardyard.data.images.cache import PictureBytes
+from shardyard.data.images.cache import ImageBytes
 from shardyard.data.images.index import ImageIndex
 from shardyard.data.images.prepare import prepare_images
 from shardyard.data.images.tar import members
@@ -28,17 +28,17 @@ def recipe_of(source: Path | str, folder: Path, images: Any = None, **data: Any)
     return Recipe.model_validate({"data": {**given, "images": images or {}}})
 
 
-def run(source: Path | str, folder: Path, images: Any = None, **data: Any) -> DataFacts:
+def run(source: Path | str, folder: Path, images: Any = None, **data: Any) -> DatasetMetadata:
     recipe = recipe_of(source, folder, images, **data)
     return prepare_images(recipe, model_dir=None, progress=lambda *_: None)
 
 
-def pictures_of(facts: DataFacts) -> dict[str, list[tuple[str, bytes]]]:
+def pictures_of(facts: DatasetMetadata) -> dict[str, list[tuple[str, bytes]]]:
     """Split -> class and bytes of each picture, sorted."""
     found = {}
     for split in ("train", "eval"):
         index = ImageIndex(Path(facts.dir), split)
-        contents = PictureBytes(index, 2**20)
+        contents = ImageBytes(index, 2**20)
         found[split] = sorted(
             (index.classes[index.rows[n]["label"]], bytes(contents.content(n)))
             for n in range(index.num_samples)
@@ -233,7 +233,7 @@ def test_a_second_call_does_nothing_and_another_folder_is_the_same_bytes(tmp_pat
     assert other.fingerprint == facts.fingerprint
 
 
-def contents(facts: DataFacts) -> dict[str, bytes]:
+def contents(facts: DatasetMetadata) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in Path(facts.dir).iterdir()}
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from shardyard.data.images.keyed_rng import Draws
+from shardyard.data.images.keyed_rng import KeyedRng
 from shardyard.data.images.rand_augment import OPERATIONS, STRONGEST, Operation, rand_augment
 from tests.data.images.pictures import picture
 from tests.data.images.written_out import WRITTEN_OUT
@@ -78,8 +78,8 @@ def test_each_operation_and_each_sign_comes_as_often(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("shardyard.data.images.rand_augment._IN_ORDER", rows)
     image = picture(2, 2)
     for sample in range(1400):
-        draws = Draws(0, 0, sample)
-        rand_augment(image, number=2, magnitude=15, how=BILINEAR, draws=draws)
+        draws = KeyedRng(0, 0, sample)
+        rand_augment(image, number=2, magnitude=15, resample=BILINEAR, rng=draws)
     assert seen.total() == 2800
     expected = {(place, sign * 0.5): 100 for place in range(7) for sign in (1, -1)}
     expected |= {(place, 0.5): 200 for place in range(7, 14)}
@@ -90,5 +90,5 @@ def test_each_operation_and_each_sign_comes_as_often(monkeypatch: pytest.MonkeyP
 
 def test_no_operation_leaves_the_picture_as_it_is() -> None:
     before = picture(12, 9)
-    after = rand_augment(before, number=0, magnitude=9, how=BILINEAR, draws=Draws(0, 0, 0))
+    after = rand_augment(before, number=0, magnitude=9, resample=BILINEAR, rng=KeyedRng(0, 0, 0))
     assert np.array_equal(np.asarray(before), np.asarray(after))

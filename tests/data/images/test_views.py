@@ -12,12 +12,12 @@ from shardyard.config.schema.recipe import Recipe
 from shardyard.data.images.mixup import Mixing
 from shardyard.data.images.transforms import (
     Augmentation,
-    MiddleCrop,
+    CenterCrop,
     eval_view,
     train_mixing,
     train_view,
 )
-from shardyard.data.samples import unchanged
+from shardyard.data.samples import identity_prepare
 from shardyard.errors import RequestError
 from tests.data.images.pictures import picture
 
@@ -41,7 +41,7 @@ def test_pictures_are_learnt_from_as_the_recipe_says(tmp_path: Path) -> None:
             rand_augment_magnitude=12, interpolation="bicubic", erase=0.3, mean=[0.5, 0.0, 1.0],
         )
     )  # fmt: skip
-    assert isinstance(view, Augmentation) and view.how.name == "BICUBIC"
+    assert isinstance(view, Augmentation) and view.resample.name == "BICUBIC"
     assert (view.seed, view.size) == (5, 24)
     assert (view.area, view.ratio) == ((0.4, 0.6), (0.9, 1.1))
     assert (view.flip, view.operations, view.magnitude, view.erase) == (0.1, 3, 12, 0.3)
@@ -50,13 +50,13 @@ def test_pictures_are_learnt_from_as_the_recipe_says(tmp_path: Path) -> None:
 
 def test_pictures_are_judged_by_their_middle(tmp_path: Path) -> None:
     view = eval_view(_recipe(tmp_path, eval_crop=0.75))
-    assert isinstance(view, MiddleCrop) and (view.size, view.share) == (24, 0.75)
+    assert isinstance(view, CenterCrop) and (view.size, view.share) == (24, 0.75)
     assert view(picture(60, 40), epoch=0, sample=0).shape == (24, 24, 3)
 
 
 def test_the_usual_settings_are_those_of_resnet(tmp_path: Path) -> None:
     assert train_view(_recipe(tmp_path))(picture(40, 60), epoch=0, sample=0).dtype == np.uint8
-    assert train_mixing(_recipe(tmp_path)) is unchanged
+    assert train_mixing(_recipe(tmp_path)) is identity_prepare
     mixing = train_mixing(_recipe(tmp_path, mixup=0.2, cutmix=1))
     assert mixing == Mixing(seed=5, size=24, mixup=0.2, cutmix=1.0)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.config.schema.recipe import Recipe
-from shardyard.data.images.cache import PictureBytes
+from shardyard.data.images.cache import ImageBytes
 from shardyard.data.images.decode import decode
 from shardyard.data.images.index import ImageIndex
 from shardyard.data.images.prepare import prepare_images
@@ -40,7 +40,7 @@ def test_what_is_odd_but_readable_is_read(odd: Wrong, tmp_path: Path) -> None:
     facts = prepare_images(recipe, model_dir=None, progress=lambda *_: None)
     for split in ("train", "eval"):
         index = ImageIndex(Path(facts.dir), split)
-        contents = PictureBytes(index, 2**20)
+        contents = ImageBytes(index, 2**20)
         for number in range(index.num_samples):
             assert decode(contents.content(number), "here").mode == "RGB"
     assert facts.train_samples and facts.eval_samples

@@ -11,7 +11,7 @@ from shardyard.config.sources import SCHEMES
 from shardyard.data.readers.columns import TextOf
 from shardyard.data.sources import list_files, read_sections, split_into_pieces
 from shardyard.data.stores import fsspec_files
-from shardyard.data.stores.fsspec_files import FsspecStore, _told
+from shardyard.data.stores.fsspec_files import FsspecStore, _translate_error
 from shardyard.errors import AccessError, LostError, RequestError, SourceError
 
 
@@ -57,7 +57,7 @@ def test_a_file_that_changes_in_the_middle_is_refused(
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(RequestError, match=r"gs://b/x is read with gcsfs.*pip install gcsfs"):
-        FsspecStore().look("gs://b/x")
+        FsspecStore().stat("gs://b/x")
 
 
 def test_a_package_of_a_plug_ins_scheme_that_is_missing_is_named(
@@ -69,7 +69,7 @@ def test_a_package_of_a_plug_ins_scheme_that_is_missing_is_named(
     with pytest.raises(
         RequestError, match=r"gcs://b/x is read with .*not installed .*install gcsfs"
     ):
-        FsspecStore().look("gcs://b/x")
+        FsspecStore().stat("gcs://b/x")
 
 
 @pytest.mark.parametrize(
@@ -83,6 +83,6 @@ def test_a_package_of_a_plug_ins_scheme_that_is_missing_is_named(
 def test_errors_of_packages_are_told_in_our_words(
     error: Exception, kind: type[Exception], message: str
 ) -> None:
-    told = _told("gs://b/x", error)
+    told = _translate_error("gs://b/x", error)
     assert isinstance(told, kind)
     assert message in str(told)

@@ -10,7 +10,7 @@ from shardyard.config.schema.recipe import Recipe
 from shardyard.data.prepare import prepare
 from shardyard.data.readers.columns import TextOf
 from shardyard.data.sources import list_files, read_sections, split_into_pieces
-from shardyard.data.splits import corpus_of
+from shardyard.data.splits import find_corpus
 from shardyard.data.stores import hub as hub_store
 from shardyard.data.stores import range_reader
 from shardyard.data.text_datasets import prepare_text
@@ -77,9 +77,9 @@ def test_named_splits_of_a_dataset_are_kept_apart_unless_the_address_names_one(
     hub.add(NAME, written(tmp_path / "more", {"data/valid-0.jsonl": '{"text": "five"}\n'}))
 
     def divided(source: str) -> tuple[list[str], str | None]:
-        corpus = corpus_of(Recipe.model_validate({"data": {"source": source}}))
+        corpus = find_corpus(Recipe.model_validate({"data": {"source": source}}))
         names = [f"{file.path.rpartition('/')[2]} {file.split}" for file in corpus.files]
-        left_out = [file.name for file in corpus.left_out]
+        left_out = [file.name for file in corpus.excluded]
         return names, left_out[0] if left_out else None
 
     assert divided("hf://acme/tales@v1/data") == (

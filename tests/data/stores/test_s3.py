@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.config.resolved import DataFacts
+from shardyard.config.resolved import DatasetMetadata
 from shardyard.config.schema.recipe import Recipe
 from shardyard.data.prepare import prepare
 from shardyard.data.readers.columns import TextOf
@@ -40,7 +40,7 @@ class World:
     def put(self, key: str, content: bytes) -> None:
         self.server.client("s3").put_object(Bucket="corpus", Key=key, Body=content)
 
-    def prepared(self, source: str | Path, **settings: Any) -> DataFacts:
+    def prepared(self, source: str | Path, **settings: Any) -> DatasetMetadata:
         return prepare(self.recipe(source, **settings), model_dir=None, progress=lambda *_: None)
 
     def recipe(self, source: str | Path, **settings: Any) -> Recipe:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]  # built in C++
 
-from shardyard.elastic.meeting_wait import MeetingWait
+from shardyard.elastic.meeting_wait import RendezvousWait
 from shardyard.elastic.rendezvous.c10d import (
-    Meeting,
     Rendezvous,
+    RendezvousConfig,
     _listener,
     build_rendezvous,
     connect_store,
@@ -73,9 +73,9 @@ def never() -> bool:
     return False
 
 
-def a_meeting(node_rank: int, endpoint: str | None, **other: Any) -> Meeting:
+def a_meeting(node_rank: int, endpoint: str | None, **other: Any) -> RendezvousConfig:
     """One of two nodes; what dead nodes leave is believed for an hour."""
-    return Meeting(
+    return RendezvousConfig(
         id="m", seal=Seal(b"s" * 32), min_nodes=1, max_nodes=2, endpoint=endpoint,
         node_rank=node_rank, join_interval_s=0.0, keep_alive_s=3600, restart_timeout_s=600.0,
         **other,
@@ -111,7 +111,7 @@ def test_a_drain_ends_the_wait() -> None:
 
 def test_a_node_that_waits_says_for_whom_where_and_until_when() -> None:
     clock = [0.0]
-    first = a_meeting(0, "127.0.0.1:0", wait=MeetingWait(0, now_s=lambda: clock[0]))
+    first = a_meeting(0, "127.0.0.1:0", wait=RendezvousWait(0, now_s=lambda: clock[0]))
     store = serve_store("127.0.0.1", 0)
     with ThreadPoolExecutor() as pool:
         waits = pool.submit(wait_for_all, first, store, nodes=2, wait_s=60.0, is_over=never)
@@ -128,7 +128,7 @@ def test_a_node_that_waits_says_for_whom_where_and_until_when() -> None:
 def test_a_node_that_cannot_reach_the_store_says_where_it_is() -> None:
     clock = [0.0]
     port = serve_store("127.0.0.1", 0).port  # free again at once
-    second = a_meeting(1, f"127.0.0.1:{port}", wait=MeetingWait(1, now_s=lambda: clock[0]))
+    second = a_meeting(1, f"127.0.0.1:{port}", wait=RendezvousWait(1, now_s=lambda: clock[0]))
     with ThreadPoolExecutor() as pool:
         entered = pool.submit(build_rendezvous, second)
         assert wait_for(lambda: second.wait.is_waiting, within_s=60, every_s=0.01)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from torch.distributed.elastic.rendezvous.api import RendezvousInfo
 
-from shardyard.config.endpoints import EtcdPlace
-from shardyard.elastic.meeting_wait import MeetingWait
-from shardyard.elastic.rendezvous.c10d import Meeting, others
+from shardyard.config.endpoints import EtcdEndpoint
+from shardyard.elastic.meeting_wait import RendezvousWait
+from shardyard.elastic.rendezvous.c10d import RendezvousConfig, others
 from shardyard.elastic.rendezvous.etcd import EtcdRendezvous, etcd_rendezvous
 from shardyard.elastic.rendezvous.etcd_client import Etcd, EtcdSilentError, get, is_at, put
 from shardyard.elastic.seal import Seal
@@ -44,7 +44,7 @@ def enter(
     server: EtcdServer, name: str, *, fewest: int = 1, most: int = 2, keep_alive_s: int = 3600
 ) -> EtcdRendezvous:
     """A node that comes to a meeting; what dead nodes leave is believed for an hour."""
-    meeting = Meeting(
+    meeting = RendezvousConfig(
         id=name, seal=Seal(b"s" * 32), min_nodes=fewest, max_nodes=most, endpoint=None, node_rank=0,
         keep_alive_s=keep_alive_s, restart_timeout_s=120.0,
     )  # fmt: skip
@@ -171,7 +171,7 @@ def test_all_nodes_are_waited_for_before_the_first_meeting(shared: EtcdServer) -
         assert not wait_for(waits.done, within_s=0.5, every_s=0.1)
         second = enter(shared, "all")
         waits.result()
-    assert others(second.meeting, 1).startswith("other nodes at etcd at 127.0.0.1:")
+    assert others(second.config, 1).startswith("other nodes at etcd at 127.0.0.1:")
     second.wait_for_all(nodes=3, wait_s=3600.0, is_over=lambda: False)  # it has begun
     for node in (first, second):
         node.shutdown()
@@ -201,15 +201,15 @@ def test_an_etcd_that_is_killed_and_comes_back_loses_nobody(own: EtcdServer) -> 
     meet(*nodes)
     own.kill()
     presences = [node._shared.presence for node in nodes]
-    assert wait_for(lambda: not any(p.is_heard for p in presences), within_s=60, every_s=0.1)
+    assert wait_for(lambda: not any(p.is_reachable for p in presences), within_s=60, every_s=0.1)
     assert [node.nodes_waiting() for node in nodes] == [0, 0]
     with ThreadPoolExecutor() as pool:
         meets = [pool.submit(node.next_rendezvous) for node in nodes]
         assert not wait_for(lambda: any(m.done() for m in meets), within_s=0.5, every_s=0.1)
-        assert "does not answer" in nodes[0].meeting.wait.silence
+        assert "does not answer" in nodes[0].config.wait.silence
         own.start()
         assert [each.result().world_size for each in meets] == [2, 2]
-    assert wait_for(lambda: all(p.is_heard for p in presences), within_s=60, every_s=0.1)
+    assert wait_for(lambda: all(p.is_reachable for p in presences), within_s=60, every_s=0.1)
     for node in nodes:
         node.shutdown()
     assert own.left() == []
@@ -229,13 +229,13 @@ def test_an_etcd_that_comes_back_empty_is_told_all_again(own: EtcdServer) -> Non
 
 def test_no_etcd_is_told_with_where_and_what_to_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardyard.elastic.rendezvous.etcd._FIRST_ANSWER_S", 0.0)
-    meeting = Meeting(
+    meeting = RendezvousConfig(
         id="m", seal=Seal(b"s" * 32), min_nodes=1, max_nodes=1, endpoint=None, node_rank=0,
         keep_alive_s=3, restart_timeout_s=60.0,
     )  # fmt: skip
     words = r"etcd at 127\.0\.0\.1:1 does not answer .*Check that it runs, that its address"
     with pytest.raises(LostNodeError, match=words):
-        etcd_rendezvous(meeting, EtcdPlace((("127.0.0.1", 1),), is_encrypted=False))
+        etcd_rendezvous(meeting, EtcdEndpoint((("127.0.0.1", 1),), is_encrypted=False))
 
 
 def test_a_node_that_waits_for_a_silent_etcd_says_what_does_not_answer(
@@ -243,12 +243,12 @@ def test_a_node_that_waits_for_a_silent_etcd_says_what_does_not_answer(
 ) -> None:
     monkeypatch.setattr("shardyard.elastic.rendezvous.etcd._FIRST_ANSWER_S", 1.0)
     clock, lines = [0.0], [""]
-    meeting = Meeting(
+    meeting = RendezvousConfig(
         id="m", seal=Seal(b"s" * 32), min_nodes=1, max_nodes=1, endpoint=None, node_rank=0,
-        keep_alive_s=3, restart_timeout_s=60.0, wait=MeetingWait(0, now_s=lambda: clock[0]),
+        keep_alive_s=3, restart_timeout_s=60.0, wait=RendezvousWait(0, now_s=lambda: clock[0]),
     )  # fmt: skip
     with ThreadPoolExecutor() as pool:
-        place = EtcdPlace((("127.0.0.1", 1),), is_encrypted=False)
+        place = EtcdEndpoint((("127.0.0.1", 1),), is_encrypted=False)
         entered = pool.submit(etcd_rendezvous, meeting, place)
 
         def is_named() -> bool:
@@ -302,7 +302,7 @@ def test_with_tls_only_an_authority_that_is_named_is_trusted(tmp_path: Path) -> 
     with running(tmp_path / "etcd", *options, scheme="https") as server:
         with pytest.raises(RequestError, match=r"TLS with etcd .* failed .*CERTIFICATE_VERIFY_FAI"):
             enter(server, "tls")
-        in_the_clear = EtcdPlace(server.place.endpoints, is_encrypted=False)
+        in_the_clear = EtcdEndpoint(server.place.endpoints, is_encrypted=False)
         with pytest.raises(EtcdSilentError, match=r"without an answer; one with TLS does so"):
             Etcd(in_the_clear, {}).transact([get("x")])
         with pytest.MonkeyPatch.context() as environ:

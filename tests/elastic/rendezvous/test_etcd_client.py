@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.config.endpoints import EtcdPlace
+from shardyard.config.endpoints import EtcdEndpoint
 from shardyard.elastic.rendezvous.etcd_client import Etcd, EtcdSilentError, get
 from shardyard.errors import AccessError, RequestError
 
@@ -53,7 +53,7 @@ def server_that(reply: Reply) -> Iterator[int]:
 
 
 def at(*ports: int, environ: Mapping[str, str] | None = None) -> Etcd:
-    place = EtcdPlace(tuple(("127.0.0.1", port) for port in ports), is_encrypted=False)
+    place = EtcdEndpoint(tuple(("127.0.0.1", port) for port in ports), is_encrypted=False)
     return Etcd(place, environ or {})
 
 
@@ -95,7 +95,7 @@ def test_a_connection_that_tls_ended_however_asks_for_a_certificate(
         raise error
 
     monkeypatch.setattr(HTTPSConnection, "request", end)
-    etcd = Etcd(EtcdPlace((("127.0.0.1", 2379),), is_encrypted=True), {})
+    etcd = Etcd(EtcdEndpoint((("127.0.0.1", 2379),), is_encrypted=True), {})
     with pytest.raises(EtcdSilentError, match="ETCDCTL_CERT and ETCDCTL_KEY"):
         look(etcd)
 
@@ -199,7 +199,7 @@ def test_an_environment_that_contradicts_itself_is_refused(
     is_encrypted: bool, environ: dict[str, str], words: str
 ) -> None:
     with pytest.raises(RequestError, match=words):
-        Etcd(EtcdPlace((("127.0.0.1", 1),), is_encrypted), environ)
+        Etcd(EtcdEndpoint((("127.0.0.1", 1),), is_encrypted), environ)
 
 
 def test_a_password_may_stand_beside_its_user() -> None:
@@ -215,6 +215,6 @@ def test_a_password_may_stand_beside_its_user() -> None:
 
 def test_a_server_without_tls_is_told_as_such() -> None:
     with server_that(empty) as port:
-        place = EtcdPlace((("127.0.0.1", port),), is_encrypted=True)
+        place = EtcdEndpoint((("127.0.0.1", port),), is_encrypted=True)
         with pytest.raises(RequestError, match=r"TLS with etcd at 127.* Without TLS .* etcd://"):
             look(Etcd(place, {}))

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from shardyard.elastic.agent_messages import Node
-from shardyard.elastic.rendezvous.store_failover import Succession
+from shardyard.elastic.rendezvous.store_failover import StoreFailover
 from shardyard.errors import LostNodeError
-from shardyard.rundir.attempt_files import StorePlace, read_store_place
+from shardyard.rundir.attempt_files import StoreLocation, read_store_location
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lease import Lease, is_held
+from shardyard.rundir.lease import Lease, is_locked
 
 
 @pytest.fixture
@@ -19,8 +19,8 @@ def run(tmp_path: Path) -> RunDir:
     return run
 
 
-def node(run: RunDir, rank: int) -> Succession:
-    return Succession(run, 1, rank, StorePlace(moves=0, node_rank=0, endpoint="n0:29400"))
+def node(run: RunDir, rank: int) -> StoreFailover:
+    return StoreFailover(run, 1, rank, StoreLocation(moves=0, node_rank=0, endpoint="n0:29400"))
 
 
 def met(*ranks: int) -> list[Node]:
@@ -32,9 +32,9 @@ def test_the_first_that_is_left_takes_over_and_later_meetings_leave_it_so(run: R
     assert not first.take_over(met(2, 0, 1))  # node 0 is there
     assert not second.take_over(met(2, 1))
     assert first.take_over(met(2, 1))
-    place = read_store_place(run, 1)
+    place = read_store_location(run, 1)
     assert place is not None and (place.node_rank, place.moves) == (2, 1)
-    assert is_held(run.lease)
+    assert is_locked(run.lease)
     assert not second.take_over(met(1, 2)) and not first.take_over(met(1, 2))
 
 
@@ -43,9 +43,9 @@ def test_the_next_store_is_announced_by_the_name_that_a_launcher_knows(
     run: RunDir, own: str | None, host: str
 ) -> None:
     """Without one, the address from which this node reaches where the lost store was."""
-    first = StorePlace(moves=0, node_rank=0, endpoint="127.0.0.1:1")
-    store = Succession(run, 1, 1, first, own).find(turn=0, is_over=lambda: False)
-    place = read_store_place(run, 1)
+    first = StoreLocation(moves=0, node_rank=0, endpoint="127.0.0.1:1")
+    store = StoreFailover(run, 1, 1, first, own).find(turn=0, is_over=lambda: False)
+    place = read_store_location(run, 1)
     assert store is not None and place is not None
     assert (place.node_rank, place.moves, place.endpoint) == (1, 1, f"{host}:{store.port}")
 
@@ -58,7 +58,7 @@ def test_nobody_takes_over_from_one_that_holds_the_lease(
     with pytest.raises(LostNodeError, match=r"node 0 does not meet the others, and .* is held st"):
         node(run, 1).take_over(met(1))
     lease.close()
-    assert read_store_place(run, 1) is None
+    assert read_store_location(run, 1) is None
 
 
 def test_a_node_that_was_left_out_does_what_it_did_until_it_is_gone(run: RunDir) -> None:
@@ -70,8 +70,12 @@ def test_a_node_that_was_left_out_does_what_it_did_until_it_is_gone(run: RunDir)
 
 def test_who_holds_the_run_speaks_for_it_and_who_is_cut_off_from_it_does_not(run: RunDir) -> None:
     lease = Lease(run.lease)  # node 0's, as its process takes it
-    assert node(run, 0).is_run_left() and not node(run, 1).is_run_left()
+    assert node(run, 0).is_lease_available() and not node(run, 1).is_lease_available()
     lease.close()
-    assert node(run, 1).is_run_left()
+    assert node(run, 1).is_lease_available()
     after = node(run, 1)
-    assert after.take_over(met(1)) and after.is_run_left() and not node(run, 2).is_run_left()
+    assert (
+        after.take_over(met(1))
+        and after.is_lease_available()
+        and not node(run, 2).is_lease_available()
+    )

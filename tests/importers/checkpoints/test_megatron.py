@@ -153,7 +153,7 @@ def test_a_checkpoint_without_arguments_says_so(like: Path, tmp_path: Path) -> N
     (file,) = path.glob("*/*/model_optim_rng.pt")
     content = torch.load(file, weights_only=False)
     torch.save({**content, "args": None}, file)
-    assert "no `args`" in plan_import(path, like).checkpoint.remarks[1]
+    assert "no `args`" in plan_import(path, like).checkpoint.notes[1]
 
 
 def test_stages_that_take_turns_are_refused(like: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from shardyard.errors import CheckpointError
 from shardyard.importers.checkpoints.pickles import MAX_PICKLE_BYTES, load, loads
-from shardyard.importers.checkpoints.tensors import Stored, blocks
+from shardyard.importers.checkpoints.tensors import TensorView, blocks
 
 
 def saved(path: Path, pickled: bytes, **entries: bytes) -> Path:
@@ -154,7 +154,7 @@ def test_tensors_are_read_as_torch_reads_them(
     path = tmp_path / "a.pt"
     torch.save({"x": [tensor]}, path)
     stored = load(path)["x"][0]
-    assert isinstance(stored, Stored) and stored.shape == tuple(tensor.shape)
+    assert isinstance(stored, TensorView) and stored.shape == tuple(tensor.shape)
     held = b"".join(map(bytes, blocks(stored, stored.dtype)))
     assert held == tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 

@@ -77,7 +77,7 @@ def test_several_files_have_an_index_that_transformers_reads(made: Path, tmp_pat
     planned = plan_import(made / "fsdp2", made / "like")
     files = write_folder(
         tmp_path / "to", planned.model.tensors, planned.like, {}, dtype=None,
-        told=lambda _: None, most_bytes=10_000,
+        on_progress=lambda _: None, most_bytes=10_000,
     )  # fmt: skip
     assert len(files) > 2
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "to", dtype=torch.float32)

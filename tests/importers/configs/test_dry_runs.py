@@ -29,7 +29,9 @@ def launcher_of(kind: str, case: dict[str, Any]) -> str:
 def imported(kind: str, case: dict[str, Any], folder: Path) -> tuple[Path, dict[str, Any]]:
     file = written(kind, case, folder)
     first = import_files([file])
-    known = {name for each in first.outcomes for name, value in each.verdict.says.items() if value}
+    known = {
+        name for each in first.outcomes for name, value in each.result.settings.items() if value
+    }
     found = import_files([file], words_of(case, known), case.get("without", ()))
     recipe = folder / "recipe.yaml"
     recipe.write_text(found.text)

@@ -9,7 +9,7 @@ import pytest
 
 from shardyard.config.load import load_recipe
 from shardyard.errors import RequestError, StorageError
-from shardyard.given_file import read_given
+from shardyard.given_file import read_user_file
 from shardyard.importers.configs.shell import read_script
 from shardyard.importers.configs.source_file import read_files
 from shardyard.io.yaml import read_yaml
@@ -86,7 +86,7 @@ def test_a_pipe_or_device_in_place_of_a_recipe_is_no_wait(tmp_path: Path) -> Non
     os.mkfifo(pipe)
     device.symlink_to("/dev/zero")
     with pytest.raises(StorageError, match=r"is a named pipe, and nothing came from it in 0\.1 s"):
-        read_given(pipe, limit_bytes=100, within_s=0.1)
+        read_user_file(pipe, limit_bytes=100, within_s=0.1)
     with pytest.raises(RequestError, match="is a device, not a file"):
         load_recipe([device])
     with pytest.raises(RequestError, match="is a device, not a file"):

@@ -14,7 +14,7 @@ import yaml
 
 from shardyard.config.rules.check import load_checked_recipe
 from shardyard.importers.configs.convert import import_files
-from shardyard.importers.configs.rules import Kind
+from shardyard.importers.configs.rules import OutcomeKind
 
 CASES = Path(__file__).parent / "cases"
 SUFFIXES = {"deepspeed": "json", "smp": "json", "torchtitan": "toml", "scripts": "sh"}
@@ -81,15 +81,17 @@ def test_every_key_has_one_outcome_and_a_recipe_comes_of_it(
 ) -> None:
     file = written(kind, case, tmp_path)
     first = import_files([file])
-    known = {name for each in first.outcomes for name, value in each.verdict.says.items() if value}
+    known = {
+        name for each in first.outcomes for name, value in each.result.settings.items() if value
+    }
     imported = import_files([file], words_of(case, known), case.get("without", ()))
     own = [each.entry.path for each in imported.outcomes if each.file == str(file)]
     if "content" in case:
         assert sorted(walk(case["content"])) == sorted(own)
     else:
         assert not_told(case["text"], imported.to_json()) == []
-    assert imported.of_kind(Kind.REFUSED) == []
-    assert [str(problem) for problem in imported.problems] == []
+    assert imported.of_kind(OutcomeKind.REFUSED) == []
+    assert [str(problem) for problem in imported.errors] == []
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(imported.text)
     loaded = load_checked_recipe([recipe], to_train=False)

@@ -9,7 +9,7 @@ import pytest
 
 from shardyard.errors import RequestError
 from shardyard.importers.configs.convert import Imported, import_files
-from shardyard.importers.configs.rules import Kind
+from shardyard.importers.configs.rules import OutcomeKind
 
 SAID = ["model.preset=llama2-7b", "data.source=./text"]
 
@@ -33,7 +33,7 @@ class Files:
     def recipe(self, *words: str, without: tuple[str, ...] = ()) -> dict[str, Any]:
         """The recipe's settings by dotted name."""
         imported = self.take(*words, without=without)
-        assert [str(problem) for problem in imported.problems] == []
+        assert [str(problem) for problem in imported.errors] == []
         return {
             f"{section}.{key}": value
             for section, content in imported.recipe.items()
@@ -50,9 +50,9 @@ def script(*lines: str) -> str:
     return "\n".join(["#!/bin/bash", *lines, ""])
 
 
-def outcome(imported: Imported, key: str) -> tuple[Kind, str]:
+def outcome(imported: Imported, key: str) -> tuple[OutcomeKind, str]:
     found = next(each for each in imported.outcomes if each.entry.path == key)
-    return found.verdict.kind, found.verdict.words
+    return found.result.kind, found.result.words
 
 
 @pytest.mark.parametrize(
@@ -147,11 +147,11 @@ def test_every_key_of_fsdp_1_is_accounted_for(
 ) -> None:
     part = {**FSDP1, "fsdp_sharding_strategy": strategy}
     imported = files.add("a.json", accelerate(fsdp_config=part)).take()
-    assert imported.problems == ()
+    assert imported.errors == ()
     assert imported.recipe["parallel"] == settings
     for key in ("fsdp_forward_prefetch", "fsdp_backward_prefetch", "fsdp_use_orig_params",
                 "fsdp_sync_module_states"):  # fmt: skip
-        assert outcome(imported, f"fsdp_config.{key}")[0] is Kind.NONE
+        assert outcome(imported, f"fsdp_config.{key}")[0] is OutcomeKind.NONE
 
 
 @pytest.mark.parametrize(("reshard", "zero"), [(True, 3), (False, 2), ("true", 3)])
@@ -171,7 +171,7 @@ def test_a_section_that_accelerate_does_not_read_says_nothing(files: Files) -> N
     part = accelerate(deepspeed_config={"zero_stage": 2}, fsdp_config={"fsdp_version": 2})
     imported = files.add("a.json", part).take()
     assert outcome(imported, "deepspeed_config.zero_stage") == (
-        Kind.NONE, "read with DEEPSPEED alone",
+        OutcomeKind.NONE, "read with DEEPSPEED alone",
     )  # fmt: skip
 
 
@@ -256,9 +256,9 @@ def test_what_the_trainer_does_without_being_told_is_written_down(files: Files) 
 def test_a_value_of_the_command_line_wins_and_silences_contradictions(files: Files) -> None:
     files.add("args.json", TRAINER)
     files.add("ds.json", {**DEEPSPEED, "gradient_clipping": 2.0})
-    assert [problem.path for problem in files.take().problems] == ["optim.grad_clip"]
+    assert [problem.path for problem in files.take().errors] == ["optim.grad_clip"]
     imported = files.take("optim.grad_clip=1.5")
-    assert imported.problems == ()
+    assert imported.errors == ()
     assert re.search(r"  grad_clip: 1.5 +# given on the command line\n", imported.text)
 
 
@@ -282,7 +282,7 @@ def test_micro_batch_accumulation_and_ranks_make_the_batch(files: Files) -> None
             "gradient_accumulation_steps": 4}  # fmt: skip
     files.add("ds.json", part)
     assert files.recipe("cluster.devices=8")["optim.global_batch"] == 64
-    problems = files.take("cluster.devices=4").problems
+    problems = files.take("cluster.devices=4").errors
     assert [problem.path for problem in problems] == ["optim.global_batch"]
     assert "=64 is not 2 optim.micro_batch x 4 micro-batches of one rank" in problems[0].text
 
@@ -325,7 +325,7 @@ def test_every_problem_is_told_at_once(files: Files) -> None:
     lines = ("#SBATCH --array=1-4", "#SBATCH --nodes=2", "#SBATCH --frob", "torchrun t.py")
     files.add("job.sh", script(*lines))
     imported = import_files(files.paths, [])
-    told = {problem.path.partition(": ")[2] or problem.path for problem in imported.problems}
+    told = {problem.path.partition(": ")[2] or problem.path for problem in imported.errors}
     assert told == {"sbatch.array", "sbatch.frob", "start.program", "model", "data.source"}
     assert imported.text == ""
 
@@ -338,13 +338,13 @@ def test_lines_say_where_they_came_from(files: Files) -> None:
 
 def test_a_start_in_a_loop_is_several_trainings(files: Files) -> None:
     lines = ("for lr in 1e-3 1e-4; do", "  torchrun --nproc_per_node=8 t.py --lr $lr", "done")
-    problems = files.add("job.sh", script(*lines)).take().problems
+    problems = files.add("job.sh", script(*lines)).take().errors
     assert ["start.loop" in problem.path for problem in problems] == [True]
 
 
 def test_a_second_start_is_refused_wherever_it_stands(files: Files) -> None:
     files.add("job.sh", "torchrun --nproc_per_node=8 a.py && torchrun --nproc_per_node=8 b.py\n")
-    assert any("start.program#2" in problem.path for problem in files.take().problems)
+    assert any("start.program#2" in problem.path for problem in files.take().errors)
 
 
 def test_assignments_before_a_start_are_its_environment(files: Files) -> None:
@@ -358,7 +358,7 @@ def test_directives_behind_the_first_command_are_not_read(files: Files) -> None:
     lines = ("#SBATCH --nodes=1", "echo hello", "#SBATCH --nodes=7", "srun torchrun t.py")
     imported = files.add("job.sh", script(*lines)).take()
     assert imported.recipe["cluster"] == {"devices": 1}
-    assert outcome(imported, "unread.--nodes=7")[0] is Kind.NONE
+    assert outcome(imported, "unread.--nodes=7")[0] is OutcomeKind.NONE
 
 
 @pytest.mark.parametrize(
@@ -383,7 +383,7 @@ def test_a_value_of_another_kind_is_told_and_never_guessed(files: Files, value: 
                           "zero_optimization": {"stage": value}})  # fmt: skip
     imported = files.take()
     assert imported.recipe.get("optim", {}).get("micro_batch") is None
-    assert value is None or imported.problems
+    assert value is None or imported.errors
 
 
 @pytest.mark.parametrize("name", ["a.json", "j.json", "args.json", "train.json", "ds.json"])
@@ -418,7 +418,7 @@ def replaced(content: Any, odd: Any) -> Any:
 
 def test_a_script_that_starts_nothing_asks_for_the_one_that_does(files: Files) -> None:
     files.add("job.sbatch", script("#SBATCH -N 2", "srun ./run.sh"))
-    assert [problem.path.endswith(": start") for problem in files.take().problems] == [True]
+    assert [problem.path.endswith(": start") for problem in files.take().errors] == [True]
     files.add("run.sh", "torchrun --nnodes=2 --nproc_per_node=4 train.py\n")
     assert files.recipe()["cluster.devices"] == 4
 
@@ -509,7 +509,7 @@ def test_under_deepspeed_gradients_are_clipped_by_its_own_key_alone(files: Files
     assert files.recipe("optim.global_batch=4")["optim.grad_clip"] == 1.0
     assert "older DeepSpeed clips nothing" in files.take("optim.global_batch=4").text
     kind, words = outcome(files.take("optim.global_batch=4"), "max_grad_norm")
-    assert (kind, words[:9]) == (Kind.NONE, "DeepSpeed")
+    assert (kind, words[:9]) == (OutcomeKind.NONE, "DeepSpeed")
     content["gradient_clipping"] = "auto"
     files.folder.joinpath("ds.json").write_text(json.dumps(content))
     assert files.recipe("optim.global_batch=4")["optim.grad_clip"] == 0.5
@@ -525,9 +525,9 @@ def test_any_way_to_say_the_model_settles_a_model_that_is_refused(files: Files) 
     files.add("train.toml", '[model]\nname = "llama3"\nflavor = "debugmodel"\n[training]\n'
               'steps = 4\nlocal_batch_size = 1\n[lr_scheduler]\nwarmup_steps = 0\n')  # fmt: skip
     said = ["data.source=./text", "cluster.devices=2"]
-    assert "debugmodel" in str(import_files(files.paths, said).problems[0])
+    assert "debugmodel" in str(import_files(files.paths, said).errors[0])
     imported = import_files(files.paths, [*said, "model.path=/models/tiny"])
-    assert outcome(imported, "model.name") == (Kind.NONE, "model.path of the command line")
+    assert outcome(imported, "model.name") == (OutcomeKind.NONE, "model.path of the command line")
 
 
 def test_settings_of_deepspeed_among_the_arguments_clip_by_their_own_key_too(files: Files) -> None:
@@ -550,7 +550,7 @@ def test_finetuning_of_llama_recipes_in_a_job_is_read_as_a_recipe(files: Files) 
     }
     files.add("j.json", job(pytorchReplicaSpecs={"Worker": replicas(2, container=container)}))
     imported = import_files(files.paths, ["data.source=./text"])
-    assert not imported.problems
+    assert not imported.errors
     recipe = {
         f"{section}.{key}": value
         for section, content in imported.recipe.items()
@@ -566,7 +566,7 @@ def test_finetuning_of_llama_recipes_in_a_job_is_read_as_a_recipe(files: Files) 
     }  # fmt: skip
     assert {name: recipe[name] for name in wanted} == wanted
     (image,) = [each for each in imported.outcomes if each.entry.value == container["image"]]
-    assert "it needs Shardyard inside, `shardyard image build` makes one" in image.verdict.words
+    assert "it needs Shardyard inside, `shardyard image build` makes one" in image.result.words
 
 
 def test_every_field_of_llama_recipes_is_accounted_for(files: Files) -> None:

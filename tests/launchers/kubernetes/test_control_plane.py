@@ -161,7 +161,7 @@ def test_a_job_of_the_same_name_that_others_made_is_left_alone(world: World) -> 
     assert world.launcher.status(job).state is JobState.GONE
     world.launcher.cancel(job)
     removal = world.launcher.remove(job, world.ledger)
-    assert removal.foreign == [f"{kind} {job.name}"]
+    assert removal.not_owned == [f"{kind} {job.name}"]
     uid = world.plane.call("GET", f"{world.base}/{job.name}")[1]["metadata"]["uid"]
     assert uid == made["metadata"]["uid"]
 

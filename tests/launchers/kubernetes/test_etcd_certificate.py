@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.config.endpoints import parse_meeting_place
+from shardyard.config.endpoints import parse_rendezvous_endpoint
 from shardyard.config.load import load_recipe
 from shardyard.elastic.rendezvous.etcd_client import Etcd, EtcdSilentError
 from shardyard.errors import RequestError
@@ -108,14 +108,14 @@ def test_only_a_pod_with_the_secret_reaches_etcd(files: Path, port: int) -> None
         for name, value in variables_of(spec).items()
         if name in FILES
     }
-    place = parse_meeting_place(f"etcds://localhost:{port}")
+    place = parse_rendezvous_endpoint(f"etcds://localhost:{port}")
     assert place is not None
     assert Etcd(place, given).grant_lease(10) > 0
     only_trusts = {"ETCDCTL_CACERT": given["ETCDCTL_CACERT"]}
     # The server's alert, or a connection that is gone before the alert was read.
     with pytest.raises((RequestError, EtcdSilentError), match="ETCDCTL_CERT and ETCDCTL_KEY"):
         Etcd(place, only_trusts).grant_lease(10)
-    plain = parse_meeting_place(f"etcd://localhost:{port}")
+    plain = parse_rendezvous_endpoint(f"etcd://localhost:{port}")
     assert plain is not None
     with pytest.raises(EtcdSilentError, match="etcds://"):
         Etcd(plain, {}).grant_lease(10)

@@ -10,7 +10,7 @@ import yaml
 
 from shardyard.control.install import Target, missing_on
 from shardyard.errors import RequestError
-from shardyard.launchers.base import LaunchRequest, Part
+from shardyard.launchers.base import InstallablePart, LaunchRequest
 from shardyard.launchers.kubernetes.monitoring import PORT, render_objects
 from shardyard.launchers.kubernetes.objects import render_objects as render_job
 from shardyard.launchers.kubernetes.prerequisites import eks_cluster
@@ -217,12 +217,12 @@ def test_a_launcher_that_installs_other_things_says_where_to_read(tmp_path: Path
         def target_name(self, request: LaunchRequest) -> str:
             return f"the machines of {request.run_id}"
 
-        def missing(self, request: LaunchRequest) -> list[Part]:
+        def missing(self, request: LaunchRequest) -> list[InstallablePart]:
             raise AssertionError(request)
 
         needed = missing
 
-        def install(self, request: LaunchRequest, part: Part, ledger: Ledger) -> None:
+        def install(self, request: LaunchRequest, part: InstallablePart, ledger: Ledger) -> None:
             raise AssertionError(request, part, ledger)
 
         def uninstall(self, request: LaunchRequest, ledger: Ledger) -> list[str]:

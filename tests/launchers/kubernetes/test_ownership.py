@@ -88,7 +88,7 @@ def test_a_second_user_s_job_of_the_same_name_lives_on(world: World, tmp_path: P
     his = Submission(launcher="kubernetes", run_id=RUN_ID, id="", name=theirs.name, details=place)
     found = other.launcher.remove(his, other.ledger)
     assert found.removed == [] and other.ledger.live() == []
-    assert found.foreign == [f"JobSet {theirs.name}", f"ConfigMap {theirs.details['config']}"]
+    assert found.not_owned == [f"JobSet {theirs.name}", f"ConfigMap {theirs.details['config']}"]
     assert world.server.objects == before and deleted(world) == []
     assert world.launcher.status(theirs).state is JobState.WAITING
 
@@ -102,7 +102,7 @@ def test_an_object_that_was_made_again_by_another_user_lives_on(world: World) ->
     found = world.launcher.remove(job, world.ledger)
     name = job.details["config"]
     kinds = ("ConfigMap", "NetworkPolicy")
-    assert found == Removal(foreign=[f"JobSet {job.name}", *(f"{kind} {name}" for kind in kinds)])
+    assert found == Removal(not_owned=[f"JobSet {job.name}", *(f"{kind} {name}" for kind in kinds)])
     world.launcher.cancel(job)
     assert deleted(world) == [] and world.live() == []
     assert "shardyard/cancelled" not in config["annotations"]

@@ -10,9 +10,9 @@ import pytest
 from shardyard.config.load import dump_recipe
 from shardyard.config.machines import capacity_of
 from shardyard.errors import RequestError
-from shardyard.launchers.base import place_in
+from shardyard.launchers.base import read_node_assignment
 from shardyard.launchers.kubernetes.objects import render_objects, to_yaml
-from shardyard.launchers.kubernetes.policies import is_of, terms_of
+from shardyard.launchers.kubernetes.policies import is_from_capacity, selector_terms
 from tests.launchers.kubernetes.requests import IMAGE, RUN_ID, request_for
 from tests.launchers.kubernetes.schemas import check_object, pod_of
 
@@ -210,11 +210,11 @@ def test_pods_take_nodes_of_the_capacity_alone_that_the_recipe_names(
 ) -> None:
     request = request_for(*overrides)
     capacity = capacity_of(request.recipe.cluster)
-    assert capacity is not None and is_of(capacity, labels) is is_wanted
+    assert capacity is not None and is_from_capacity(capacity, labels) is is_wanted
     for target in ALL_TARGETS:
         *_, job = render_objects(request_for(*overrides, f"launch.kubernetes.target={target}"))
         (terms,) = found_in(job, "nodeSelectorTerms")
-        assert terms == [{"matchExpressions": term} for term in terms_of(capacity)]
+        assert terms == [{"matchExpressions": term} for term in selector_terms(capacity)]
         check_object(job)
 
 
@@ -285,7 +285,7 @@ def test_a_node_reads_its_place_from_what_its_pod_is_given(target: str) -> None:
     environ = dict(ADDED[target])
     for name, value in variables(container_for(f"launch.kubernetes.target={target}")).items():
         environ[name] = value if isinstance(value, str) else FIELDS[value["fieldRef"]["fieldPath"]]
-    place = place_in(target, environ)
+    place = read_node_assignment(target, environ)
     assert (place.node_rank, place.nodes, place.host) == (1, 2, HOSTS[target])
     assert place.own_host == (f"{RUN_ID}-worker-1" if target == "pytorchjob" else None)
     assert place.session == (RUN_ID if target == "pytorchjob" else "uid-of-this-start")

@@ -18,7 +18,7 @@ from shardyard.launchers.kubernetes.checks import kubernetes_checks
 from shardyard.launchers.kubernetes.launcher import KubernetesLauncher
 from shardyard.launchers.kubernetes.logs import follow_logs, logs_so_far
 from shardyard.launchers.kubernetes.refusals import NodeSilentError
-from shardyard.launchers.ledger import Entry, Ledger
+from shardyard.launchers.ledger import Ledger, LedgerEntry
 from shardyard.rundir.layout import RunDir
 from tests.launchers.kubernetes.api_server import RUNNING, ApiServer, running_server
 from tests.launchers.kubernetes.requests import request_for
@@ -85,7 +85,7 @@ def test_a_launcher_that_breaks_is_named_and_does_not_silence_the_list(
 
         statuses = status
 
-    entry = Entry(
+    entry = LedgerEntry(
         kind="job", name="r", launcher="kubernetes", id="00000000-0000-0000-0000-000000000000",
         details={"context": "test", "namespace": "default", "kind": "JobSet", "config": "c"},
     )  # fmt: skip

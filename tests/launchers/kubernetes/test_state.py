@@ -6,7 +6,7 @@ import pytest
 
 from shardyard.errors import ShardyardError
 from shardyard.launchers.base import JobState, JobStatus
-from shardyard.launchers.kubernetes.state import newest_pods, status_of
+from shardyard.launchers.kubernetes.state import latest_pods, status_of
 from tests.launchers.kubernetes.api_server import RUNNING, exited
 
 
@@ -141,4 +141,4 @@ def test_no_job_is_cancelled_or_gone() -> None:
 def test_the_newest_pod_of_a_node_counts() -> None:
     old, new = pod_with(exited(1), created="1"), pod_with(RUNNING, created="2")
     other = pod_with(RUNNING, rank=1)
-    assert newest_pods([new, other, old]) == [new, other]
+    assert latest_pods([new, other, old]) == [new, other]

@@ -13,7 +13,7 @@ from shardyard.errors import AccessError, CapacityError
 from shardyard.launchers.base import Answer, JobState, SideJob, Submission, answer
 from shardyard.launchers.kubernetes.launcher import KubernetesLauncher
 from shardyard.launchers.kubernetes.state import _CONDITIONS
-from shardyard.launchers.ledger import Entry, Ledger
+from shardyard.launchers.ledger import Ledger, LedgerEntry
 from shardyard.rundir.layout import RunDir
 from tests.launchers.kubernetes.api_server import RUNNING, ApiServer, exited, running_server
 from tests.launchers.kubernetes.requests import request_for
@@ -65,11 +65,11 @@ class World:
         labels = made["metadata"]["labels"]
         labels[_POD_LABEL[job.details["kind"]]] = labels.pop(_POD_LABEL["JobSet"])
 
-    def entries(self) -> list[tuple[RunDir, Entry]]:
+    def entries(self) -> list[tuple[RunDir, LedgerEntry]]:
         folder = self.ledger.path.parent
         return [
             (RunDir(folder / job.run_id),
-             Entry(kind="job", name=job.name, launcher="kubernetes", id=job.id,
+             LedgerEntry(kind="job", name=job.name, launcher="kubernetes", id=job.id,
                    details=job.details))
             for job in self.jobs
         ]  # fmt: skip

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from shardyard.errors import RequestError
-from shardyard.report.compare.comparison import Comparison, compare
-from shardyard.report.compare.differences import settings_that_differ, surroundings_that_differ
+from shardyard.report.compare.comparison import RunComparison, compare
+from shardyard.report.compare.differences import environment_differences, settings_that_differ
 from shardyard.report.compare.targets import parse_target, targets_of
 from shardyard.report.run_data import read_run
 from shardyard.rundir.layout import RunDir
@@ -16,7 +16,7 @@ from tests.report.compare.some_runs import USD_PER_HOUR, record_of
 from tests.report.synthetic import RunWriter, resolved_run
 
 
-def compared(*records: Any, target: dict[str, float] | None = None) -> Comparison:
+def compared(*records: Any, target: dict[str, float] | None = None) -> RunComparison:
     return compare([[record] for record in records], target=target or {})
 
 
@@ -88,7 +88,7 @@ def test_a_setting_that_a_resume_changed_is_told_with_both_values(tmp_path: Path
 
 def test_surroundings_that_differ_are_told(tmp_path: Path) -> None:
     a, b = record_of(tmp_path, "a"), record_of(tmp_path, "b", steps=60)
-    told = {row.name: row.values for row in surroundings_that_differ([a, b])}
+    told = {row.name: row.values for row in environment_differences([a, b])}
     assert told["steps of the whole run"] == ("120", "60")
     assert "ranks" not in told and "torch" not in told
 

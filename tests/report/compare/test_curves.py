@@ -37,7 +37,7 @@ def test_steps_that_were_lost_and_not_done_again_are_not_shown(tmp_path: Path) -
     found = curves(read_run(writer.write()))
     assert [line["step"] for line in found.steps] == list(range(1, 51))
     assert [place["steps"] for place, _ in found.evaluations] == [20, 40]
-    hours = [hours for place in found.places if (hours := place["hours"]) is not None]
+    hours = [hours for place in found.positions if (hours := place["hours"]) is not None]
     assert len(hours) == 50 and hours == sorted(hours)
 
 
@@ -46,16 +46,16 @@ def test_hours_and_dollars_follow_the_events_without_waiting_between_attempts(
 ) -> None:
     record = read_run(write_whole_run(tmp_path))
     found = curves(record)
-    last = found.places[-1]["hours"]
+    last = found.positions[-1]["hours"]
     saved = [e["t"] for e in record.all("checkpoint_started")][-1]
     # 600 s passed between the attempts, and the last step ended 0.05 s (and an evaluation) earlier
     waited_s = sum(time.phases.get("waiting", 0.0) for time in account(record))
     assert waited_s > 590 and last is not None
     assert last * 3600 == pytest.approx(saved - 0.05 - 0.8 - account(record)[0].began_t - waited_s)
-    assert found.places[0]["dollars"] is None  # no price was known
+    assert found.positions[0]["dollars"] is None  # no price was known
 
     priced = curves(record_of(tmp_path, "priced"))
-    first, second = (priced.places[n]["dollars"] for n in (0, 1))
+    first, second = (priced.positions[n]["dollars"] for n in (0, 1))
     assert first is not None and second is not None
     assert second - first == pytest.approx(STEP_S / 3600 * USD_PER_HOUR)
 
@@ -63,7 +63,7 @@ def test_hours_and_dollars_follow_the_events_without_waiting_between_attempts(
 def test_an_evaluation_is_where_it_ended(tmp_path: Path) -> None:
     found = curves(record_of(tmp_path, "run"))
     place, scores = found.evaluations[0]
-    step = found.places[19]
+    step = found.positions[19]
     assert (place["steps"], place["tokens"]) == (20, step["tokens"])
     assert place["hours"] is not None and step["hours"] is not None
     assert (place["hours"] - step["hours"]) * 3600 == pytest.approx(0.8)
@@ -78,15 +78,15 @@ def test_what_is_missing_is_a_gap_and_never_zero(tmp_path: Path) -> None:
             line["loss"] = None
     kept = [line for line in lines if line["step"] != 20]
     run.metrics.write_text("".join(json.dumps(line) + "\n" for line in kept))
-    stretches = curves(read_run(run)).of_steps("loss").stretches("steps")
+    stretches = curves(read_run(run)).of_steps("loss").segments("steps")
     assert [(s[0][0], s[-1][0]) for s in stretches] == [(1, 9), (12, 19), (21, 30)]
     assert all(y > 0 for stretch in stretches for _, y in stretch)
 
 
 def test_a_place_that_is_not_known_has_no_point(tmp_path: Path) -> None:
     found = curves(record_of(tmp_path, "run", usd_per_hour=None))
-    assert found.of_steps("loss").stretches("dollars") == []
-    assert len(found.of_steps("loss").stretches("hours")) == 1
+    assert found.of_steps("loss").segments("dollars") == []
+    assert len(found.of_steps("loss").segments("hours")) == 1
 
 
 def test_steps_beside_starts_evaluations_and_saves_do_not_count(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_steps_beside_starts_evaluations_and_saves_do_not_count(tmp_path: Path) 
     # those at 40 and 80 are the first of a start. Saves at 40, 80 and 120 are evaluations, too.
     assert left_out == {START: 15, EVALUATION: 6 + 3}
     assert len(pace.seconds) + sum(left_out.values()) == 120
-    assert pace.began_t == account(record)[0].began_t
+    assert pace.started_t == account(record)[0].began_t
 
 
 def test_steps_that_a_save_was_written_beside_do_not_count(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from shardyard.report.compare.charts import look_of
-from shardyard.report.compare.comparison import Comparison, compare
+from shardyard.report.compare.charts import line_style_of
+from shardyard.report.compare.comparison import RunComparison, compare
 from shardyard.report.compare.curves import AXES
 from shardyard.report.compare.page import render_comparison
 from shardyard.report.run_data import RunRecord, read_run
@@ -23,7 +23,7 @@ from tests.report.synthetic import write_whole_run
 WAIT_S = 60
 
 
-def some(folder: Path) -> Comparison:
+def some(folder: Path) -> RunComparison:
     """A resumed run, one with another rate, one without a price."""
     records = [
         read_run(write_whole_run(folder)),
@@ -61,14 +61,14 @@ def test_the_page_needs_no_script_and_no_network_and_escapes_what_came_from_outs
     named = RunDir(tmp_path / "<script>alert(1)<")
     first = replace(found.sides[0].runs[0].record, run=named)
     found = compare([[first], [found.runs[1].record]], target={"loss": 4.0})
-    page = render_comparison(found, {}, no_pictures="no & no")
+    page = render_comparison(found, {}, no_charts_reason="no & no")
     tags = Tags(page)
     assert "script" not in tags.names and tags.loads == []
     assert "&lt;script&gt;alert(1)&lt;" in page and "no &amp; no" in page
 
 
 def test_what_is_told_is_on_the_page(tmp_path: Path) -> None:
-    page = render_comparison(some(tmp_path), {}, no_pictures="")
+    page = render_comparison(some(tmp_path), {}, no_charts_reason="")
     for words in (
         "optim.lr", "0.002", "inconclusive", "Steps left out", "loss 4", "hot",
         "what is inconclusive is not shown to be equal", "No run has finished a step",
@@ -76,11 +76,11 @@ def test_what_is_told_is_on_the_page(tmp_path: Path) -> None:
         assert words in page, words
 
 
-def drawn(comparison: Comparison) -> tuple[dict[str, dict[str, str]], str]:
-    from shardyard.report.compare.charts import pictures
+def drawn(comparison: RunComparison) -> tuple[dict[str, dict[str, str]], str]:
+    from shardyard.report.compare.charts import render_charts
 
-    found = pictures(comparison)
-    return found, render_comparison(comparison, found, no_pictures="")
+    found = render_charts(comparison)
+    return found, render_comparison(comparison, found, no_charts_reason="")
 
 
 @pytest.mark.heavy
@@ -104,17 +104,17 @@ def test_many_runs_are_all_drawn_and_each_looks_the_same_as_alone(tmp_path: Path
     many = compare([[record] for record in [*records, *more]], target={})
     svg = loss_of(many)
     assert {int(n) for n in re.findall(r"-side-(\d+)-run-", svg)} == set(range(14))
-    assert "r11" in render_comparison(many, {}, no_pictures="")
+    assert "r11" in render_comparison(many, {}, no_charts_reason="")
     assert path_of(few, 0) == path_of(svg, 0)
-    looks = [look_of(side) for side in range(40)]
+    looks = [line_style_of(side) for side in range(40)]
     assert len(set(looks)) == 40
 
 
-def loss_of(comparison: Comparison) -> str:
+def loss_of(comparison: RunComparison) -> str:
     """The loss against steps, as drawn."""
-    from shardyard.report.compare.charts import picture, shown_of
+    from shardyard.report.compare.charts import charted_metrics, render_chart
 
-    return picture(comparison, shown_of(comparison)[0], "steps")
+    return render_chart(comparison, charted_metrics(comparison)[0], "steps")
 
 
 def path_of(svg: str, side: int) -> str:

@@ -9,11 +9,11 @@ import pytest
 from benchmarks.compare_verdicts import Noise, Plan, slowed, traces
 from shardyard.report.compare.statistics import (
     BETWEEN_RUNS,
-    FEWEST_STEPS,
+    MIN_STEPS,
     Pace,
+    alternating_pairs,
     compare_speed,
-    pairs_in_time,
-    student,
+    t_half_width,
 )
 
 SHARED = Noise()
@@ -22,7 +22,7 @@ TRIES = 25
 
 
 def pace(name: str, seconds: list[float], began_t: float = 0.0) -> Pace:
-    return Pace(name=name, began_t=began_t, seconds=tuple(seconds))
+    return Pace(name=name, started_t=began_t, seconds=tuple(seconds))
 
 
 def steady(name: str, step_s: float, *, steps: int = 200, began_t: float = 0.0) -> Pace:
@@ -97,9 +97,9 @@ def test_spikes_move_the_ratio_of_all_steps_and_not_the_verdict() -> None:
 
 
 def test_too_few_steps_are_no_verdict() -> None:
-    speed = compare_speed([steady("a", 0.2)], [steady("b", 0.4, steps=FEWEST_STEPS - 1)])
+    speed = compare_speed([steady("a", 0.2)], [steady("b", 0.4, steps=MIN_STEPS - 1)])
     assert (speed.verdict, speed.ratio) == ("inconclusive", None)
-    assert f"b has {FEWEST_STEPS - 1}, and {FEWEST_STEPS} are needed" in speed.why
+    assert f"b has {MIN_STEPS - 1}, and {MIN_STEPS} are needed" in speed.why
 
 
 def test_runs_are_paired_where_they_took_turns() -> None:
@@ -107,10 +107,10 @@ def test_runs_are_paired_where_they_took_turns() -> None:
         return [[steady(f"{s}{t}", 0.2, began_t=t) for t, each in enumerate(order) if each == s]
                 for s in "ab"]  # fmt: skip
 
-    found = pairs_in_time(*sides("abbaab"))
+    found = alternating_pairs(*sides("abbaab"))
     assert [(a.name, b.name) for a, b in found] == [("a0", "b1"), ("a3", "b2"), ("a4", "b5")]
-    assert pairs_in_time(*sides("aaabbb")) == []
-    assert pairs_in_time(*sides("aab")) == []
+    assert alternating_pairs(*sides("aaabbb")) == []
+    assert alternating_pairs(*sides("aab")) == []
     in_turn = compare_speed(*sides("abab" + "ba"))
     assert "3 pairs of runs that alternate" in in_turn.how
     assert "do not alternate" in compare_speed(*sides("aaabbb")).how
@@ -135,4 +135,4 @@ def test_drift_between_pairs_is_taken_out_and_between_blocks_of_runs_is_not() ->
     [(1, 12.7062), (2, 4.30265), (4, 2.77645), (14, 2.14479), (100, 1.98397)],
 )
 def test_quantiles_of_students_t_are_those_of_the_tables(degrees: int, expected: float) -> None:
-    assert student(degrees, 0.95) == pytest.approx(expected, rel=1e-5)
+    assert t_half_width(degrees, 0.95) == pytest.approx(expected, rel=1e-5)

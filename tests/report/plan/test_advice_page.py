@@ -33,7 +33,7 @@ def advice() -> Advice:
 
 
 def sections(given: Advice, *, has_picture: bool) -> str:
-    return "\n".join(advice_sections(given, has_picture=has_picture))
+    return "\n".join(advice_sections(given, has_chart=has_picture))
 
 
 def test_the_picture_has_the_recipe_and_each_technique_that_is_another_plan() -> None:
@@ -57,7 +57,7 @@ def test_the_picture_has_the_recipe_and_each_technique_that_is_another_plan() ->
 @pytest.mark.heavy
 def test_the_page_has_one_picture_more_and_is_whole() -> None:
     with_it, without = (
-        plan_page(advice().now, search=None, offers=None, title="x", advice=each)
+        plan_page(advice().now, search=None, quotes=None, title="x", advice=each)
         for each in (advice(), None)
     )
     page = Page(with_it)
@@ -105,6 +105,8 @@ def test_a_plan_without_a_speed_has_memory_alone() -> None:
 
 def test_hostile_text_stays_text() -> None:
     first, *rest = advice().techniques
-    changed = replace(advice(), techniques=(replace(first, plan=None, refused=HOSTILE), *rest))
+    changed = replace(
+        advice(), techniques=(replace(first, plan=None, rejection_reason=HOSTILE), *rest)
+    )
     html = sections(changed, has_picture=False)
     assert "<script" not in html and HOSTILE in "".join(Page(html).text)

@@ -12,10 +12,10 @@ from shardyard.config.layout import Layout
 from shardyard.config.schema.recipe import Recipe
 from shardyard.families.presets import PRESETS
 from shardyard.hardware.machine import Machine
-from shardyard.planner.effective_time import Recovery
-from shardyard.planner.instance_search import Offers, offers
+from shardyard.planner.effective_time import RecoverySettings
+from shardyard.planner.instance_search import ClusterQuotes, quote_clusters
 from shardyard.planner.layouts import Search, search
-from shardyard.planner.memory import Memory, memory
+from shardyard.planner.memory import MemoryEstimate, memory
 from shardyard.planner.plan import Plan, layout_name, plan_recipe
 from shardyard.planner.step_time import NAMES
 from shardyard.planner.workload import Workload, with_layout, workload_of
@@ -23,7 +23,7 @@ from shardyard.report.plan.charts import (
     MEMORY_COLOURS,
     TIME_COLOURS,
     draw_memory,
-    draw_offers,
+    draw_quotes,
     memory_bars,
     time_bars,
 )
@@ -73,7 +73,7 @@ def found() -> Search:
 
 
 @cache
-def needed() -> tuple[tuple[str, Memory], ...]:
+def needed() -> tuple[tuple[str, MemoryEstimate], ...]:
     return tuple(
         (
             layout_name(best.layout),
@@ -91,12 +91,12 @@ def needed() -> tuple[tuple[str, Memory], ...]:
 
 
 @cache
-def rented() -> Offers:
-    return offers(
+def rented() -> ClusterQuotes:
+    return quote_clusters(
         workload(),
         steps=1000,
         checkpoint_bytes=planned().checkpoint_bytes,
-        recovery=Recovery(),
+        recovery=RecoverySettings(),
         deadline_s=6 * 3600,
         names=("g6e.48xlarge", "p4d.24xlarge", "p5.48xlarge", "trn1.32xlarge"),
     )
@@ -105,7 +105,7 @@ def rented() -> Offers:
 @cache
 def whole_page() -> str:
     return plan_page(
-        planned(), search=found(), offers=rented(), bars=needed(), title="Plan of llama3-8b"
+        planned(), search=found(), quotes=rented(), bars=needed(), title="Plan of llama3-8b"
     )
 
 
@@ -136,7 +136,7 @@ def test_the_page_is_well_formed_whole_and_alone() -> None:
 @pytest.mark.heavy
 def test_the_same_plan_gives_the_same_page() -> None:
     again = plan_page(
-        planned(), search=found(), offers=rented(), bars=needed(), title="Plan of llama3-8b"
+        planned(), search=found(), quotes=rented(), bars=needed(), title="Plan of llama3-8b"
     )
     assert again == whole_page()
 
@@ -223,7 +223,7 @@ def test_the_plan_is_not_drawn_twice_where_the_search_found_it() -> None:
     bars = memory_bars(same, found(), needed())
     assert len(bars) == len(found().best)
     assert bars[0].name.startswith("This plan, place 1 of the search: ")
-    assert "(this plan)" in words(plan_page(same, search=found(), offers=None, title="x"))
+    assert "(this plan)" in words(plan_page(same, search=found(), quotes=None, title="x"))
 
 
 def test_every_term_has_a_colour_of_its_own_and_losses_look_like_losses() -> None:
@@ -237,7 +237,7 @@ def test_every_term_has_a_colour_of_its_own_and_losses_look_like_losses() -> Non
 
 def test_a_hostile_recipe_stays_text() -> None:
     plan = replace(planned(), model=HOSTILE, device=HOSTILE, measured=(HOSTILE,))
-    html = plan_page(plan, search=found(), offers=None, bars=[(HOSTILE, needed()[0][1])],
+    html = plan_page(plan, search=found(), quotes=None, bars=[(HOSTILE, needed()[0][1])],
                      title=HOSTILE)  # fmt: skip
     page = Page(html)
     assert page.open == []
@@ -258,7 +258,7 @@ def test_layouts_come_with_reasons_and_losers_too() -> None:
 def test_where_nothing_fits_the_page_says_what_needs_least() -> None:
     nearest = replace(found().best[0], device_bytes=100 * 2**30, limit_bytes=80 * 2**30)
     none = replace(found(), best=(), nearest=nearest, fitting=0)
-    text = words(plan_page(planned(), search=none, offers=None, title="x"))
+    text = words(plan_page(planned(), search=none, quotes=None, title="x"))
     assert "What needs least memory is " in text
     assert "100.0 GiB are 125% of 80.0 GiB" in text
 
@@ -275,16 +275,16 @@ def test_failures_show_their_range_and_every_phase() -> None:
 
 @pytest.mark.heavy
 def test_offers_are_drawn_labelled_and_listed_and_the_pick_is_named() -> None:
-    svg, text = draw_offers(rented()), words(whole_page())
-    picked = rented().picked
+    svg, text = draw_quotes(rented()), words(whole_page())
+    picked = rented().selected
     assert picked is not None
-    for offer in rented().offers:
+    for offer in rented().quotes:
         assert f"{offer.instance} x {offer.nodes}" in svg
     assert f"Picked: {picked.instance} x {picked.nodes}" in text
     assert "Instance types in no offer: 1" in text
     assert len(Page(whole_page()).row("trn1.32xlarge")[1]) > 10
-    none = replace(rented(), picked=None)
-    html = plan_page(planned(), search=None, offers=none, title="x")
+    none = replace(rented(), selected=None)
+    html = plan_page(planned(), search=None, quotes=none, title="x")
     assert "None meets the deadline or the budget that was given." in words(html)
 
 
@@ -293,12 +293,12 @@ def test_what_was_measured_is_named() -> None:
     source = "time of a step: measured, run r1, attempt 0"
     plan = replace(planned(), measured=(source,))
     assert f"Measured, not looked up:{source}" in words(
-        plan_page(plan, search=None, offers=None, title="x")
+        plan_page(plan, search=None, quotes=None, title="x")
     )
 
 
 def test_a_cpu_plan_without_a_speed_has_a_page() -> None:
-    html = plan_page(on_cpu(), search=None, offers=None, title="x")
+    html = plan_page(on_cpu(), search=None, quotes=None, title="x")
     page, text = Page(html), words(html)
     assert page.open == []
     assert page.tags["svg"] == 1
@@ -311,7 +311,7 @@ def test_a_cpu_plan_without_a_speed_has_a_page() -> None:
 
 def test_an_unknown_limit_is_said_and_a_far_one_not_drawn() -> None:
     plan = replace(planned(), memory_limit_bytes=None, fits="unknown", fits_reason="not known")
-    assert "the limit is not known" in words(plan_page(plan, search=None, offers=None, title="x"))
+    assert "the limit is not known" in words(plan_page(plan, search=None, quotes=None, title="x"))
     roomy = replace(planned(), memory_limit_bytes=4 * 2**40)
-    text = words(plan_page(roomy, search=None, offers=None, title="x"))
+    text = words(plan_page(roomy, search=None, quotes=None, title="x"))
     assert "the limit, 4.0 TiB, is far to the right" in text

@@ -42,7 +42,7 @@ def test_only_what_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.Mon
     read: list[str] = []
     whole = index_module._read
 
-    def noted(run: RunDir) -> index_module.Row:
+    def noted(run: RunDir) -> index_module.RunRow:
         read.append(run.run_id)
         return whole(run)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from shardyard.report.run_data import read_run
 from shardyard.report.study.measured import measured_row
 from shardyard.report.study.page import write_study
-from shardyard.report.study.rows import Rate, Row, Series
+from shardyard.report.study.rows import ScalingSeries, SeriesRow, SizeRate
 from tests.report.compare.some_runs import write_run
 from tests.report.synthetic import BEGAN_T
 
@@ -37,21 +37,23 @@ def write_measured(
         record = read_run(run)
         for line in record.steps:
             line["world_size"] = size
-        rows.append(measured_row(record, Row(nodes=size, accelerators=size, origin="predicted")))
-    write_study(folder / name, name, [Series(name=name, rows=tuple(rows))], [])
+        rows.append(
+            measured_row(record, SeriesRow(nodes=size, accelerators=size, origin="predicted"))
+        )
+    write_study(folder / name, name, [ScalingSeries(name=name, rows=tuple(rows))], [])
     return folder / name
 
 
 def write_published(folder: Path, name: str, rates: Mapping[int, float]) -> Path:
     """A study of one number a size, without runs."""
     rows = tuple(
-        Row(
+        SeriesRow(
             nodes=size,
             accelerators=size,
             origin="published",
-            rate=Rate(tokens_per_s=rate),
+            rate=SizeRate(tokens_per_s=rate),
         )
         for size, rate in rates.items()
     )
-    write_study(folder / name, name, [Series(name=name, rows=rows)], [])
+    write_study(folder / name, name, [ScalingSeries(name=name, rows=rows)], [])
     return folder / name

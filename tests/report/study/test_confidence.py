@@ -48,11 +48,11 @@ def test_what_is_over_is_left_out_at_the_beginning() -> None:
 
 def test_the_ratio_of_two_means_is_less_sure_than_either() -> None:
     one, other = Spread(error=0.01, freedom=9), Spread(error=0.02, freedom=9)
-    both = one.beside(other)
+    both = one.combined_with(other)
     assert both.error == pytest.approx(math.hypot(0.01, 0.02))
     assert 9 < both.freedom < 18  # Welch: between the smaller and the sum
     sure = Spread(error=0.0, freedom=9)
-    assert sure.beside(sure) == sure
+    assert sure.combined_with(sure) == sure
 
 
 def test_degrees_of_freedom_between_two_numbers_are_those_below() -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from shardyard.report.run_data import read_run
-from shardyard.report.study.measured import kept, measured_row
-from shardyard.report.study.rows import Row
+from shardyard.report.study.measured import measured_row, steady_steps
+from shardyard.report.study.rows import SeriesRow
 from tests.report.synthetic import STEP_S, write_whole_run
 
-PLANNED = Row(nodes=1, accelerators=2, origin="predicted")
+PLANNED = SeriesRow(nodes=1, accelerators=2, origin="predicted")
 
 
 def steps(count: int, generation: int = 0) -> list[dict[str, float]]:
@@ -21,7 +21,7 @@ def steps(count: int, generation: int = 0) -> list[dict[str, float]]:
 @pytest.mark.parametrize(("counts", "left"), [([60], 54), ([5], 4), ([1], 0), ([20, 40], 54)])
 def test_the_first_tenth_of_each_start_is_left_out(counts: Sequence[int], left: int) -> None:
     lines = [line for place, count in enumerate(counts) for line in steps(count, place)]
-    assert len(kept(lines)) == left
+    assert len(steady_steps(lines)) == left
 
 
 def test_a_run_becomes_a_row(tmp_path: Path) -> None:
@@ -39,6 +39,6 @@ def test_a_run_becomes_a_row(tmp_path: Path) -> None:
 
 def test_a_run_on_other_ranks_than_asked_is_no_measurement(tmp_path: Path) -> None:
     record = read_run(write_whole_run(tmp_path))
-    row = measured_row(record, Row(nodes=4, accelerators=4, origin="predicted"))
+    row = measured_row(record, SeriesRow(nodes=4, accelerators=4, origin="predicted"))
     assert row.origin == "failed"
     assert row.note == "it trained on 2 ranks in place of 4."

@@ -8,7 +8,7 @@ import pytest
 from shardyard.report.study.charts import panels
 from shardyard.report.study.page import render, write_study
 from shardyard.report.study.published import read_table
-from shardyard.report.study.rows import Series
+from shardyard.report.study.rows import ScalingSeries
 from tests.report.study.test_scaling import forecast as made_forecast
 from tests.report.study.test_scaling import planned, row, series
 from tests.report.test_render import Page
@@ -17,7 +17,7 @@ HOSTILE = 'x"><script>alert(1)</script>'
 SCALING = Path(__file__).parents[2] / "benchmarks" / "groundtruth" / "scaling"
 
 
-def studied() -> Series:
+def studied() -> ScalingSeries:
     """Something of everything: measured with a plan, failed, not run, extrapolated."""
     one = made_forecast(1.0, best_s=1.0, worst_s=1.0, nodes=1)
     two = made_forecast(1.02, best_s=1.0, worst_s=1.2, nodes=2)
@@ -84,7 +84,7 @@ def test_the_page_has_the_numbers_of_the_table(page: Page, folder: Path) -> None
 
 
 def test_a_page_without_pictures_says_what_to_install() -> None:
-    text = render("x", [studied()], {}, no_pictures="matplotlib is not installed <b>")
+    text = render("x", [studied()], {}, no_charts_reason="matplotlib is not installed <b>")
     page = Page(text)
     assert "matplotlib is not installed <b>" in "".join(page.text)
     assert page.tags["svg"] == 0

@@ -7,13 +7,13 @@ import pytest
 
 from shardyard.errors import RequestError
 from shardyard.report.study.published import read_table
-from shardyard.report.study.rows import Series
-from shardyard.report.study.scaling import points, remarks
+from shardyard.report.study.rows import ScalingSeries
+from shardyard.report.study.scaling import points, series_notes
 
 SCALING = Path(__file__).parents[2] / "benchmarks" / "groundtruth" / "scaling"
 
 
-def efficiencies(series: Series) -> list[float]:
+def efficiencies(series: ScalingSeries) -> list[float]:
     """In percent, without the first size's 100."""
     found = [point.efficiency for point in points(series)]
     assert found[0] is not None and found[0].value == 1
@@ -75,7 +75,7 @@ def test_a_table_whose_settings_change_is_not_called_scaling() -> None:
     found = points(series)
     assert found[0].changed == ()
     assert all(point.changed == ("accumulation 4 -> 1",) for point in found[1:])
-    assert "not called scaling" in " ".join(remarks(series))
+    assert "not called scaling" in " ".join(series_notes(series))
 
 
 def test_epoch_times_that_a_source_only_draws_come_out_in_the_same_form(tmp_path: Path) -> None:

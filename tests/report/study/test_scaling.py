@@ -10,8 +10,16 @@ from shardyard.report.study import charts
 from shardyard.report.study.charts import joined
 from shardyard.report.study.confidence import Spread
 from shardyard.report.study.page import render
-from shardyard.report.study.rows import Forecast, OpenTerm, Origin, Rate, Row, Series, Settings
-from shardyard.report.study.scaling import Point, points, remarks
+from shardyard.report.study.rows import (
+    Forecast,
+    OpenTerm,
+    Origin,
+    ScalingSeries,
+    SeriesRow,
+    Settings,
+    SizeRate,
+)
+from shardyard.report.study.scaling import Point, points, series_notes
 from shardyard.report.study.table import to_csv, to_json, to_markdown
 from shardyard.report.study.values import values_of
 
@@ -21,23 +29,23 @@ SURE = Spread(error=0.01, freedom=9)
 
 def row(
     accelerators: int, rate: float | None, origin: Origin = "measured", /, **more: object
-) -> Row:
+) -> SeriesRow:
     content = {
         "nodes": accelerators,
         "accelerators": accelerators,
         "origin": origin,
-        "rate": None if rate is None else Rate(samples_per_s=rate, spread=SURE),
+        "rate": None if rate is None else SizeRate(samples_per_s=rate, spread=SURE),
         "settings": USUAL,
         **more,
     }
-    return Row(**content)  # type: ignore[arg-type]
+    return SeriesRow(**content)  # type: ignore[arg-type]
 
 
-def series(*rows: Row, **more: object) -> Series:
-    return Series(name="s", rows=rows, **{"hold": "batch-per-device", **more})  # type: ignore[arg-type]
+def series(*rows: SeriesRow, **more: object) -> ScalingSeries:
+    return ScalingSeries(name="s", rows=rows, **{"hold": "batch-per-device", **more})  # type: ignore[arg-type]
 
 
-def by_size(study: Series) -> dict[int, Point]:
+def by_size(study: ScalingSeries) -> dict[int, Point]:
     return {point.row.accelerators: point for point in points(study)}
 
 
@@ -47,7 +55,7 @@ def test_efficiency_is_against_the_smallest_size_with_the_interval_of_the_ratio(
     assert first is not None and last is not None
     assert (first.value, first.low) == (1.0, None)
     assert last.value == pytest.approx(0.85)
-    factor = SURE.beside(SURE).factor
+    factor = SURE.combined_with(SURE).factor
     assert last.low == pytest.approx(0.85 / factor) and last.high == pytest.approx(0.85 * factor)
 
 
@@ -90,7 +98,7 @@ def test_no_line_goes_through_a_failed_size_nor_to_one_of_other_settings() -> No
         for stretch in joined(values_of(study), "efficiency")
     ]
     assert stretches == [[1, 2], [8], [32]]
-    said = " ".join(remarks(study))
+    said = " ".join(series_notes(study))
     assert "4 nodes failed: out of memory. No line is drawn through it." in said
     assert "16 nodes: micro-batch 4 -> 1" in said
 
@@ -129,7 +137,7 @@ def forecast(step_s: float, *, best_s: float, worst_s: float, nodes: int) -> For
     )  # fmt: skip
 
 
-def planned(nodes: int, rate: float | None, plan: Forecast) -> Row:
+def planned(nodes: int, rate: float | None, plan: Forecast) -> SeriesRow:
     return row(nodes, rate, "predicted" if rate is None else "measured", forecast=plan)
 
 
@@ -142,7 +150,7 @@ def test_a_wide_forecast_says_which_term_is_open_and_the_band_it_leaves() -> Non
     figure = by_size(study)[8].predicted
     assert figure is not None
     assert [figure.low, figure.high] == pytest.approx([0.8, 1.0])
-    said = " ".join(remarks(study))
+    said = " ".join(series_notes(study))
     assert "8 nodes: predicted 98.0 %, and what is open leaves 80.0 % to 100.0 %" in said
     assert "the network between nodes (slow): 18.0 points" in said
 
@@ -152,7 +160,7 @@ def test_a_forecast_that_is_off_says_so_and_whether_the_band_held() -> None:
     study = series(planned(1, 64.0, ALONE), planned(8, 8 * 64 * 0.85, narrow))
     point = by_size(study)[8]
     assert point.error == pytest.approx(1 / 1.02 - 0.85)
-    assert "off by +13.0 points and outside of the band" in " ".join(remarks(study))
+    assert "off by +13.0 points and outside of the band" in " ".join(series_notes(study))
 
 
 def test_rates_that_were_never_measured_and_tight_memory_are_marked_everywhere() -> None:
@@ -172,7 +180,7 @@ def test_rates_that_were_never_measured_and_tight_memory_are_marked_everywhere()
 def test_a_narrow_forecast_that_holds_needs_no_remark() -> None:
     narrow = forecast(1.02, best_s=1.0, worst_s=1.04, nodes=8)
     study = series(planned(1, 64.0, ALONE), planned(8, 8 * 64 * 0.97, narrow))
-    assert len(remarks(study)) == 1
+    assert len(series_notes(study)) == 1
 
 
 def test_epochs_and_prices_follow_from_the_rate() -> None:
@@ -198,8 +206,8 @@ def test_table_csv_and_json_hold_the_same_numbers() -> None:
 
 
 def test_markers_intervals_and_bands_are_inside_the_axes_and_the_ideal_is_straight() -> None:
-    wide = Rate(samples_per_s=205, spread=Spread(error=0.2, freedom=3))
-    rows = values_of(Series(name="x", rows=(
+    wide = SizeRate(samples_per_s=205, spread=Spread(error=0.2, freedom=3))
+    rows = values_of(ScalingSeries(name="x", rows=(
         row(1, 100, memory_bytes=2**30), row(2, None, rate=wide), row(4, 380), row(8, 790),
     )))  # fmt: skip
     for paint in (charts._paint_efficiency, charts._paint_rate, charts._paint_memory):

@@ -4,13 +4,20 @@ from typing import Any
 
 import pytest
 
-from shardyard.rundir.telemetry import Head, Sample
-from shardyard.telemetry.health.devices import DeviceJudge, Finding, NetworkJudge, verdict
+from shardyard.rundir.telemetry import TelemetryHeader, TelemetrySample
+from shardyard.telemetry.health.devices import (
+    DeviceFinding,
+    DeviceHealthMonitor,
+    NetworkHealthMonitor,
+    describe_findings,
+)
 
-HEAD = Head(t=0.0, node="a", attempt=1, cores=8, names=("H100",) * 4, memory_bytes=(None,) * 4)
+HEAD = TelemetryHeader(
+    t=0.0, node="a", attempt=1, cores=8, names=("H100",) * 4, memory_bytes=(None,) * 4
+)
 
 
-def sample(t: float, **said: Any) -> Sample:
+def sample(t: float, **said: Any) -> TelemetrySample:
     """One of four healthy devices at work, but for what is said."""
     usual: dict[str, Any] = {
         "devices": {
@@ -26,12 +33,12 @@ def sample(t: float, **said: Any) -> Sample:
         "numbers": {},
         "ranks": {},
     }
-    return Sample(head=HEAD, t=t, **{**usual, **said})
+    return TelemetrySample(head=HEAD, t=t, **{**usual, **said})
 
 
-def look(*samples: Sample) -> list[Finding]:
-    judge = DeviceJudge()
-    return [found for each in samples for found in judge.look(each)]
+def look(*samples: TelemetrySample) -> list[DeviceFinding]:
+    judge = DeviceHealthMonitor()
+    return [found for each in samples for found in judge.evaluate(each)]
 
 
 def test_healthy_devices_are_not_spoken_of() -> None:
@@ -95,7 +102,7 @@ def test_memory_errors_count_from_the_first_line_on() -> None:
 
 def test_the_verdict_is_a_line_a_problem_with_whose_fault_it_is() -> None:
     found = look(sample(1.0, xid=((0, 31),)), sample(2.0, xid=((3, 79),)))
-    assert verdict([(4, "node-e", each) for each in found]) == [
+    assert describe_findings([(4, "node-e", each) for each in found]) == [
         "node 4 (node-e), device 0: XID 31: a page fault: memory was addressed that is not mapped; "
         "mostly the program's own fault, not the device's",
         "node 4 (node-e), device 3: XID 79: the device has fallen off the bus; mostly the device's "
@@ -141,18 +148,18 @@ def test_a_link_of_which_nothing_is_known_speaks_against_nobody() -> None:
 
 
 def test_the_network_of_nodes_is_compared_with_that_of_their_peers() -> None:
-    judge = NetworkJudge()
-    told = [judge.look(float(t), {0: 4e11, 1: 2e11, 2: 4e11, 3: None}) for t in range(6)]
+    judge = NetworkHealthMonitor()
+    told = [judge.evaluate(float(t), {0: 4e11, 1: 2e11, 2: 4e11, 3: None}) for t in range(6)]
     assert [list(each) for each in told] == [[], [], [], [1], [], []]
     assert told[3][1].device is None
-    alone = NetworkJudge()
-    assert not any(alone.look(float(t), {0: 1e9, 1: None}) for t in range(9))
-    assert verdict([(1, "b", told[3][1])]) == [
+    alone = NetworkHealthMonitor()
+    assert not any(alone.evaluate(float(t), {0: 1e9, 1: None}) for t in range(9))
+    assert describe_findings([(1, "b", told[3][1])]) == [
         "node 1 (b): its network links are set to 200 Gbit/s, its peers' to 400"
     ]
 
 
-def limited(t: float, periods: float | None, throttled: float | None) -> Sample:
+def limited(t: float, periods: float | None, throttled: float | None) -> TelemetrySample:
     """Of a node whose container may use two cores."""
     names = ("cpu_limit_cores", "cpu_limit_periods", "cpu_throttled_periods")
     return sample(t, numbers=dict(zip(names, (2.0, periods, throttled), strict=True)))
@@ -180,5 +187,7 @@ def test_a_limit_of_processor_time_is_said_with_its_share_and_when_it_is_over() 
         [limited(5.0 * k, 50.0 * (k % 5), 50.0 * (k % 5 > 3)) for k in range(30)],  # starts anew
     ],
 )
-def test_a_limit_that_is_seldom_reached_or_not_known_is_no_news(samples: list[Sample]) -> None:
+def test_a_limit_that_is_seldom_reached_or_not_known_is_no_news(
+    samples: list[TelemetrySample],
+) -> None:
     assert look(*samples) == []

@@ -8,9 +8,9 @@ import pytest
 
 from shardyard.telemetry.health.outliers import (
     FEWEST,
-    Deviations,
-    Turn,
-    looks_needed,
+    OutlierDetector,
+    OutlierTransition,
+    blocks_needed,
     medians_of_others,
 )
 
@@ -18,10 +18,12 @@ Seconds = Callable[[int], "np.typing.NDArray[np.float64]"]
 """Number of the block -> what each unit took in its one step."""
 
 
-def watched(seconds: Seconds, *, blocks: int, groups: list[int]) -> list[tuple[int, Turn]]:
-    found, track = [], Deviations(np.array(groups), level=1.25, least_s=0.0)
+def watched(
+    seconds: Seconds, *, blocks: int, groups: list[int]
+) -> list[tuple[int, OutlierTransition]]:
+    found, track = [], OutlierDetector(np.array(groups), level=1.25, least_s=0.0)
     for block in range(blocks):
-        found += [(block, turn) for turn in track.look(seconds(block)[None])]
+        found += [(block, turn) for turn in track.update(seconds(block)[None])]
     return found
 
 
@@ -115,12 +117,12 @@ def test_groups_are_compared_apart_and_one_alone_with_nobody() -> None:
 def test_steps_are_compared_one_by_one_so_that_their_lengths_cancel() -> None:
     """Three long steps of one unit, among steps that are long or short for all."""
     draw = np.random.default_rng(9)
-    found, track = [], Deviations(np.zeros(8, dtype=np.int64), level=1.25, least_s=0.0)
+    found, track = [], OutlierDetector(np.zeros(8, dtype=np.int64), level=1.25, least_s=0.0)
     for block in range(40):
         steps_s = np.exp(draw.normal(0.0, 0.003, (8, 8)) + draw.normal(0.0, 0.1, (8, 1)))
         if block in (20, 21):
             steps_s[:3, 3] *= 1.5
-        found += track.look(steps_s)
+        found += track.update(steps_s)
     assert found == []
 
 
@@ -142,8 +144,8 @@ def test_a_burst_of_two_blocks_on_a_loud_machine_is_told_of_nobody() -> None:
 
 def test_a_large_change_needs_fewer_blocks_where_nothing_comes_in_bursts() -> None:
     limit = np.full(3, 0.5)
-    assert looks_needed(limit, np.array([1.5, 2.5, 4.5])).tolist() == [6, 3, 2]
+    assert blocks_needed(limit, np.array([1.5, 2.5, 4.5])).tolist() == [6, 3, 2]
 
 
 def test_a_loud_machine_needs_more_blocks_in_a_row() -> None:
-    assert looks_needed(np.array([0.05, 0.075, 0.1, 0.15, 0.5])).tolist() == [2, 2, 3, 3, 6]
+    assert blocks_needed(np.array([0.05, 0.075, 0.1, 0.15, 0.5])).tolist() == [2, 2, 3, 3, 6]

@@ -10,8 +10,8 @@ from shardyard.telemetry.health.ranks import (
     BLOCK_STEPS,
     BLOCKS_OF_MEANS,
     RankBlock,
-    RankJudge,
     Slowness,
+    StragglerDetector,
     group_name,
     ranks_of,
 )
@@ -21,7 +21,7 @@ Says = Callable[[int, int], dict[str, Any]]
 
 
 def judged(says: Says, *, blocks: int, ranks: int = 8, stage: int = 8) -> list[Slowness]:
-    draw, judge, found = np.random.default_rng(0), RankJudge(stage), []
+    draw, judge, found = np.random.default_rng(0), StragglerDetector(stage), []
     for block in range(blocks):
         told = []
         for rank in range(ranks):
@@ -39,7 +39,7 @@ def judged(says: Says, *, blocks: int, ranks: int = 8, stage: int = 8) -> list[S
                     },
                 )
             )
-        found += judge.look(told)
+        found += judge.evaluate(told)
     return found
 
 
@@ -50,7 +50,7 @@ def test_a_rank_that_becomes_slow_is_told_within_two_blocks_and_when_it_is_well(
     named, well = judged(said, blocks=36)
     assert (named.what, named.ranks, named.step, named.is_over) == ("compute", (2,), 176, False)
     assert named.factor == pytest.approx(1.12, rel=0.02)
-    assert named.took_s == pytest.approx(0.112, rel=0.02)
+    assert named.duration_s == pytest.approx(0.112, rel=0.02)
     assert named.peers_s == pytest.approx(0.1, rel=0.02)
     assert (well.ranks, well.is_over) == ((2,), True) and well.factor < 1.03
 
@@ -85,7 +85,7 @@ def test_a_slow_link_is_told_and_not_the_rank_for_which_its_group_waits() -> Non
     slow_rank, slow_link = judged(said, blocks=36)
     assert (slow_rank.what, slow_rank.ranks) == ("compute", (6,))
     assert (slow_link.what, slow_link.ranks, slow_link.step) == ("link", (4, 5), 176)
-    assert slow_link.factor == pytest.approx(2.0) and slow_link.took_s == pytest.approx(0.04)
+    assert slow_link.factor == pytest.approx(2.0) and slow_link.duration_s == pytest.approx(0.04)
 
 
 def test_a_lone_node_with_slower_links_is_told_as_that_since_the_start() -> None:
@@ -113,15 +113,15 @@ def test_a_rank_that_is_held_up_now_and_then_is_told_by_its_mean_alone() -> None
         return {"compute_s": np.array([1.3] + [0.1] * 7)} if is_held_up else {}
 
     named, well = judged(said, blocks=72)
-    assert (named.ranks, named.is_held_up, named.is_over) == ((1,), True, False)
+    assert (named.ranks, named.is_intermittent, named.is_over) == ((1,), True, False)
     assert named.factor == pytest.approx(2.5, rel=0.02)
     assert named.step == 5 * BLOCKS_OF_MEANS * BLOCK_STEPS
-    assert (well.ranks, well.is_held_up, well.is_over) == ((1,), True, True)
+    assert (well.ranks, well.is_intermittent, well.is_over) == ((1,), True, True)
 
 
 def test_what_is_slow_in_each_step_is_told_once() -> None:
     (found,) = judged(lambda rank, _: {"compute_s": 0.3} if rank == 1 else {}, blocks=45)
-    assert (found.ranks, found.is_held_up, found.is_since_start) == ((1,), False, True)
+    assert (found.ranks, found.is_intermittent, found.is_since_start) == ((1,), False, True)
 
 
 def test_a_few_milliseconds_are_not_worth_a_word() -> None:
@@ -141,7 +141,7 @@ def test_only_ranks_of_the_same_stage_are_compared() -> None:
 
 
 def test_other_ranks_begin_anew() -> None:
-    judge, found = RankJudge(4), []
+    judge, found = StragglerDetector(4), []
     for block in range(40):
         ranks = (0, 1) if block < 20 else (2, 3)
         told = [
@@ -149,7 +149,7 @@ def test_other_ranks_begin_anew() -> None:
                       compute_s=[0.4 if rank == 3 else 0.3] * 8, data_s=[0.0] * 8)
             for rank in ranks
         ]  # fmt: skip
-        found += judge.look(told)
+        found += judge.evaluate(told)
     assert [(each.ranks, each.is_since_start) for each in found] == [((3,), True)]
 
 

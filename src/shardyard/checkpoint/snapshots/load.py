@@ -22,16 +22,20 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.futures import Future
 
-from shardyard.checkpoint.load import SavedTensors, meet
-from shardyard.checkpoint.snapshots.protocol import Offer, SnapshotRefusedError, read_offers
-from shardyard.checkpoint.snapshots.slot import Moment, Sealed, read_slot
-from shardyard.checkpoint.staging import Memory
+from shardyard.checkpoint.load import SavedTensors, wait_for_all_ranks
+from shardyard.checkpoint.snapshots.protocol import (
+    RemoteSnapshot,
+    SnapshotRejectedError,
+    read_remote_snapshots,
+)
+from shardyard.checkpoint.snapshots.slot import Sealed, SnapshotId, read_slot
+from shardyard.checkpoint.staging import MemoryProvider
 from shardyard.checkpoint.verify import FORMAT
-from shardyard.config.formulas import neighbour_labels, slot_labels
+from shardyard.config.formulas import peer_labels, slot_labels
 from shardyard.parallel.device import free_memory_bytes
 
 
-class Refused(NamedTuple):
+class RejectedSnapshot(NamedTuple):
     """A snapshot that cannot be trusted; in JSON ``[step, reason]``."""
 
     step: int
@@ -39,13 +43,13 @@ class Refused(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FoundSnapshot:
+class RestorableSnapshot:
     """The snapshot to go on from, on this rank."""
 
-    moment: Moment
+    snapshot_id: SnapshotId
     slots: tuple[Sealed, ...]
     """That this rank reads."""
-    is_of_neighbour: bool = False
+    is_from_peer: bool = False
     """Whether any rank found a part in the memory of another node, or what was kept for one."""
     fetched_bytes: int = 0
     """That came from other nodes, to all ranks together."""
@@ -65,18 +69,18 @@ class FoundSnapshot:
         found.fill(tensors, of_others=elsewhere, allow_extra=allow_extra)
 
     def __str__(self) -> str:
-        return f"the snapshot of step {self.moment.step} in memory"
+        return f"the snapshot of step {self.snapshot_id.step} in memory"
 
 
-def newest_snapshot(
-    memory: Memory,
+def latest_snapshot(
+    memory: MemoryProvider,
     *,
     local_ranks: int,
     group: dist.ProcessGroup,
     rank: int,
     world_size: int,
     timeout_s: float,
-) -> tuple[FoundSnapshot | None, tuple[Refused, ...]]:
+) -> tuple[RestorableSnapshot | None, tuple[RejectedSnapshot, ...]]:
     """The newest snapshot that all ranks find and can trust. All ranks call it.
 
     Args:
@@ -87,40 +91,43 @@ def newest_snapshot(
     Returns:
         With it the newer ones that were refused, the same on every rank.
     """
-    meet(group, timeout_s)
-    held: list[_Kept | Offer] = [*_on_this_node(memory, local_ranks), *read_offers(memory)]
+    wait_for_all_ranks(group, timeout_s)
+    candidates: list[_LocalSnapshot | RemoteSnapshot] = [
+        *_on_this_node(memory, local_ranks),
+        *read_remote_snapshots(memory),
+    ]
     usable = {
         moment: parts
-        for moment in {each.moment for each in held}
-        if (parts := _parts(held, moment, rank, world_size, readers=local_ranks))
+        for moment in {each.snapshot_id for each in candidates}
+        if (parts := _parts(candidates, moment, rank, world_size, readers=local_ranks))
     }
     by_rank = _of_all_ranks(sorted(usable), group, world_size)
     common = set.intersection(*(set(moments) for moments in by_rank))
-    refused: list[Refused] = []
-    for moment in sorted(map(Moment._make, common), reverse=True):
+    rejected: list[RejectedSnapshot] = []
+    for moment in sorted(map(SnapshotId._make, common), reverse=True):
         mine = _collect(usable[moment])
         told = _of_all_ranks(
-            (mine.lacks, mine.is_of_neighbour, mine.fetched_bytes), group, world_size
+            (mine.errors, mine.is_from_peer, mine.fetched_bytes), group, world_size
         )
         lacks = sorted({lack for each, _, _ in told for lack in each})
         if not lacks:
-            found = FoundSnapshot(
+            found = RestorableSnapshot(
                 moment,
                 tuple(mine.slots),
-                is_of_neighbour=any(is_of_neighbour for _, is_of_neighbour, _ in told),
+                is_from_peer=any(is_of_neighbour for _, is_of_neighbour, _ in told),
                 fetched_bytes=sum(fetched_bytes for _, _, fetched_bytes in told),
             )
-            return found, tuple(refused)
-        refused.append(Refused(moment.step, _told(lacks)))
-    return None, tuple(refused)
+            return found, tuple(rejected)
+        rejected.append(RejectedSnapshot(moment.step, _describe_errors(lacks)))
+    return None, tuple(rejected)
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _LocalSnapshot:
     """A slot on this node."""
 
     slot: Sealed
-    is_of_neighbour: bool
+    is_from_peer: bool
     """Whether it is kept for a rank of the node before."""
     bytes_to_fetch = 0
 
@@ -131,12 +138,12 @@ class _Kept:
             SnapshotRefusedError: It is damaged.
         """
         if self.slot.is_damaged():
-            raise SnapshotRefusedError("differs from its checksum")
+            raise SnapshotRejectedError("differs from its checksum")
         return self.slot
 
     @property
-    def moment(self) -> Moment:
-        return self.slot.moment
+    def snapshot_id(self) -> SnapshotId:
+        return self.slot.snapshot_id
 
     @property
     def rank(self) -> int:
@@ -147,7 +154,7 @@ class _Kept:
         return self.slot.world_size
 
 
-_Parts = dict[int, list[_Kept | Offer]]
+_Parts = dict[int, list[_LocalSnapshot | RemoteSnapshot]]
 """Ranks whose slots are needed, and where each may be found, nearest first."""
 
 
@@ -156,36 +163,41 @@ class _Collected:
     """The slots that this rank reads."""
 
     slots: list[Sealed] = field(default_factory=list)
-    lacks: list[tuple[str, int]] = field(default_factory=list)
+    errors: list[tuple[str, int]] = field(default_factory=list)
     """Why a slot cannot be read, and whose it is."""
-    is_of_neighbour: bool = False
+    is_from_peer: bool = False
     fetched_bytes: int = 0
 
 
-def _on_this_node(memory: Memory, local_ranks: int) -> list[_Kept]:
+def _on_this_node(memory: MemoryProvider, local_ranks: int) -> list[_LocalSnapshot]:
     """What the slots on this node hold."""
     labels = [
         (label, is_of_neighbour)
-        for labels_of, is_of_neighbour in ((slot_labels, False), (neighbour_labels, True))
+        for labels_of, is_of_neighbour in ((slot_labels, False), (peer_labels, True))
         for local in range(local_ranks)
         for label in labels_of(local)
     ]
     pieces = [(memory(label), is_of_neighbour) for label, is_of_neighbour in labels]
     return [
-        _Kept(slot, is_of_neighbour)
+        _LocalSnapshot(slot, is_of_neighbour)
         for piece, is_of_neighbour in pieces
         if piece is not None and (slot := read_slot(piece)) is not None
     ]
 
 
-def _of_all_ranks(mine: Any, group: dist.ProcessGroup, world_size: int) -> list[Any]:
+def _of_all_ranks(value: Any, group: dist.ProcessGroup, world_size: int) -> list[Any]:
     by_rank: list[Any] = [None] * world_size
-    dist.all_gather_object(by_rank, mine, group=group)
+    dist.all_gather_object(by_rank, value, group=group)
     return by_rank
 
 
 def _parts(
-    held: Sequence[_Kept | Offer], moment: Moment, rank: int, world_size: int, *, readers: int
+    candidates: Sequence[_LocalSnapshot | RemoteSnapshot],
+    snapshot_id: SnapshotId,
+    rank: int,
+    world_size: int,
+    *,
+    readers: int,
 ) -> _Parts:
     """What a rank reads a snapshot from; empty if something of it is nowhere.
 
@@ -193,8 +205,8 @@ def _parts(
         readers: Ranks of this node, which read at the same time.
     """
     parts: _Parts = {}
-    for each in held:
-        if each.moment == moment:
+    for each in candidates:
+        if each.snapshot_id == snapshot_id:
             parts.setdefault(each.rank, []).append(each)
     if not parts:
         return {}
@@ -202,12 +214,14 @@ def _parts(
     if taken_by == world_size and rank in parts:
         return {rank: parts[rank]}
     # the nearest comes first
-    here = {number: places for number, places in parts.items() if isinstance(places[0], _Kept)}
-    slots = [each.slot for (each, *_) in here.values() if isinstance(each, _Kept)]
+    here = {
+        number: places for number, places in parts.items() if isinstance(places[0], _LocalSnapshot)
+    }
+    slots = [each.slot for (each, *_) in here.values() if isinstance(each, _LocalSnapshot)]
     if slots and _are_whole(slots):
         return here
     needed_bytes = sum(places[0].bytes_to_fetch for places in parts.values())
-    is_all = len(parts) == taken_by and needed_bytes * readers <= _room_bytes()
+    is_all = len(parts) == taken_by and needed_bytes * readers <= _fetch_budget_bytes()
     return parts if is_all else {}
 
 
@@ -221,7 +235,7 @@ def _are_whole(slots: Sequence[Sealed]) -> bool:
     return are_whole and len(saved) == slots[0].names
 
 
-def _room_bytes() -> int:
+def _fetch_budget_bytes() -> int:
     """For slots that the ranks of this node fetch: half, as they build their training too."""
     return (free_memory_bytes(torch.device("cpu")) or 0) // 2
 
@@ -230,25 +244,25 @@ def _collect(parts: _Parts) -> _Collected:
     """Take each slot from the first place where it is right."""
     found = _Collected()
     for rank, places in parts.items():
-        lacks: list[tuple[str, int]] = []
+        errors: list[tuple[str, int]] = []
         for place in places:
             try:
                 found.slots.append(place.read())
-            except SnapshotRefusedError as refused:
-                lacks.append((str(refused), rank))
+            except SnapshotRejectedError as refused:
+                errors.append((str(refused), rank))
                 continue
-            found.is_of_neighbour |= place.is_of_neighbour
+            found.is_from_peer |= place.is_from_peer
             found.fetched_bytes += place.bytes_to_fetch
             break
         else:
-            found.lacks += lacks
+            found.errors += errors
     return found
 
 
-def _told(lacks: Sequence[tuple[str, int]]) -> str:
+def _describe_errors(errors: Sequence[tuple[str, int]]) -> str:
     """Why a snapshot cannot be trusted, in words."""
     ranks: dict[str, list[str]] = {}
-    for reason, rank in lacks:
+    for reason, rank in errors:
         ranks.setdefault(reason, []).append(str(rank))
     return "; ".join(f"what rank {', '.join(who)} held {why}" for why, who in ranks.items())
 

@@ -17,17 +17,17 @@ from typing import Any
 
 from shardyard.checkpoint.snapshots.slot import (
     HEAD_BYTES,
-    Head,
-    Moment,
     Sealed,
+    SlotHeader,
     SlotText,
+    SnapshotId,
     checksum,
     content_of,
     empty,
     read_slot,
     write_head,
 )
-from shardyard.checkpoint.staging import Memory
+from shardyard.checkpoint.staging import MemoryProvider
 from shardyard.config.formulas import ELSEWHERE
 from shardyard.io.files import parse_json
 
@@ -35,7 +35,7 @@ SENT_BYTES = 8
 """Of each number."""
 
 
-class Sent:
+class ReplicationState:
     """Numbers in the agent's memory."""
 
     def __init__(self, memory: mmap.mmap) -> None:
@@ -52,9 +52,9 @@ class Sent:
         for place in range(1, len(self._fields)):
             self._fields[place] = -1
 
-    def have_neighbour(self, is_there: bool) -> None:
+    def set_has_peer(self, has_peer: bool) -> None:
         """Whether snapshots are sent to one from now on."""
-        self._fields[0] = int(is_there)
+        self._fields[0] = int(has_peer)
 
     def note(self, local_rank: int, step: int) -> None:
         """The neighbour holds this rank's snapshot of a step."""
@@ -100,22 +100,22 @@ _ASKED = struct.Struct("<QQII")
 _ANSWER = struct.Struct("<?H")
 """Whether it is well, and bytes of why it is not."""
 
-Place = Callable[[SlotText, Head], mmap.mmap]
+Allocate = Callable[[SlotText, SlotHeader], mmap.mmap]
 """Gives the memory for a slot that comes; raises SnapshotRefusedError."""
 
 
-class SnapshotRefusedError(Exception):
+class SnapshotRejectedError(Exception):
     """One side does not want what the other has to say; why."""
 
 
-class Asked(Enum):
+class RequestKind(Enum):
     """What a client may ask for; a byte each."""
 
     PUT = b"P"
     GET = b"G"
 
 
-def admit(link: socket.socket, secret: bytes) -> bool:
+def authenticate(link: socket.socket, secret: bytes) -> bool:
     """Whether a client that has come knows the secret; it is shown that this server does."""
     mine = secrets.token_bytes(_NONCE_BYTES)
     _send(link, _GREETING + mine)
@@ -127,7 +127,7 @@ def admit(link: socket.socket, secret: bytes) -> bool:
     return True
 
 
-def meet(host: str, port: int, secret: bytes) -> socket.socket:
+def connect(host: str, port: int, secret: bytes) -> socket.socket:
     """A connection to a server that knows the secret, as it was shown that this client does.
 
     Raises:
@@ -152,7 +152,7 @@ def meet(host: str, port: int, secret: bytes) -> socket.socket:
     return link
 
 
-def next_asked(link: socket.socket) -> Asked | None:
+def next_request(link: socket.socket) -> RequestKind | None:
     """What the client asks for next, however long it takes; None: it has left.
 
     Raises:
@@ -164,24 +164,24 @@ def next_asked(link: socket.socket) -> Asked | None:
     if not kind:
         return None
     try:
-        return Asked(kind)
+        return RequestKind(kind)
     except ValueError:
-        raise SnapshotRefusedError(f"there is no request {kind!r}") from None
+        raise SnapshotRejectedError(f"there is no request {kind!r}") from None
 
 
-def put(link: socket.socket, slot: mmap.mmap, head: Head) -> None:
+def put(link: socket.socket, slot: mmap.mmap, head: SlotHeader) -> None:
     """Have the server keep a slot; on return it has it, and its checksum was compared there.
 
     Raises:
         SnapshotRefusedError: The server does not want it, or something else came.
         OSError: The connection broke.
     """
-    _send(link, Asked.PUT.value)
+    _send(link, RequestKind.PUT.value)
     send_slot(link, slot, head)
 
 
 def get(
-    link: socket.socket, moment: Moment, *, rank: int, world_size: int, place: Place
+    link: socket.socket, snapshot_id: SnapshotId, *, rank: int, world_size: int, allocate: Allocate
 ) -> mmap.mmap:
     """A slot that the server has, its checksum compared.
 
@@ -189,24 +189,24 @@ def get(
         SnapshotRefusedError: The server has it no more, or something else came.
         OSError: The connection broke.
     """
-    _send(link, Asked.GET.value + _ASKED.pack(*moment, rank, world_size))
-    _hear(link)
-    return receive_slot(link, place)
+    _send(link, RequestKind.GET.value + _ASKED.pack(*snapshot_id, rank, world_size))
+    _check_reply(link)
+    return receive_slot(link, allocate)
 
 
-def asked_for(link: socket.socket) -> tuple[Moment, int, int]:
+def read_get_request(link: socket.socket) -> tuple[SnapshotId, int, int]:
     """Of a GET: moment, rank and world size."""
     step, generation, rank, world_size = _ASKED.unpack(_receive(link, _ASKED.size))
-    return Moment(step, generation), rank, world_size
+    return SnapshotId(step, generation), rank, world_size
 
 
-def answer(link: socket.socket, refused: str = "") -> None:
+def reply(link: socket.socket, reason: str = "") -> None:
     """Go on; or not, and why."""
-    words = refused.encode()[:1000]
+    words = reason.encode()[:1000]
     _send(link, _ANSWER.pack(not words, len(words)) + words)
 
 
-def send_slot(link: socket.socket, slot: mmap.mmap, head: Head) -> None:
+def send_slot(link: socket.socket, slot: mmap.mmap, head: SlotHeader) -> None:
     """Send what a slot holds; its memory may change meanwhile, which the other side will notice.
 
     Raises:
@@ -215,12 +215,12 @@ def send_slot(link: socket.socket, slot: mmap.mmap, head: Head) -> None:
     with memoryview(slot) as content:
         _send(link, head.to_bytes())
         _send(link, content[HEAD_BYTES : HEAD_BYTES + head.text_bytes])
-        _hear(link)
+        _check_reply(link)
         _send(link, content[head.tensors_at : head.slot_bytes])
-        _hear(link)
+        _check_reply(link)
 
 
-def receive_slot(link: socket.socket, place: Place) -> mmap.mmap:
+def receive_slot(link: socket.socket, allocate: Allocate) -> mmap.mmap:
     """Take a slot in, which holds nothing until all of it is there and has its checksum.
 
     Raises:
@@ -228,26 +228,26 @@ def receive_slot(link: socket.socket, place: Place) -> mmap.mmap:
             was told.
     """
     try:
-        head = Head.from_bytes(_receive(link, HEAD_BYTES))
+        head = SlotHeader.from_bytes(_receive(link, HEAD_BYTES))
         if head is None or head.text_bytes > MOST_TEXT_BYTES:
-            raise SnapshotRefusedError("this is not the head of a snapshot")
+            raise SnapshotRejectedError("this is not the head of a snapshot")
         content = _receive(link, head.text_bytes)
         try:
             text = SlotText.from_bytes(content, head)
         except ValueError as error:
-            raise SnapshotRefusedError(f"this is no snapshot: {error}") from error
-        memory = place(text, head)
+            raise SnapshotRejectedError(f"this is no snapshot: {error}") from error
+        memory = allocate(text, head)
         empty(memory)
-        answer(link)
+        reply(link)
         with memoryview(memory) as whole:
             _receive_into(link, whole[head.tensors_at : head.slot_bytes])
         if checksum(content_of(memory, head.tensors_at, head.tensors_bytes)) != text.checksum:
-            raise SnapshotRefusedError("what came differs from its checksum")
+            raise SnapshotRejectedError("what came differs from its checksum")
         write_head(memory, head, content)
-    except SnapshotRefusedError as refused:
-        answer(link, str(refused))
+    except SnapshotRejectedError as refused:
+        reply(link, str(refused))
         raise
-    answer(link)
+    reply(link)
     return memory
 
 
@@ -255,11 +255,11 @@ def _mac(secret: bytes, who: bytes, nonces: bytes) -> bytes:
     return hmac.digest(secret, who + nonces, "sha256")
 
 
-def _hear(link: socket.socket) -> None:
+def _check_reply(link: socket.socket) -> None:
     is_well, size = _ANSWER.unpack(_receive(link, _ANSWER.size))
     words = _receive(link, size).decode(errors="replace")
     if not is_well:
-        raise SnapshotRefusedError(words)
+        raise SnapshotRejectedError(words)
 
 
 def _send(link: socket.socket, content: bytes | memoryview) -> None:
@@ -291,7 +291,7 @@ def _receive_into(link: socket.socket, rest: memoryview, *, until_s: float | Non
 
 
 @dataclass(frozen=True, kw_only=True)
-class Holding:
+class SnapshotReplica:
     """A snapshot that an agent holds."""
 
     step: int
@@ -301,27 +301,27 @@ class Holding:
     slot_bytes: int
 
     @property
-    def moment(self) -> Moment:
-        return Moment(self.step, self.generation)
+    def snapshot_id(self) -> SnapshotId:
+        return SnapshotId(self.step, self.generation)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Offer:
+class RemoteSnapshot:
     """One that another node's agent holds, and where that answers."""
 
-    holding: Holding
+    holding: SnapshotReplica
     host: str
     port: int
     secret: bytes
-    is_of_neighbour = True
+    is_from_peer = True
 
     @property
     def bytes_to_fetch(self) -> int:
         return self.holding.slot_bytes
 
     @property
-    def moment(self) -> Moment:
-        return self.holding.moment
+    def snapshot_id(self) -> SnapshotId:
+        return self.holding.snapshot_id
 
     @property
     def rank(self) -> int:
@@ -338,24 +338,28 @@ class Offer:
             SnapshotRefusedError: The agent is gone, has it no more, or what came is damaged.
         """
         try:
-            with meet(self.host, self.port, self.secret) as link:
+            with connect(self.host, self.port, self.secret) as link:
                 memory = get(
-                    link, self.moment, rank=self.rank, world_size=self.world_size, place=self._place
+                    link,
+                    self.snapshot_id,
+                    rank=self.rank,
+                    world_size=self.world_size,
+                    allocate=self._allocate,
                 )
-        except (OSError, SnapshotRefusedError) as error:
-            raise SnapshotRefusedError(f"cannot be had from {self.host} ({error})") from error
+        except (OSError, SnapshotRejectedError) as error:
+            raise SnapshotRejectedError(f"cannot be had from {self.host} ({error})") from error
         found = read_slot(memory)
         assert found is not None  # it was read on the way
         return found
 
-    def _place(self, text: SlotText, head: Head) -> mmap.mmap:
-        asked = (self.moment, self.rank, self.world_size, self.holding.slot_bytes)
-        if (text.moment, text.rank, text.world_size, head.slot_bytes) != asked:
-            raise SnapshotRefusedError("this is not the snapshot that was asked for")
+    def _allocate(self, text: SlotText, head: SlotHeader) -> mmap.mmap:
+        asked = (self.snapshot_id, self.rank, self.world_size, self.holding.slot_bytes)
+        if (text.snapshot_id, text.rank, text.world_size, head.slot_bytes) != asked:
+            raise SnapshotRejectedError("this is not the snapshot that was asked for")
         return mmap.mmap(-1, head.slot_bytes)
 
 
-def offers_to_json(secret: bytes, agents: list[dict[str, Any]]) -> bytes:
+def remote_snapshots_to_json(secret: bytes, agents: list[dict[str, Any]]) -> bytes:
     """What agents of other nodes hold, for the workers of this one.
 
     Args:
@@ -364,7 +368,7 @@ def offers_to_json(secret: bytes, agents: list[dict[str, Any]]) -> bytes:
     return json.dumps({"secret": secret.hex(), "agents": agents}).encode()
 
 
-def read_offers(memory: Memory) -> list[Offer]:
+def read_remote_snapshots(memory: MemoryProvider) -> list[RemoteSnapshot]:
     """What agents of other nodes hold; nothing where nobody says so."""
     content = memory(ELSEWHERE)
     if content is None:
@@ -373,7 +377,9 @@ def read_offers(memory: Memory) -> list[Offer]:
         told = parse_json(content[:])
     secret = bytes.fromhex(told["secret"])
     return [
-        Offer(holding=Holding(**held), host=agent["host"], port=agent["port"], secret=secret)
+        RemoteSnapshot(
+            holding=SnapshotReplica(**held), host=agent["host"], port=agent["port"], secret=secret
+        )
         for agent in told["agents"]
         for held in agent["held"]
     ]

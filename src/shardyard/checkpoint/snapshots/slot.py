@@ -23,7 +23,7 @@ from shardyard.checkpoint.verify import FORMAT
 from shardyard.checkpoint.writer import DTYPES
 from shardyard.errors import CheckpointError
 from shardyard.io.files import parse_json
-from shardyard.models.local_shard import place_of
+from shardyard.models.local_shard import shard_bounds
 from shardyard.units import format_bytes
 
 # One slot of memory that holds a snapshot: the state of one rank after one step.
@@ -40,7 +40,7 @@ from shardyard.units import format_bytes
 
 _MARK = b"SHYDSNAP"
 _HEAD = struct.Struct("<8sQQQL")
-"""Mark, and what ``Head`` has."""
+"""Mark, and what ``SlotHeader`` has."""
 HEAD_BYTES = _HEAD.size
 
 ALIGNMENT_BYTES = 64
@@ -50,7 +50,7 @@ _SUMMED_WORDS = 2**16
 _TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 
-class Moment(NamedTuple):
+class SnapshotId(NamedTuple):
     """What tells one snapshot of a run from another."""
 
     step: int
@@ -58,10 +58,10 @@ class Moment(NamedTuple):
     """In which it was taken: after a loss a step is reached again, and by other ranks."""
 
 
-NEVER = Moment(-1, -1)
+NEVER = SnapshotId(-1, -1)
 
 
-class Head(NamedTuple):
+class SlotHeader(NamedTuple):
     """What a slot that holds something begins with, beside its mark."""
 
     text_bytes: int
@@ -78,10 +78,10 @@ class Head(NamedTuple):
         return _HEAD.pack(_MARK, *self)
 
     @staticmethod
-    def from_bytes(content: bytes) -> "Head | None":
+    def from_bytes(content: bytes) -> "SlotHeader | None":
         """None: the slot holds nothing, or it cannot be what was written."""
         mark, *lengths = _HEAD.unpack(content)
-        head = Head(*lengths)
+        head = SlotHeader(*lengths)
         begin, size = head.tensors_at, head.tensors_bytes
         is_possible = HEAD_BYTES + head.text_bytes <= begin and not (begin | size) % ALIGNMENT_BYTES
         return head if mark == _MARK and is_possible else None
@@ -135,7 +135,7 @@ def empty(memory: mmap.mmap) -> None:
     memory[: len(_MARK)] = bytes(len(_MARK))
 
 
-def write_head(memory: mmap.mmap, head: Head, text: bytes) -> None:
+def write_head(memory: mmap.mmap, head: SlotHeader, text: bytes) -> None:
     """Let a slot hold what its tensors are now; the mark is written last."""
     memory[HEAD_BYTES : HEAD_BYTES + len(text)] = text
     packed = head._replace(text_crc=zlib.crc32(text)).to_bytes()
@@ -147,7 +147,7 @@ def write_head(memory: mmap.mmap, head: Head, text: bytes) -> None:
 class SlotText:
     """What the text of a slot says."""
 
-    moment: Moment
+    snapshot_id: SnapshotId
     rank: int
     world_size: int
     names: int
@@ -157,7 +157,7 @@ class SlotText:
     checksum: int
 
     @staticmethod
-    def from_bytes(text: bytes, head: Head) -> "SlotText":
+    def from_bytes(text: bytes, head: SlotHeader) -> "SlotText":
         """Raises:
         ValueError: It is not what was written, or names tensors outside of the slot.
         """
@@ -170,7 +170,7 @@ class SlotText:
             step, generation = map(_natural, fields.pop("moment"))
             tensors = fields.pop("tensors").items()
             pieces = {name: Piece.from_json(each) for name, each in tensors}
-            found = SlotText(moment=Moment(step, generation), pieces=pieces, **fields)
+            found = SlotText(snapshot_id=SnapshotId(step, generation), pieces=pieces, **fields)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"its text has another form ({error!r})") from error
         if _natural(found.rank) >= _natural(found.world_size) or not isinstance(found.values, dict):
@@ -197,11 +197,11 @@ class Sealed(SlotText):
         return checksum(self.content) != self.checksum
 
 
-def read_head(memory: mmap.mmap) -> Head | None:
+def read_head(memory: mmap.mmap) -> SlotHeader | None:
     """What a slot begins with; None if it holds nothing."""
     if len(memory) < HEAD_BYTES:
         return None
-    head = Head.from_bytes(memory[:HEAD_BYTES])
+    head = SlotHeader.from_bytes(memory[:HEAD_BYTES])
     return None if head is None or head.slot_bytes > len(memory) else head
 
 
@@ -240,14 +240,16 @@ _VALUES_ROOM = 2**20
 """For what is no tensor: its text grows by a few digits from step to step."""
 
 
-class Room:
+class SlotLayout:
     """How one rank's state lies in each of its slots; the same as long as its layout is."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.pieces: dict[str, Piece] = {}
         begin = 0
         for name, tensor in tensors.items():
-            offsets = place_of(tensor)[0] if isinstance(tensor, DTensor) else (0,) * tensor.dim()
+            offsets = (
+                shard_bounds(tensor)[0] if isinstance(tensor, DTensor) else (0,) * tensor.dim()
+            )
             piece = Piece(
                 dtype=tensor.dtype, shape=tuple(local_shard(tensor).shape), offsets=offsets,
                 whole=tuple(tensor.shape), begin=begin,
@@ -255,8 +257,8 @@ class Room:
             self.pieces[name] = piece
             begin = -(-piece.end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         self.tensors_bytes = begin
-        self.layout = json.dumps({name: each.to_json() for name, each in self.pieces.items()})
-        head = HEAD_BYTES + len(self.layout) + _VALUES_ROOM
+        self.pieces_json = json.dumps({name: each.to_json() for name, each in self.pieces.items()})
+        head = HEAD_BYTES + len(self.pieces_json) + _VALUES_ROOM
         self.tensors_at = -(-head // mmap.PAGESIZE) * mmap.PAGESIZE
 
     @property
@@ -267,40 +269,47 @@ class Room:
 class Slot:
     """A slot that this rank writes."""
 
-    def __init__(self, memory: mmap.mmap, room: Room) -> None:
+    def __init__(self, memory: mmap.mmap, layout: SlotLayout) -> None:
         self._memory = memory
-        self._room = room
+        self._layout = layout
         found = read_slot(memory)
-        self.moment = NEVER if found is None else found.moment
+        self.snapshot_id = NEVER if found is None else found.snapshot_id
         """Of the snapshot that it holds."""
-        self.content = content_of(memory, room.tensors_at, room.tensors_bytes)
+        self.content = content_of(memory, layout.tensors_at, layout.tensors_bytes)
         """The bytes of all tensors."""
         self.shards = {
             name: self.content[each.begin : each.end].view(each.dtype).view(each.shape)
-            for name, each in room.pieces.items()
+            for name, each in layout.pieces.items()
         }
         """To be filled between ``clear`` and ``seal``."""
 
     def clear(self) -> None:
         """Let the slot hold nothing, before anything in it changes."""
         empty(self._memory)
-        self.moment = NEVER
+        self.snapshot_id = NEVER
 
-    def seal(self, moment: Moment, values_json: str, **facts: int) -> None:
+    def seal(self, snapshot_id: SnapshotId, values_json: str, **metadata: int) -> None:
         """Let the slot hold what its tensors are now.
 
         Raises:
             CheckpointError: What is no tensor has no room.
         """
-        room = self._room
-        fields = {"format": FORMAT, "moment": moment, **facts, "checksum": checksum(self.content)}
+        room = self._layout
+        fields = {
+            "format": FORMAT,
+            "moment": snapshot_id,
+            **metadata,
+            "checksum": checksum(self.content),
+        }
         head = json.dumps(fields)[1:-1]
-        text = f'{{{head}, "values": {values_json}, "tensors": {room.layout}}}'.encode()
+        text = f'{{{head}, "values": {values_json}, "tensors": {room.pieces_json}}}'.encode()
         if HEAD_BYTES + len(text) > room.tensors_at:
             raise CheckpointError(
                 f"a snapshot has room for {format_bytes(_VALUES_ROOM)} of what is no tensor, and "
                 f"this state has {format_bytes(len(values_json))} of it. Set "
                 "elastic.snapshot_every=null."
             )
-        write_head(self._memory, Head(len(text), room.tensors_at, room.tensors_bytes, 0), text)
-        self.moment = moment
+        write_head(
+            self._memory, SlotHeader(len(text), room.tensors_at, room.tensors_bytes, 0), text
+        )
+        self.snapshot_id = snapshot_id

@@ -17,10 +17,15 @@ from torch import Tensor
 
 from shardyard.checkpoint.buffers import not_finite
 from shardyard.checkpoint.save_interval import Interval
-from shardyard.checkpoint.snapshots.protocol import Sent
-from shardyard.checkpoint.snapshots.slot import Moment, Room, Slot, empty, read_slot
-from shardyard.checkpoint.staging import Keeping, Memory, copy_shards, yield_to_training
-from shardyard.config.formulas import SENT, SLOTS, neighbour_labels, slot_labels
+from shardyard.checkpoint.snapshots.protocol import ReplicationState
+from shardyard.checkpoint.snapshots.slot import Slot, SlotLayout, SnapshotId, empty, read_slot
+from shardyard.checkpoint.staging import (
+    MemoryProvider,
+    PersistentStaging,
+    copy_shards,
+    yield_to_training,
+)
+from shardyard.config.formulas import SENT, SLOTS, peer_labels, slot_labels
 from shardyard.errors import RequestError, StorageError
 from shardyard.io.polling import wait_for
 from shardyard.parallel.device import pin, synchronize_stream, unpin
@@ -31,7 +36,7 @@ _SENT_WITHIN_S = 60.0
 """An agent that has not said by then whether the neighbour has a snapshot is stopped, or hangs."""
 
 
-class Snapshots(Keeping):
+class Snapshots(PersistentStaging):
     """Takes snapshots of one set of tensors. All ranks make the same calls.
 
     Args:
@@ -47,14 +52,14 @@ class Snapshots(Keeping):
     def __init__(
         self,
         tensors: dict[str, Tensor],
-        memory: Memory,
+        memory: MemoryProvider,
         *,
         local_rank: int,
         rank: int,
         world_size: int,
         generation: int,
         names: int,
-        restored: Moment | None,
+        restored: SnapshotId | None,
         interval: Interval,
     ) -> None:
         self._interval = interval
@@ -62,10 +67,10 @@ class Snapshots(Keeping):
         self._local_rank = local_rank
         self._is_over = False
         noted = memory(SENT)
-        self._sent = None if noted is None else Sent(noted)
-        self._facts = {"rank": rank, "world_size": world_size, "names": names}
+        self._sent = None if noted is None else ReplicationState(noted)
+        self._metadata = {"rank": rank, "world_size": world_size, "names": names}
         self._devices = {tensor.device for tensor in tensors.values()}
-        self._newest: Slot | None = None
+        self._latest: Slot | None = None
         self._of_save: Slot | None = None
         self._slots: list[Slot] = []
         labels = slot_labels(local_rank)
@@ -80,7 +85,7 @@ class Snapshots(Keeping):
         )
         # the pages are taken while the first steps run: once, and never given back
         self._busy: Future[None] = self._thread.submit(
-            self._open, memory, Room(tensors), labels, restored
+            self._open, memory, SlotLayout(tensors), labels, restored
         )
 
     def is_due(self, step: int) -> bool:
@@ -132,8 +137,8 @@ class Snapshots(Keeping):
 
     def _next_slot(self) -> Slot:
         """The oldest one that is neither the newest snapshot nor in use by a save."""
-        free = [each for each in self._slots if each not in (self._of_save, self._newest)]
-        return min(free, key=lambda each: each.moment)
+        free = [each for each in self._slots if each not in (self._of_save, self._latest)]
+        return min(free, key=lambda each: each.snapshot_id)
 
     def _fill(self, slot: Slot, step: int, tensors: dict[str, Tensor], values_json: str) -> None:
         slot.clear()
@@ -148,48 +153,54 @@ class Snapshots(Keeping):
         for slot in self._slots:
             unpin(slot.content, self._devices)
 
-    def _open(self, memory: Memory, room: Room, labels: list[str], restored: Moment | None) -> None:
+    def _open(
+        self,
+        memory: MemoryProvider,
+        layout: SlotLayout,
+        labels: list[str],
+        restored: SnapshotId | None,
+    ) -> None:
         for label in labels:
             try:
-                memory(label, room.slot_bytes)
+                memory(label, layout.slot_bytes)
             except OSError as error:
                 raise StorageError(
-                    f"elastic.snapshot_every needs {SLOTS} x {format_bytes(room.slot_bytes)} of "
+                    f"elastic.snapshot_every needs {SLOTS} x {format_bytes(layout.slot_bytes)} of "
                     f"host memory for each rank, and the system refuses it ({error.strerror}). "
                     "Give the node or its container more memory, split the state over more ranks "
                     "(parallel.zero), or set elastic.snapshot_every=null."
                 ) from error
             whole = memory(label)  # it may be larger, of a layout before
             assert whole is not None
-            slot = Slot(whole, room)
+            slot = Slot(whole, layout)
             pin(slot.content, self._devices)
-            if restored is None or slot.moment.step > restored.step:
+            if restored is None or slot.snapshot_id.step > restored.step:
                 slot.clear()  # of steps that nobody goes on from
-            elif slot.moment == restored:
-                self._newest = slot
+            elif slot.snapshot_id == restored:
+                self._latest = slot
             self._slots.append(slot)
-        for label in neighbour_labels(self._local_rank):
+        for label in peer_labels(self._local_rank):
             self._forget_lost_steps(memory(label), restored)
 
-    def _forget_lost_steps(self, kept: mmap.mmap | None, restored: Moment | None) -> None:
+    def _forget_lost_steps(self, memory: mmap.mmap | None, restored: SnapshotId | None) -> None:
         """Empty a slot of the node before, if nobody goes on from what it holds."""
-        found = None if kept is None else read_slot(kept)
-        if kept is None or found is None or found.moment.generation == self._generation:
+        found = None if memory is None else read_slot(memory)
+        if memory is None or found is None or found.snapshot_id.generation == self._generation:
             return
-        if restored is None or found.moment.step > restored.step:
-            empty(kept)
+        if restored is None or found.snapshot_id.step > restored.step:
+            empty(memory)
 
-    def _seal(self, slot: Slot, step: int, values_json: str, begun_s: float) -> None:
+    def _seal(self, slot: Slot, step: int, values_json: str, started_s: float) -> None:
         found = not_finite(slot.shards)
         if found:  # the next save says so to everybody, and ends the run
             print(f"no snapshot of step {step}: {'; '.join(found[:3])}", file=sys.stderr)
         else:
-            slot.seal(Moment(step, self._generation), values_json, **self._facts)
-            self._newest = slot
-            self._wait_for_neighbour(step)
-        self._interval.counts_s.append(time.monotonic() - begun_s)
+            slot.seal(SnapshotId(step, self._generation), values_json, **self._metadata)
+            self._latest = slot
+            self._wait_for_peer(step)
+        self._interval.counts_s.append(time.monotonic() - started_s)
 
-    def _wait_for_neighbour(self, step: int) -> None:
+    def _wait_for_peer(self, step: int) -> None:
         """Until it holds the snapshot too, or none is there."""
         sent, local_rank = self._sent, self._local_rank
         if sent is not None:

@@ -1,20 +1,20 @@
 """The parts of a cluster of ``kind: batch`` beside the file system: its network, and its queues."""
 
 from shardyard.cluster.batch.queue import (
-    asked_of,
     close,
-    closing,
+    close_acts,
     condition_of,
     jobs_of,
-    place_of,
+    network_location,
+    queries_of,
 )
 from shardyard.cluster.batch.stack import environment_name, render_environment, stack_name
 from shardyard.cluster.clients import Act, World
-from shardyard.cluster.fsx import Made, as_json, made_of
-from shardyard.cluster.network import LATER, network_stack_name, place_named, render_network
+from shardyard.cluster.fsx import FileSystemOutputs, as_json, file_system_outputs
+from shardyard.cluster.network import LATER, location_in_spec, network_stack_name, render_network
 from shardyard.cluster.orphans import details_of_network
-from shardyard.cluster.resources import FileSystem, Stack, State, refuse_foreign, stack_outputs
-from shardyard.cluster.spec import Description
+from shardyard.cluster.resources import FileSystem, Stack, State, check_owner, stack_outputs
+from shardyard.cluster.spec import ClusterSpec
 
 
 class Network(Stack):
@@ -22,22 +22,22 @@ class Network(Stack):
 
     kind = "network"
 
-    def stack(self, given: Description) -> str:
-        return network_stack_name(given)
+    def stack(self, spec: ClusterSpec) -> str:
+        return network_stack_name(spec)
 
-    def text(self, given: Description, owner: str) -> str:
-        return as_json(render_network(given, owner))
+    def text(self, spec: ClusterSpec, owner: str) -> str:
+        return as_json(render_network(spec, owner))
 
     def make(self, world: World) -> None:
-        zone = {"ParameterKey": "Zone", "ParameterValue": world.given.zone}
-        self.create(world, render_network(world.given, world.owner), Parameters=[zone])
+        zone = {"ParameterKey": "Zone", "ParameterValue": world.spec.zone}
+        self.create(world, render_network(world.spec, world.owner), Parameters=[zone])
 
     def details(self, world: World) -> dict[str, str]:
-        network = details_of_network(stack_outputs(world, self.stack(world.given)))
+        network = details_of_network(stack_outputs(world, self.stack(world.spec)))
         return {**super().details(world), **network}
 
     def removal(self, world: World) -> list[Act]:
-        return [self.deletion(world.given)]
+        return [self.deletion(world.spec)]
 
 
 class Environment(Stack):
@@ -45,40 +45,42 @@ class Environment(Stack):
 
     kind = "batch environment"
 
-    def stack(self, given: Description) -> str:
-        return stack_name(given)
+    def stack(self, spec: ClusterSpec) -> str:
+        return stack_name(spec)
 
-    def text(self, given: Description, owner: str) -> str:
-        mount = "MOUNT-NAME" if given.storage.kind == "fsx" else ""
-        later = Made(file_system="FILE-SYSTEM", mount_name=mount, group="FILE-SYSTEM-GROUP")
-        made = None if given.storage.kind == "none" else later
-        return as_json(render_environment(given, owner, made, place_named(given) or LATER))
+    def text(self, spec: ClusterSpec, owner: str) -> str:
+        mount = "MOUNT-NAME" if spec.storage.kind == "fsx" else ""
+        later = FileSystemOutputs(
+            file_system="FILE-SYSTEM", mount_name=mount, group="FILE-SYSTEM-GROUP"
+        )
+        made = None if spec.storage.kind == "none" else later
+        return as_json(render_environment(spec, owner, made, location_in_spec(spec) or LATER))
 
     def make(self, world: World) -> None:
-        files, place = file_system_of(world), place_of(world)
-        template = render_environment(world.given, world.owner, files, place)
+        files, place = file_system_of(world), network_location(world)
+        template = render_environment(world.spec, world.owner, files, place)
         self.create(world, template, Capabilities=["CAPABILITY_IAM"])
 
     def state(self, world: World) -> State:
         """The stack's, and once it is at rest that of environment and queue themselves."""
         stack, found = super().state(world), condition_of(world)
         for tags in found.tags:
-            refuse_foreign(f"queue or environment {environment_name(world.given)}", tags, world)
-        asked = f"{stack.asked}; {asked_of(world)}"
+            check_owner(f"queue or environment {environment_name(world.spec)}", tags, world)
+        asked = f"{stack.source}; {queries_of(world)}"
         match stack.word, found.word:
             case ("there", "absent"):
-                return State(word="failed", why="queues and environments are gone", asked=asked)
+                return State(word="failed", reason="queues and environments are gone", source=asked)
             case ("there", _) | ("absent", "absent" | "going"):
-                return State(word=found.word, why=found.why, asked=asked)
+                return State(word=found.word, reason=found.reason, source=asked)
             case ("absent", _):
                 why = "it is there without its stack; `aws batch delete-job-queue`, then "
-                why += f"`delete-compute-environment` remove it. {found.why}"
-                return State(word="failed", why=why, asked=asked)
+                why += f"`delete-compute-environment` remove it. {found.reason}"
+                return State(word="failed", reason=why, source=asked)
             case _:
-                why = f"{stack.why} {found.why}".strip()
-                return State(word=stack.word, why=why, asked=asked)
+                why = f"{stack.reason} {found.reason}".strip()
+                return State(word=stack.word, reason=why, source=asked)
 
-    def held_by(self, world: World) -> str:
+    def in_use_by(self, world: World) -> str:
         """Jobs that wait or run: their queue's end would be theirs."""
         jobs = jobs_of(world)
         if not jobs:
@@ -89,15 +91,15 @@ class Environment(Stack):
         )
 
     def removal(self, world: World) -> list[Act]:
-        return [*closing(world.given), self.deletion(world.given)]
+        return [*close_acts(world.spec), self.deletion(world.spec)]
 
     def remove(self, world: World) -> None:
-        close(world, self.held_by)  # each of its acts is waited for, and jobs are looked at again
+        close(world, self.in_use_by)  # each of its acts is waited for, and jobs are looked at again
         self.removal(world)[-1].do(world)
 
 
-def file_system_of(world: World) -> Made | None:
+def file_system_of(world: World) -> FileSystemOutputs | None:
     """What the file system's stack says; None: there is none."""
-    if world.given.storage.kind == "none":
+    if world.spec.storage.kind == "none":
         return None
-    return made_of(stack_outputs(world, FileSystem().stack(world.given)))
+    return file_system_outputs(stack_outputs(world, FileSystem().stack(world.spec)))

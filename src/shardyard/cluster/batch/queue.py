@@ -15,10 +15,10 @@ from shardyard.cluster.batch.stack import (
     side_queue_name,
 )
 from shardyard.cluster.clients import Act, World
-from shardyard.cluster.fsx import Made
-from shardyard.cluster.network import Place, network_stack_name, place_named
+from shardyard.cluster.fsx import FileSystemOutputs
+from shardyard.cluster.network import NetworkLocation, location_in_spec, network_stack_name
 from shardyard.cluster.resources import stack_outputs
-from shardyard.cluster.spec import Description
+from shardyard.cluster.spec import ClusterSpec
 from shardyard.errors import CapacityError, RequestError, ShardyardError
 from shardyard.io.polling import wait_for
 from shardyard.launchers.aws_batch.checks import lets_in
@@ -45,14 +45,14 @@ class Condition:
     """How environments and queues are together."""
 
     word: Literal["absent", "coming", "there", "going", "failed"]
-    why: str = ""
+    reason: str = ""
     tags: tuple[dict[str, str], ...] = ()
     """Of each that is there."""
 
 
-def asked_of(world: World) -> str:
+def queries_of(world: World) -> str:
     """Who is asked, for the table."""
-    asked = environments(world.given)
+    asked = environments(world.spec)
     return (
         f"batch describe-compute-environments {' '.join(asked.values())}; "
         f"batch describe-job-queues {' '.join(asked)}"
@@ -62,23 +62,23 @@ def asked_of(world: World) -> str:
 def environment_of(world: World, name: str) -> dict[str, Any] | None:
     """What Batch says of a compute environment; None: there is none."""
     answer = world.ask("batch", "describe_compute_environments", computeEnvironments=[name])
-    return _there((answer or {}).get("computeEnvironments", []))
+    return _not_deleted((answer or {}).get("computeEnvironments", []))
 
 
 def queue_of(world: World, name: str) -> dict[str, Any] | None:
     """What Batch says of a queue; None: there is none."""
     answer = world.ask("batch", "describe_job_queues", jobQueues=[name])
-    return _there((answer or {}).get("jobQueues", []))
+    return _not_deleted((answer or {}).get("jobQueues", []))
 
 
-def _there(found: list[dict[str, Any]]) -> dict[str, Any] | None:
-    return next((one for one in found if one.get("status") != "DELETED"), None)
+def _not_deleted(items: list[dict[str, Any]]) -> dict[str, Any] | None:
+    return next((one for one in items if one.get("status") != "DELETED"), None)
 
 
 def condition_of(world: World) -> Condition:
     """How all are: the worst of them says the word."""
     named: dict[str, dict[str, Any] | None] = {}
-    for queue, environment in environments(world.given).items():
+    for queue, environment in environments(world.spec).items():
         named[f"compute environment {environment}"] = environment_of(world, environment)
         named[f"queue {queue}"] = queue_of(world, queue)
     there = {kind: one for kind, one in named.items() if one is not None}
@@ -89,11 +89,11 @@ def condition_of(world: World) -> Condition:
     if missing and all(one.get("status") == "DELETING" for one in there.values()):
         return Condition(word="going", tags=tags)
     if missing:
-        return Condition(word="failed", why=f"there is no {missing[0]}", tags=tags)
+        return Condition(word="failed", reason=f"there is no {missing[0]}", tags=tags)
     for kind, one in there.items():
         word, why = _condition(kind, one)
         if word != "there":
-            return Condition(word=word, why=why, tags=tags)
+            return Condition(word=word, reason=why, tags=tags)
     return Condition(word="there", tags=tags)
 
 
@@ -121,7 +121,7 @@ def jobs_of(world: World) -> list[str]:
         ShardyardError: Batch does not say it.
     """
     found = []
-    for name in environments(world.given):
+    for name in environments(world.spec):
         for status in ALIVE if queue_of(world, name) is not None else ():
             asked = world.listed(
                 "batch", "list_jobs", "jobSummaryList", jobQueue=name, jobStatus=status
@@ -130,12 +130,12 @@ def jobs_of(world: World) -> list[str]:
     return found
 
 
-def closing(given: Description) -> list[Act]:
+def close_acts(spec: ClusterSpec) -> list[Act]:
     """What closes queues and environments, and lets Batch delete them."""
-    names = environments(given)
+    names = environments(spec)
     return [
         *(_queue_act(queue, "DISABLED") for queue in names),
-        *(_disabling(environment) for environment in names.values()),
+        *(_disable_act(environment) for environment in names.values()),
     ]
 
 
@@ -144,71 +144,73 @@ def _queue_act(name: str, state: str) -> Act:
     return Act(service="batch", call="update_job_queue", params=params)
 
 
-def _disabling(environment: str) -> Act:
+def _disable_act(environment: str) -> Act:
     params = {"computeEnvironment": environment, "state": "DISABLED"}
     return Act(service="batch", call="update_compute_environment", params=params)
 
 
-def close(world: World, held_by: Callable[[World], str]) -> None:
+def close(world: World, in_use_by: Callable[[World], str]) -> None:
     """Let the queues take no job any more, and the environments start no instance.
 
     Batch deletes neither while it is enabled, and deletes a queue's jobs with it: those that came
     since they were looked for keep it.
 
     Args:
-        held_by: Says which jobs there are; empty: none.
+        in_use_by: Says which jobs there are; empty: none.
 
     Raises:
         RequestError: Jobs have come; the queues are open again.
         CapacityError: Batch does not end an update.
     """
-    names = environments(world.given)
+    names = environments(world.spec)
     queues = [name for name in names if queue_of(world, name) is not None]
     for queue in queues:
         _set_queue(world, queue, "DISABLED")
-    if queues and (held := held_by(world)):
+    if queues and (held := in_use_by(world)):
         for queue in queues:
             _set_queue(world, queue, "ENABLED")
-        raise RequestError(f"{world.given.name} is not removed: {held}. Its queues are open again.")
+        raise RequestError(f"{world.spec.name} is not removed: {held}. Its queues are open again.")
     for environment in names.values():
         if environment_of(world, environment) is None:
             continue
         try:
-            _disabling(environment).do(world)
+            _disable_act(environment).do(world)
         except RequestError as error:  # an INVALID one may refuse; whether it goes, its stack says
             warn(f"{environment} is not disabled: {error}")
             continue
-        _settled(world, environment, environment_of)
+        _wait_until_updated(world, environment, environment_of)
 
 
 def _set_queue(world: World, name: str, state: str) -> None:
     _queue_act(name, state).do(world)
-    _settled(world, name, queue_of)
+    _wait_until_updated(world, name, queue_of)
 
 
-def _settled(world: World, name: str, look: Callable[[World, str], dict[str, Any] | None]) -> None:
-    def is_settled() -> bool:
-        return (look(world, name) or {}).get("status") != "UPDATING"
+def _wait_until_updated(
+    world: World, name: str, describe: Callable[[World, str], dict[str, Any] | None]
+) -> None:
+    def is_updated() -> bool:
+        return (describe(world, name) or {}).get("status") != "UPDATING"
 
-    if not wait_for(is_settled, every_s=_SETTLE_EVERY_S, within_s=_SETTLE_WITHIN_S):
+    if not wait_for(is_updated, every_s=_SETTLE_EVERY_S, within_s=_SETTLE_WITHIN_S):
         raise CapacityError(
             f"{name} is still UPDATING after {_SETTLE_WITHIN_S / 60:.0f} minutes. Look at it in "
             "the console of AWS Batch, and run the same command again."
         )
 
 
-def resizing(given: Description, nodes: int) -> Act:
+def resize_act(spec: ClusterSpec, nodes: int) -> Act:
     """What lets so many instances stand without a job; more come with jobs, up to nodes.max."""
     params = {
-        "computeEnvironment": environment_name(given),
-        "computeResources": {"minvCpus": nodes * given.instance.vcpus},
+        "computeEnvironment": environment_name(spec),
+        "computeResources": {"minvCpus": nodes * spec.instance.vcpus},
     }
     return Act(service="batch", call="update_compute_environment", params=params)
 
 
 def instances_of(world: World) -> list[dict[str, Any]]:
     """Each instance with accelerators: its name, whether its agent is there, and its devices."""
-    environment = environment_of(world, environment_name(world.given))
+    environment = environment_of(world, environment_name(world.spec))
     cluster = (environment or {}).get("ecsClusterArn")
     if not cluster:
         return []
@@ -233,36 +235,38 @@ def instances_of(world: World) -> list[dict[str, Any]]:
     ]
 
 
-def launch_settings(world: World, outputs: dict[str, str], made: Made | None) -> dict[str, Any]:
+def launch_settings(
+    world: World, outputs: dict[str, str], fs: FileSystemOutputs | None
+) -> dict[str, Any]:
     """What a recipe needs to be launched there, as a part of a recipe.
 
     Args:
         outputs: Of the environment's stack.
-        made: The file system, where there is one.
+        fs: The file system, where there is one.
     """
-    given = world.given
+    spec = world.spec
     roles = {"job_role": "JobRole", "execution_role": "ExecutionRole"}
     launch: dict[str, Any] = {
         "aws_batch": {
-            "region": given.region,
-            "queue": given.name,
-            "side_queue": side_queue_name(given),
+            "region": spec.region,
+            "queue": spec.name,
+            "side_queue": side_queue_name(spec),
             **{key: outputs[name] for key, name in roles.items() if name in outputs},
-            "log_group": log_group(given),
+            "log_group": log_group(spec),
         }
     }
-    if made is not None:
-        launch |= {"run_dir": f"{SHARED}/runs", "volumes": [_volume(made)]}
-    cluster = {"instance": given.instance.name, "capacity": given.nodes.capacity}
-    if given.capacity.kind == "block":
+    if fs is not None:
+        launch |= {"run_dir": f"{SHARED}/runs", "volumes": [_volume(fs)]}
+    cluster = {"instance": spec.instance.name, "capacity": spec.nodes.capacity}
+    if spec.capacity.kind == "block":
         cluster["block_ends"] = block_ends(world)
     return {"cluster": cluster, "launch": launch}
 
 
-def _volume(made: Made) -> dict[str, str]:
-    if made.mount_name:
+def _volume(fs: FileSystemOutputs) -> dict[str, str]:
+    if fs.mount_name:
         return {"path": SHARED, "host": SHARED}
-    return {"path": SHARED, "efs": made.file_system, "access_point": made.access_point}
+    return {"path": SHARED, "efs": fs.file_system, "access_point": fs.access_point}
 
 
 def block_ends(world: World) -> str:
@@ -274,8 +278,8 @@ def block_ends(world: World) -> str:
     ends = reservation_of(world).get("EndDate")
     if ends is None:
         raise ShardyardError(
-            f"{world.given.nodes.capacity} has no end, so it is no capacity block. Make the queue "
-            f"with nodes.capacity=reservation:{world.given.capacity.reservation}."
+            f"{world.spec.nodes.capacity} has no end, so it is no capacity block. Make the queue "
+            f"with nodes.capacity=reservation:{world.spec.capacity.reservation}."
         )
     return f"{ends:%Y-%m-%dT%H:%M:%SZ}" if hasattr(ends, "strftime") else str(ends)
 
@@ -286,71 +290,71 @@ def reservation_of(world: World) -> dict[str, Any]:
     Raises:
         RequestError: There is none of that id.
     """
-    id, region = world.given.capacity.reservation, world.given.region
+    id, region = world.spec.capacity.reservation, world.spec.region
     answer = world.ask("ec2", "describe_capacity_reservations", CapacityReservationIds=[id]) or {}
-    found: list[dict[str, Any]] = answer.get("CapacityReservations", [])
-    if not found:
+    reservations: list[dict[str, Any]] = answer.get("CapacityReservations", [])
+    if not reservations:
         raise RequestError(
-            f"nodes.capacity={world.given.nodes.capacity}: there is no such reservation in "
+            f"nodes.capacity={world.spec.nodes.capacity}: there is no such reservation in "
             f"{region}. `aws ec2 describe-capacity-reservations --region {region}` lists yours."
         )
-    return found[0]
+    return reservations[0]
 
 
 _USABLE = frozenset({"active", "scheduled", "pending", "payment-pending"})
 """States of a reservation that may still give instances."""
 
 
-def check_place(world: World) -> None:
+def check_preflight(world: World) -> None:
     """Raise where jobs of this description could not run.
 
     Raises:
         RequestError: Subnet, default group or reservation do not fit.
         CapacityError: The subnet has too few addresses, or the reservation is over.
     """
-    if world.given.vpc.id is not None:  # a network of ours has room, and an open default group
+    if world.spec.vpc.id is not None:  # a network of ours has room, and an open default group
         _check_subnet(world)
-        if world.given.has_efa and (world.given.nodes.max or 1) > 1:
+        if world.spec.has_efa and (world.spec.nodes.max or 1) > 1:
             _check_default_group(world)
-    if world.given.capacity.reservation is not None:
+    if world.spec.capacity.reservation is not None:
         _check_reservation(world)
 
 
-def place_of(world: World) -> Place:
+def network_location(world: World) -> NetworkLocation:
     """The network that was named, or made.
 
     Raises:
         ShardyardError: The stack of the network is gone.
     """
-    given = world.given
-    if (named := place_named(given)) is not None:
+    spec = world.spec
+    if (named := location_in_spec(spec)) is not None:
         return named
-    outputs = stack_outputs(world, network_stack_name(given))
-    return Place(vpc=outputs["VPC"], subnet=outputs["SubnetsPrivate"])
+    outputs = stack_outputs(world, network_stack_name(spec))
+    return NetworkLocation(vpc=outputs["VPC"], subnet=outputs["SubnetsPrivate"])
 
 
 def _check_subnet(world: World) -> None:
-    given = world.given
-    name = given.vpc.subnets[given.zone]
+    spec = world.spec
+    name = spec.vpc.subnets[spec.zone]
     answer = world.ask("ec2", "describe_subnets", SubnetIds=[name]) or {"Subnets": []}
     if not answer["Subnets"]:
         raise RequestError(
-            f"vpc.subnets names {name}, and there is no such subnet in {given.region}. `aws ec2 "
-            f"describe-subnets --region {given.region}` lists yours."
+            f"vpc.subnets names {name}, and there is no such subnet in {spec.region}. `aws ec2 "
+            f"describe-subnets --region {spec.region}` lists yours."
         )
     subnet = answer["Subnets"][0]
-    if (subnet["VpcId"], subnet["AvailabilityZone"]) != (given.vpc.id, given.zone):
+    if (subnet["VpcId"], subnet["AvailabilityZone"]) != (spec.vpc.id, spec.zone):
         raise RequestError(
             f"vpc.subnets names {name}, which is in {subnet['AvailabilityZone']} of "
-            f"{subnet['VpcId']}, not in {given.zone} of {given.vpc.id}. Name a subnet of these, or "
+            f"{subnet['VpcId']}, not in {spec.zone} of {spec.vpc.id}. Name a subnet of these, or "
             "correct zone and vpc.id."
         )
     # Each interface of an instance has an address, and its container's one more.
-    most, free = given.nodes.max or 0, int(subnet["AvailableIpAddressCount"])
-    wanted = most * (max(1, given.instance.efa_count) + 1)
+    most, free = spec.nodes.max or 0, int(subnet["AvailableIpAddressCount"])
+    wanted = most * (max(1, spec.instance.efa_count) + 1)
     if free < wanted:
         raise CapacityError(
-            f"subnet {name} has {free} free addresses, and {most} x {given.instance.name} need "
+            f"subnet {name} has {free} free addresses, and {most} x {spec.instance.name} need "
             f"{wanted}, one for each network interface and container. Take a larger subnet, or "
             "lower nodes.max."
         )
@@ -362,27 +366,27 @@ def default_group(world: World) -> dict[str, Any]:
     Raises:
         RequestError: It has none, so it is no VPC of this region.
     """
-    vpc = place_of(world).vpc
+    vpc = network_location(world).vpc
     wanted = {"vpc-id": vpc, "group-name": "default"}
     filters = [{"Name": name, "Values": [value]} for name, value in wanted.items()]
     answer = world.ask("ec2", "describe_security_groups", Filters=filters) or {}
-    found: list[dict[str, Any]] = answer.get("SecurityGroups", [])
-    if not found:
+    groups: list[dict[str, Any]] = answer.get("SecurityGroups", [])
+    if not groups:
         raise RequestError(
-            f"vpc.id={vpc} has no default security group in {world.given.region}. "
+            f"vpc.id={vpc} has no default security group in {world.spec.region}. "
             "Give the VPC that the subnet is in."
         )
-    return found[0]
+    return groups[0]
 
 
 def _check_default_group(world: World) -> None:
     """Source: AWS Batch User Guide, mnp-ce; github.com/aws/aws-cdk issue 21577."""
     group = default_group(world)
-    name, region = group["GroupId"], world.given.region
+    name, region = group["GroupId"], world.spec.region
     if any(lets_in(rule, name) for rule in group.get("IpPermissions", ())):
         return
     raise RequestError(
-        f"the default security group {name} of {world.given.vpc.id} does not let itself in on port "
+        f"the default security group {name} of {world.spec.vpc.id} does not let itself in on port "
         f"{PORT}. Batch gives it to containers where instances have EFA, so nodes would not meet. "
         f"Let it: aws ec2 authorize-security-group-ingress --region {region} --group-id {name} "
         f"--protocol tcp --port 0-65535 --source-group {name}"
@@ -390,16 +394,16 @@ def _check_default_group(world: World) -> None:
 
 
 def _check_reservation(world: World) -> None:
-    given, found = world.given, reservation_of(world)
-    wanted = {"InstanceType": given.instance.name, "AvailabilityZone": given.zone}
+    spec, found = world.spec, reservation_of(world)
+    wanted = {"InstanceType": spec.instance.name, "AvailabilityZone": spec.zone}
     for key, value in wanted.items():
         if found.get(key) != value:
             raise RequestError(
-                f"nodes.capacity={given.nodes.capacity} is of {found.get(key)}, and this is "
+                f"nodes.capacity={spec.nodes.capacity} is of {found.get(key)}, and this is "
                 f"described with {value}. No instance would come out of it. Correct one of them."
             )
     if found.get("State") not in _USABLE:
         raise CapacityError(
-            f"nodes.capacity={given.nodes.capacity} is {found.get('State')}: it gives no instance "
+            f"nodes.capacity={spec.nodes.capacity} is {found.get('State')}: it gives no instance "
             "any more. Name another."
         )

@@ -8,9 +8,9 @@ accelerators, and for side jobs without, such as `shardyard prepare`.
 from typing import Any
 
 from shardyard.cluster.eksctl import tags_of
-from shardyard.cluster.fsx import Made
-from shardyard.cluster.network import Place
-from shardyard.cluster.spec import Description
+from shardyard.cluster.fsx import FileSystemOutputs
+from shardyard.cluster.network import NetworkLocation
+from shardyard.cluster.spec import ClusterSpec
 from shardyard.hardware import nvidia
 from shardyard.image.dockerfile import USER_ID
 
@@ -42,73 +42,73 @@ _BUCKET_RIGHTS = ("s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMu
 _PULL = ("ecr:BatchCheckLayerAvailability", "ecr:GetDownloadUrlForLayer", "ecr:BatchGetImage")
 
 
-def stack_name(given: Description) -> str:
+def stack_name(spec: ClusterSpec) -> str:
     """Of the stack in CloudFormation."""
-    return f"shardyard-{given.name}-batch"
+    return f"shardyard-{spec.name}-batch"
 
 
-def environment_name(given: Description) -> str:
+def environment_name(spec: ClusterSpec) -> str:
     """Of the compute environment with accelerators."""
-    return f"shardyard-{given.name}"
+    return f"shardyard-{spec.name}"
 
 
-def side_queue_name(given: Description) -> str:
+def side_queue_name(spec: ClusterSpec) -> str:
     """Of the queue of side jobs, on instances without accelerators."""
-    return f"{given.name}-side"
+    return f"{spec.name}-side"
 
 
-def environments(given: Description) -> dict[str, str]:
+def environments(spec: ClusterSpec) -> dict[str, str]:
     """Queue -> its compute environment; that of multi-node jobs is the first."""
     return {
-        given.name: environment_name(given),
-        side_queue_name(given): f"{environment_name(given)}-side",
+        spec.name: environment_name(spec),
+        side_queue_name(spec): f"{environment_name(spec)}-side",
     }
 
 
-def log_group(given: Description) -> str:
+def log_group(spec: ClusterSpec) -> str:
     """Where the containers of its jobs write."""
-    return f"/shardyard/{given.name}"
+    return f"/shardyard/{spec.name}"
 
 
 def render_environment(
-    given: Description, owner: str, made: Made | None, place: Place
+    spec: ClusterSpec, owner: str, fs: FileSystemOutputs | None, location: NetworkLocation
 ) -> dict[str, Any]:
     """The template.
 
     Args:
-        made: The file system that instances mount; None: they have none.
-        place: Where the instances lie.
+        fs: The file system that instances mount; None: they have none.
+        location: Where the instances lie.
     """
-    tags = tags_of(given, owner)
+    tags = tags_of(spec, owner)
     listed = [{"Key": key, "Value": value} for key, value in tags.items()]
     return {
         "AWSTemplateFormatVersion": "2010-09-09",
-        "Description": f"Queue {given.name} of AWS Batch and what it needs",
+        "Description": f"Queue {spec.name} of AWS Batch and what it needs",
         "Resources": {
-            **_network(given, listed, place),
-            **_roles(given, listed),
+            **_network(spec, listed, location),
+            **_roles(spec, listed),
             "LogGroup": {
                 "Type": "AWS::Logs::LogGroup",
                 "Properties": {
-                    "LogGroupName": log_group(given),
+                    "LogGroupName": log_group(spec),
                     "RetentionInDays": LOGS_KEPT_DAYS,
                     "Tags": listed,
                 },
             },
-            "Template": _launch_template(given, listed, made),
-            "Environment": _compute_environment(given, tags, made, place),
-            "Queue": _queue(given.name, "Environment", tags),
-            "SideTemplate": _side_template(given, listed, made),
-            "SideEnvironment": _side_environment(given, tags, made, place),
-            "SideQueue": _queue(side_queue_name(given), "SideEnvironment", tags),
+            "Template": _launch_template(spec, listed, fs),
+            "Environment": _compute_environment(spec, tags, fs, location),
+            "Queue": _queue(spec.name, "Environment", tags),
+            "SideTemplate": _side_template(spec, listed, fs),
+            "SideEnvironment": _side_environment(spec, tags, fs, location),
+            "SideQueue": _queue(side_queue_name(spec), "SideEnvironment", tags),
         },
-        "Outputs": _outputs(given),
+        "Outputs": _outputs(spec),
     }
 
 
-def _outputs(given: Description) -> dict[str, Any]:
+def _outputs(spec: ClusterSpec) -> dict[str, Any]:
     found = {"ExecutionRole": _arn("ExecutionRole")}
-    if given.jobs.bucket is not None:
+    if spec.jobs.bucket is not None:
         found["JobRole"] = _arn("JobRole")
     return {name: {"Value": value} for name, value in found.items()}
 
@@ -117,20 +117,22 @@ def _arn(resource: str) -> dict[str, Any]:
     return {"Fn::GetAtt": [resource, "Arn"]}
 
 
-def _is_placed(given: Description) -> bool:
+def _is_placed(spec: ClusterSpec) -> bool:
     """Whether the instances lie where somebody has reserved them: a group of ours has no room."""
-    return given.capacity.reservation is not None
+    return spec.capacity.reservation is not None
 
 
-def _network(given: Description, tags: list[dict[str, str]], place: Place) -> dict[str, Any]:
+def _network(
+    spec: ClusterSpec, tags: list[dict[str, str]], location: NetworkLocation
+) -> dict[str, Any]:
     """EFA takes all traffic within the group, and asks for a rule of its own for each direction."""
     itself = {"Fn::GetAtt": ["Group", "GroupId"]}
-    found: dict[str, Any] = {
+    resources: dict[str, Any] = {
         "Group": {
             "Type": "AWS::EC2::SecurityGroup",
             "Properties": {
-                "GroupDescription": f"instances of {given.name} reach each other",
-                "VpcId": place.vpc,
+                "GroupDescription": f"instances of {spec.name} reach each other",
+                "VpcId": location.vpc,
                 "SecurityGroupEgress": [{"IpProtocol": "-1", "CidrIp": "0.0.0.0/0"}],
                 "Tags": tags,
             },
@@ -148,36 +150,36 @@ def _network(given: Description, tags: list[dict[str, str]], place: Place) -> di
             },
         },
     }  # fmt: skip
-    if not _is_placed(given):
-        found["Placement"] = {
+    if not _is_placed(spec):
+        resources["Placement"] = {
             "Type": "AWS::EC2::PlacementGroup",
             "Properties": {"Strategy": "cluster", "Tags": tags},
         }
-    return found
+    return resources
 
 
-def _roles(given: Description, tags: list[dict[str, str]]) -> dict[str, Any]:
+def _roles(spec: ClusterSpec, tags: list[dict[str, str]]) -> dict[str, Any]:
     """Of the instances, of who starts containers, and of the containers where they need one.
 
     Names are CloudFormation's: roles are of all regions, and there may be a queue of this name in
     each. The instances' role is AWS's own policy, which follows the ECS agent's needs.
     """
     agent = "service-role/AmazonEC2ContainerServiceforEC2Role"
-    found: dict[str, Any] = {
+    resources: dict[str, Any] = {
         "InstanceRole": _role("ec2.amazonaws.com", tags),
         "Profile": {
             "Type": "AWS::IAM::InstanceProfile",
             "Properties": {"Roles": [{"Ref": "InstanceRole"}]},
         },
-        "ExecutionRole": _role("ecs-tasks.amazonaws.com", tags, start=_start_rights(given)),
+        "ExecutionRole": _role("ecs-tasks.amazonaws.com", tags, start=_start_rights(spec)),
     }
-    found["InstanceRole"]["Properties"]["ManagedPolicyArns"] = [
+    resources["InstanceRole"]["Properties"]["ManagedPolicyArns"] = [
         {"Fn::Sub": f"arn:${{AWS::Partition}}:iam::aws:policy/{agent}"}
     ]
-    if given.jobs.bucket is not None:
-        rights = _bucket_rights(given.jobs.bucket)
-        found["JobRole"] = _role("ecs-tasks.amazonaws.com", tags, bucket=rights)
-    return found
+    if spec.jobs.bucket is not None:
+        rights = _bucket_rights(spec.jobs.bucket)
+        resources["JobRole"] = _role("ecs-tasks.amazonaws.com", tags, bucket=rights)
+    return resources
 
 
 def _role(
@@ -198,24 +200,24 @@ def _policy(statements: list[dict[str, Any]]) -> dict[str, Any]:
     return {"Version": "2012-10-17", "Statement": statements}
 
 
-def _may(actions: tuple[str, ...], *resources: Any) -> dict[str, Any]:
+def _allow(actions: tuple[str, ...], *resources: Any) -> dict[str, Any]:
     return {"Effect": "Allow", "Action": list(actions), "Resource": list(resources)}
 
 
-def _start_rights(given: Description) -> list[dict[str, Any]]:
+def _start_rights(spec: ClusterSpec) -> list[dict[str, Any]]:
     """Pull images, which may be another account's, write the log, read the secrets named."""
     found = [
-        _may(("ecr:GetAuthorizationToken",), "*"),
-        _may(_PULL, {"Fn::Sub": "arn:${AWS::Partition}:ecr:*:*:repository/*"}),
-        _may(("logs:CreateLogStream", "logs:PutLogEvents"), _arn("LogGroup")),
+        _allow(("ecr:GetAuthorizationToken",), "*"),
+        _allow(_PULL, {"Fn::Sub": "arn:${AWS::Partition}:ecr:*:*:repository/*"}),
+        _allow(("logs:CreateLogStream", "logs:PutLogEvents"), _arn("LogGroup")),
     ]
-    secrets = given.jobs.secrets or ()
+    secrets = spec.jobs.secrets or ()
     kept = [secret for secret in secrets if ":secretsmanager:" in secret]
     parameters = [_parameter(secret) for secret in secrets if secret not in kept]
     if kept:
-        found.append(_may(("secretsmanager:GetSecretValue",), *kept))
+        found.append(_allow(("secretsmanager:GetSecretValue",), *kept))
     if parameters:
-        found.append(_may(("ssm:GetParameters",), *parameters))
+        found.append(_allow(("ssm:GetParameters",), *parameters))
     return found
 
 
@@ -232,38 +234,38 @@ def _bucket_rights(address: str) -> list[dict[str, Any]]:
     below = "/".join(part for part in (bucket, prefix.strip("/"), "*") if part)
     place = "arn:${AWS::Partition}:s3:::"
     return [
-        _may(("s3:ListBucket",), {"Fn::Sub": place + bucket}),
-        _may(_BUCKET_RIGHTS, {"Fn::Sub": place + below}),
+        _allow(("s3:ListBucket",), {"Fn::Sub": place + bucket}),
+        _allow(_BUCKET_RIGHTS, {"Fn::Sub": place + below}),
     ]
 
 
-def _groups(made: Made | None) -> list[Any]:
+def _groups(fs: FileSystemOutputs | None) -> list[Any]:
     """Of the instances: ours, and the file system's."""
-    return [{"Fn::GetAtt": ["Group", "GroupId"]}, *([made.group] if made else [])]
+    return [{"Fn::GetAtt": ["Group", "GroupId"]}, *([fs.group] if fs else [])]
 
 
 def _launch_template(
-    given: Description, tags: list[dict[str, str]], made: Made | None
+    spec: ClusterSpec, tags: list[dict[str, str]], fs: FileSystemOutputs | None
 ) -> dict[str, Any]:
-    data = {**_instance(given, made, own=given.nodes.user_data), **_renting(given)}
-    if given.has_efa:
+    data = {**_instance(spec, fs, own=spec.nodes.user_data), **_capacity_options(spec)}
+    if spec.has_efa:
         data["NetworkInterfaces"] = [
             {
                 "NetworkCardIndex": card,
                 "DeviceIndex": 0 if card == 0 else 1,  # as eksctl does
                 "InterfaceType": "efa",
-                "Groups": _groups(made),
+                "Groups": _groups(fs),
                 "DeleteOnTermination": True,
             }
-            for card in range(given.instance.efa_count)
+            for card in range(spec.instance.efa_count)
         ]
-    return _template(stack_name(given), data, tags)
+    return _template(stack_name(spec), data, tags)
 
 
 def _side_template(
-    given: Description, tags: list[dict[str, str]], made: Made | None
+    spec: ClusterSpec, tags: list[dict[str, str]], fs: FileSystemOutputs | None
 ) -> dict[str, Any]:
-    return _template(f"{stack_name(given)}-side", _instance(given, made, own=None), tags)
+    return _template(f"{stack_name(spec)}-side", _instance(spec, fs, own=None), tags)
 
 
 def _template(name: str, data: dict[str, Any], tags: list[dict[str, str]]) -> dict[str, Any]:
@@ -277,14 +279,16 @@ def _template(name: str, data: dict[str, Any], tags: list[dict[str, str]]) -> di
     }
 
 
-def _instance(given: Description, made: Made | None, *, own: str | None) -> dict[str, Any]:
+def _instance(
+    spec: ClusterSpec, fs: FileSystemOutputs | None, *, own: str | None
+) -> dict[str, Any]:
     """What instances with and without accelerators have alike."""
     return {
         "BlockDeviceMappings": [
             {
                 "DeviceName": "/dev/xvda",
                 "Ebs": {
-                    "VolumeSize": given.nodes.disk_gib,
+                    "VolumeSize": spec.nodes.disk_gib,
                     "VolumeType": "gp3",
                     "Encrypted": True,
                     "DeleteOnTermination": True,
@@ -293,13 +297,13 @@ def _instance(given: Description, made: Made | None, *, own: str | None) -> dict
         ],
         # One hop: the instance's role is the agent's, and containers cannot take it.
         "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1},
-        "UserData": {"Fn::Base64": user_data(given, made, own=own)},
+        "UserData": {"Fn::Base64": user_data(spec, fs, own=own)},
     }
 
 
-def _renting(given: Description) -> dict[str, Any]:
+def _capacity_options(spec: ClusterSpec) -> dict[str, Any]:
     """Source: CreateLaunchTemplate; EC2 User Guide, Launch instances using Capacity Blocks."""
-    capacity = given.capacity
+    capacity = spec.capacity
     match capacity.kind:
         case "on-demand":
             return {"CapacityReservationSpecification": {"CapacityReservationPreference": "none"}}
@@ -314,14 +318,14 @@ def _renting(given: Description) -> dict[str, Any]:
             raise AssertionError(f"capacity {kind!r} is refused before")
 
 
-def user_data(given: Description, made: Made | None, *, own: str | None) -> str:
+def user_data(spec: ClusterSpec, fs: FileSystemOutputs | None, *, own: str | None) -> str:
     """What instances run as they start: ours, the mount, and the user's own behind them."""
     # ECS gives a container 30 s to end, which is short for a step and its checkpoint.
-    stop = f"ECS_CONTAINER_STOP_TIMEOUT={given.nodes.stop_s}s"
+    stop = f"ECS_CONTAINER_STOP_TIMEOUT={spec.nodes.stop_s}s"
     ours = f"#!/bin/sh\necho {stop} >> /etc/ecs/ecs.config"
     parts = [("x-shellscript", ours)]
-    if made is not None and made.mount_name:
-        parts.append(("x-shellscript", _mount(given, made)))
+    if fs is not None and fs.mount_name:
+        parts.append(("x-shellscript", _mount(spec, fs)))
     if own is not None:
         parts.append(("x-shellscript" if own.startswith("#!") else "cloud-config", own.rstrip()))
     return (
@@ -335,10 +339,10 @@ def user_data(given: Description, made: Made | None, *, own: str | None) -> str:
     )
 
 
-def _mount(given: Description, made: Made) -> str:
+def _mount(spec: ClusterSpec, fs: FileSystemOutputs) -> str:
     """FSx for Lustre. Without it the instance takes no job: what a container wrote would stay on
     the instance's own disk and end with it. ECS's agent starts behind all of this."""
-    server = f"{made.file_system}.fsx.{given.region}.amazonaws.com@tcp:/{made.mount_name}"
+    server = f"{fs.file_system}.fsx.{spec.region}.amazonaws.com@tcp:/{fs.mount_name}"
     return "\n".join(
         [
             "#!/bin/sh",
@@ -351,42 +355,48 @@ def _mount(given: Description, made: Made) -> str:
 
 
 def _compute_environment(
-    given: Description, tags: dict[str, str], made: Made | None, place: Place
+    spec: ClusterSpec, tags: dict[str, str], fs: FileSystemOutputs | None, location: NetworkLocation
 ) -> dict[str, Any]:
-    machine = given.instance
+    machine = spec.instance
     image = {"ImageType": IMAGE_TYPE}
-    if given.nodes.ami is not None:
+    if spec.nodes.ami is not None:
         # An image of the user's own: its kind only says how the agent is set up.
         kind = IMAGE_TYPE if machine.accelerator in nvidia.ROWS else CPU_IMAGE_TYPE
-        image = {"ImageType": kind, "ImageIdOverride": given.nodes.ami}
+        image = {"ImageType": kind, "ImageIdOverride": spec.nodes.ami}
     resources = _instances(
-        machine.name, "Template", place, tags,
-        least=given.nodes.count * machine.vcpus, most=(given.nodes.max or 0) * machine.vcpus,
+        machine.name, "Template", location, tags,
+        least=spec.nodes.count * machine.vcpus, most=(spec.nodes.max or 0) * machine.vcpus,
     )  # fmt: skip
     resources["Ec2Configuration"] = [image]
-    if not _is_placed(given):
+    if not _is_placed(spec):
         resources["PlacementGroup"] = {"Ref": "Placement"}
     # Batch refuses groups here and network interfaces in the template: with EFA they stand there
     # alone, and the containers' own interfaces take the VPC's default group (batch_place.py).
-    if not given.has_efa:
-        resources["SecurityGroupIds"] = _groups(made)
-    return _environment(environment_name(given), resources, tags)
+    if not spec.has_efa:
+        resources["SecurityGroupIds"] = _groups(fs)
+    return _environment(environment_name(spec), resources, tags)
 
 
 def _side_environment(
-    given: Description, tags: dict[str, str], made: Made | None, place: Place
+    spec: ClusterSpec, tags: dict[str, str], fs: FileSystemOutputs | None, location: NetworkLocation
 ) -> dict[str, Any]:
     resources = _instances(
-        SIDE_INSTANCE, "SideTemplate", place, tags,
+        SIDE_INSTANCE, "SideTemplate", location, tags,
         least=0, most=MOST_SIDE_INSTANCES * SIDE_VCPUS,
     )  # fmt: skip
     resources["Ec2Configuration"] = [{"ImageType": CPU_IMAGE_TYPE}]
-    resources["SecurityGroupIds"] = _groups(made)
-    return _environment(environments(given)[side_queue_name(given)], resources, tags)
+    resources["SecurityGroupIds"] = _groups(fs)
+    return _environment(environments(spec)[side_queue_name(spec)], resources, tags)
 
 
 def _instances(
-    type_name: str, template: str, place: Place, tags: dict[str, str], *, least: int, most: int
+    type_name: str,
+    template: str,
+    location: NetworkLocation,
+    tags: dict[str, str],
+    *,
+    least: int,
+    most: int,
 ) -> dict[str, Any]:
     """Instances of one type.
 
@@ -401,7 +411,7 @@ def _instances(
         "MinvCpus": least,
         "MaxvCpus": most,
         "InstanceTypes": [type_name],
-        "Subnets": [place.subnet],
+        "Subnets": [location.subnet],
         "InstanceRole": _arn("Profile"),
         "LaunchTemplate": {
             "LaunchTemplateId": {"Ref": template},

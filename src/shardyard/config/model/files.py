@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shardyard.config.model.hub import digests_of, verified
+from shardyard.config.model.hub import digests_of, verified_repository
 
 _SUFFIXES = (".json", ".jinja", ".safetensors")
 """Of what a training reads of a model."""
@@ -41,7 +41,7 @@ def files_of(folder: Path) -> dict[str, ModelFile]:
     Raises:
         RequestError: A file of a store was changed after it was fetched.
     """
-    complete = verified(folder)
+    complete = verified_repository(folder)
     listed = {} if complete is None else complete.files
     names = listed or [path.name for path in folder.iterdir() if path.suffix in _SUFFIXES]
     files = {}
@@ -65,27 +65,27 @@ def with_digests(folder: Path, files: ModelFiles, names: Iterable[str]) -> dict[
     return known
 
 
-def undecided(ours: ModelFiles, theirs: ModelFiles) -> list[str]:
+def undecided(local: ModelFiles, node0: ModelFiles) -> list[str]:
     """Files that only their content can tell apart."""
     return [
         name
-        for name in ours.keys() & theirs.keys()
-        if ours[name].bytes == theirs[name].bytes
-        and not ours[name].is_file(theirs[name])
-        and None in (ours[name].sha256, theirs[name].sha256)
+        for name in local.keys() & node0.keys()
+        if local[name].bytes == node0[name].bytes
+        and not local[name].is_file(node0[name])
+        and None in (local[name].sha256, node0[name].sha256)
     ]
 
 
-def differences(ours: ModelFiles, theirs: ModelFiles) -> list[str]:
+def differences(local: ModelFiles, node0: ModelFiles) -> list[str]:
     """What is not the same, in words; empty: nothing.
 
     Args:
-        theirs: Node 0's.
+        node0: Node 0's.
     """
-    found = [f"{name} is missing" for name in sorted(theirs.keys() - ours.keys())]
-    found += [f"{name} is not on node 0" for name in sorted(ours.keys() - theirs.keys())]
-    for name in sorted(ours.keys() & theirs.keys()):
-        our, their = ours[name], theirs[name]
+    found = [f"{name} is missing" for name in sorted(node0.keys() - local.keys())]
+    found += [f"{name} is not on node 0" for name in sorted(local.keys() - node0.keys())]
+    for name in sorted(local.keys() & node0.keys()):
+        our, their = local[name], node0[name]
         if our.bytes != their.bytes:
             found.append(f"{name} has {our.bytes:,} bytes, {their.bytes:,} on node 0")
         elif not our.is_file(their) and our.sha256 != their.sha256:

@@ -24,9 +24,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal, get_args
 
 from shardyard.config.fingerprint import digest
-from shardyard.config.model.hub_errors import HubOfflineError, HubSetting, hub_errors_told
+from shardyard.config.model.hub_errors import HubOfflineError, HubSetting, translate_hub_errors
 from shardyard.errors import CapacityError, DataError, RequestError, StorageError
-from shardyard.io.digests import COMPLETE, Complete, FileDigest, read_complete
+from shardyard.io.digests import COMPLETE, FileDigest, FolderDigests, read_digests
 from shardyard.io.files import locked, make_folder, publish_file, write_text
 from shardyard.units import format_bytes
 
@@ -59,11 +59,11 @@ _READ_BYTES = 2**20
 _NO_ROOM_LEFT_BYTES = 2**20
 """For notes, the list and the file system's own blocks."""
 
-Say = Callable[[str], None]
+LogFunction = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class HubRequest:
     """What a recipe asks of the hub."""
 
     kind: HubSetting
@@ -79,7 +79,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stored:
+class StoredRepository:
     """What complete.json says of a folder of the store."""
 
     name: str
@@ -116,12 +116,12 @@ class _Listing:
     files: Mapping[str, _Expected]
 
 
-def fetch(wanted: Wanted, store: Path | None, *, say: Say) -> Path:
+def fetch(request: HubRequest, store: Path | None, *, log: LogFunction) -> Path:
     """Fetch a repository, or find it fetched.
 
     Args:
         store: Where nodes look for it; None: the Hugging Face cache of this machine.
-        say: Told before a long fetch or wait.
+        log: Told before a long fetch or wait.
 
     Returns:
         The folder of its files.
@@ -137,12 +137,12 @@ def fetch(wanted: Wanted, store: Path | None, *, say: Say) -> Path:
         from huggingface_hub.utils.tqdm import disable_progress_bars  # takes 0.2 s, rarely needed
 
         disable_progress_bars()  # a log of bars is thousands of lines
-    return _into_cache(wanted) if store is None else _into_store(wanted, store, say)
+    return _into_cache(request) if store is None else _into_store(request, store, log)
 
 
 def commit_of(folder: Path) -> str | None:
     """The commit that a folder of the store or of the cache holds; None: it is neither."""
-    stored = _read_stored(folder, say=lambda _: None)
+    stored = _read_stored(folder, log=lambda _: None)
     if stored is not None:
         return stored.commit
     is_snapshot = folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name)
@@ -151,11 +151,13 @@ def commit_of(folder: Path) -> str | None:
 
 def digest_of(folder: Path) -> str | None:
     """Equal where two folders of a store hold the same files; None: it is none."""
-    stored = _read_stored(folder, say=lambda _: None)
+    stored = _read_stored(folder, log=lambda _: None)
     return None if stored is None else stored.digest
 
 
-def verified(folder: Path, *, say: Say = lambda _: None) -> Stored | None:
+def verified_repository(
+    folder: Path, *, log: LogFunction = lambda _: None
+) -> StoredRepository | None:
     """The list of a store's folder, once its files are held against it; None: it is not whole.
 
     A file whose size and time are as they were is taken for the same; any other is read.
@@ -163,7 +165,7 @@ def verified(folder: Path, *, say: Say = lambda _: None) -> Stored | None:
     Raises:
         RequestError: A file was changed after it was fetched.
     """
-    stored = _read_stored(folder, say=say)
+    stored = _read_stored(folder, log=log)
     if stored is None:
         return None
     for name, file in stored.files.items():
@@ -171,7 +173,7 @@ def verified(folder: Path, *, say: Say = lambda _: None) -> Stored | None:
         try:
             found = path.stat()
         except FileNotFoundError:
-            say(f"note: {path} is gone; it is fetched again")
+            log(f"note: {path} is gone; it is fetched again")
             return None
         if (found.st_size, found.st_mtime_ns) == (file.bytes, stored.mtimes_ns[name]):
             continue
@@ -186,55 +188,57 @@ def verified(folder: Path, *, say: Say = lambda _: None) -> Stored | None:
     return stored
 
 
-def _into_cache(wanted: Wanted) -> Path:
+def _into_cache(request: HubRequest) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        _ask(wanted)  # huggingface_hub has no limit for the first answer, and asks again and again
-        with hub_errors_told(wanted.words, setting=wanted.kind):
+        _ask(request)  # huggingface_hub has no limit for the first answer, and asks again and again
+        with translate_hub_errors(request.words, setting=request.kind):
             found = snapshot_download(
-                wanted.name, revision=wanted.revision, allow_patterns=list(_PATTERNS[wanted.level])
+                request.name,
+                revision=request.revision,
+                allow_patterns=list(_PATTERNS[request.level]),
             )
     except OSError as error:
         raise StorageError(
-            f"{wanted.words} cannot be fetched into the Hugging Face cache of this machine: "
+            f"{request.words} cannot be fetched into the Hugging Face cache of this machine: "
             f"{error.filename or 'its disk'}: {error.strerror}. Make room (`df -h`), or choose "
             "another folder with HF_HOME or model.dir."
         ) from error
     except (CapacityError, HubOfflineError):  # huggingface_hub looks there after some errors only
-        cached = _in_cache(wanted, wanted.revision)
+        cached = _in_cache(request, request.revision)
         if cached is None:
             raise
         return cached
     return Path(found)
 
 
-def _into_store(wanted: Wanted, store: Path, say: Say) -> Path:
-    revision = wanted.revision or ""
+def _into_store(request: HubRequest, store: Path, log: LogFunction) -> Path:
+    revision = request.revision or ""
     if _COMMIT.fullmatch(revision):
-        folder = store / _folder_name(wanted.name, revision)
-        if _serves(verified(folder, say=say), wanted.level):
+        folder = store / _folder_name(request.name, revision)
+        if _has_level(verified_repository(folder, log=log), request.level):
             return folder
     try:
-        listing = _ask(wanted)
+        listing = _ask(request)
     except (CapacityError, HubOfflineError):
-        commit = _commit_known_here(wanted, store, say)
-        folder = store / _folder_name(wanted.name, commit or "")
-        if commit is not None and _serves(verified(folder, say=say), wanted.level):
+        commit = _stored_commit(request, store, log)
+        folder = store / _folder_name(request.name, commit or "")
+        if commit is not None and _has_level(verified_repository(folder, log=log), request.level):
             return folder
-        cached = _in_cache(wanted, commit or wanted.revision)
+        cached = _in_cache(request, commit or request.revision)
         if cached is None:
             raise
-        listing = _listing_of(cached, wanted.level)
-    folder = store / _folder_name(wanted.name, listing.commit)
-    with _storage_errors_told(wanted, store), _sole_writer(folder, say):
-        held = verified(folder, say=say)
-        if held is not None and _serves(held, wanted.level):
-            if wanted.revision not in held.revisions:
+        listing = _listing_of(cached, request.level)
+    folder = store / _folder_name(request.name, listing.commit)
+    with _translate_storage_errors(request, store), _sole_writer(folder, log):
+        held = verified_repository(folder, log=log)
+        if held is not None and _has_level(held, request.level):
+            if request.revision not in held.revisions:
                 with suppress(StorageError):  # a store that is only read
-                    _write_complete(folder, held, wanted)
+                    _write_complete(folder, held, request)
             return folder
-        _bring(wanted, listing, folder, say)
+        _download_and_verify(request, listing, folder, log)
     return folder
 
 
@@ -242,22 +246,22 @@ def _folder_name(name: str, commit: str) -> str:
     return f"{name.replace('/', '--')}@{commit[:12]}"
 
 
-def _serves(stored: Stored | None, level: Level) -> bool:
+def _has_level(stored: StoredRepository | None, level: Level) -> bool:
     levels = get_args(Level)
     return stored is not None and levels.index(stored.level) >= levels.index(level)
 
 
-def _ask(wanted: Wanted) -> _Listing:
+def _ask(request: HubRequest) -> _Listing:
     """What the hub has."""
     from huggingface_hub import HfApi
 
-    with hub_errors_told(wanted.words, setting=wanted.kind):
+    with translate_hub_errors(request.words, setting=request.kind):
         info = HfApi().model_info(
-            wanted.name, revision=wanted.revision, files_metadata=True, timeout=ANSWER_S
+            request.name, revision=request.revision, files_metadata=True, timeout=ANSWER_S
         )
     files = {}
     for sibling in info.siblings or ():
-        if _is_wanted(sibling.rfilename, wanted.level):
+        if _matches_level(sibling.rfilename, request.level):
             lfs = sibling.lfs
             files[sibling.rfilename] = _Expected(
                 bytes=int(sibling.size or 0),
@@ -267,7 +271,7 @@ def _ask(wanted: Wanted) -> _Listing:
     return _Listing(commit=str(info.sha), files=files)
 
 
-def _is_wanted(name: str, level: Level) -> bool:
+def _matches_level(name: str, level: Level) -> bool:
     return _is_inside(name) and any(fnmatch(name, pattern) for pattern in _PATTERNS[level])
 
 
@@ -277,24 +281,24 @@ def _is_inside(name: str) -> bool:
     return bool(name) and not path.is_absolute() and ".." not in path.parts
 
 
-def _commit_known_here(wanted: Wanted, store: Path, say: Say) -> str | None:
+def _stored_commit(request: HubRequest, store: Path, log: LogFunction) -> str | None:
     """The commit that the hub named when it was asked the same, of a folder of the store."""
-    beginning = _folder_name(wanted.name, "")
+    beginning = _folder_name(request.name, "")
     for folder in sorted(store.iterdir()) if store.is_dir() else ():
-        held = _read_stored(folder, say=say) if folder.name.startswith(beginning) else None
-        if held is not None and wanted.revision in held.revisions:
+        held = _read_stored(folder, log=log) if folder.name.startswith(beginning) else None
+        if held is not None and request.revision in held.revisions:
             return held.commit
     return None
 
 
-def _in_cache(wanted: Wanted, revision: str | None) -> Path | None:
+def _in_cache(request: HubRequest, revision: str | None) -> Path | None:
     """What this machine's cache holds, without asking the hub; None: not all of it."""
     from huggingface_hub import errors, snapshot_download
 
-    patterns = list(_PATTERNS[wanted.level])
+    patterns = list(_PATTERNS[request.level])
     try:
         found = snapshot_download(
-            wanted.name, revision=revision, allow_patterns=patterns, local_files_only=True
+            request.name, revision=revision, allow_patterns=patterns, local_files_only=True
         )
     except (errors.LocalEntryNotFoundError, ValueError):
         return None
@@ -303,7 +307,7 @@ def _in_cache(wanted: Wanted, revision: str | None) -> Path | None:
 
 def _listing_of(cached: Path, level: Level) -> _Listing:
     names = [str(path.relative_to(cached)) for path in cached.rglob("*") if path.is_file()]
-    files = {name: _of_blob(cached / name) for name in names if _is_wanted(name, level)}
+    files = {name: _of_blob(cached / name) for name in names if _matches_level(name, level)}
     return _Listing(commit=cached.name, files=files)
 
 
@@ -318,15 +322,17 @@ def _of_blob(path: Path) -> _Expected:
 
 
 @contextmanager
-def _sole_writer(folder: Path, say: Say) -> Iterator[None]:
+def _sole_writer(folder: Path, log: LogFunction) -> Iterator[None]:
     """Wait until no other process fetches this folder."""
     make_folder(folder)
     words = f"waiting for another process that fetches {folder}"
-    with locked(folder / _LOCK, waits=lambda: say(words)):
+    with locked(folder / _LOCK, waits=lambda: log(words)):
         yield
 
 
-def _bring(wanted: Wanted, listing: _Listing, folder: Path, say: Say) -> None:
+def _download_and_verify(
+    request: HubRequest, listing: _Listing, folder: Path, log: LogFunction
+) -> None:
     """Fetch what the folder lacks, hold all of it against the listing, write the list last."""
     shutil.rmtree(folder / _SCRATCH, ignore_errors=True)  # halves that a killed process left
     for half in folder.rglob(f"*{_PART}"):
@@ -335,25 +341,25 @@ def _bring(wanted: Wanted, listing: _Listing, folder: Path, say: Say) -> None:
         name: file for name, file in listing.files.items() if not _has_size(folder / name, file)
     }
     total_bytes = sum(file.bytes for file in missing.values())
-    _refuse_full(folder, total_bytes)
+    _check_free_space(folder, total_bytes)
     if missing:
-        say(f"fetching {wanted.words} ({format_bytes(total_bytes)}) into {folder}")
-    _copy_from_cache(wanted, listing.commit, missing, folder)
+        log(f"fetching {request.words} ({format_bytes(total_bytes)}) into {folder}")
+    _copy_from_cache(request, listing.commit, missing, folder)
     not_cached = {
         name: file for name, file in missing.items() if not _has_size(folder / name, file)
     }
-    _download(wanted, listing.commit, not_cached, folder, is_forced=False)
-    files = {name: _verified_file(wanted, listing, name, folder) for name in sorted(listing.files)}
+    _download(request, listing.commit, not_cached, folder, is_forced=False)
+    files = {name: _verified_file(request, listing, name, folder) for name in sorted(listing.files)}
     shutil.rmtree(folder / _SCRATCH, ignore_errors=True)
-    stored = Stored(
-        name=wanted.name,
+    stored = StoredRepository(
+        name=request.name,
         commit=listing.commit,
-        level=wanted.level,
+        level=request.level,
         revisions=(),
         files=files,
         mtimes_ns={name: (folder / name).stat().st_mtime_ns for name in files},
     )
-    _write_complete(folder, stored, wanted)
+    _write_complete(folder, stored, request)
 
 
 def _has_size(path: Path, file: _Expected) -> bool:
@@ -363,7 +369,7 @@ def _has_size(path: Path, file: _Expected) -> bool:
         return False
 
 
-def _refuse_full(folder: Path, needed_bytes: int) -> None:
+def _check_free_space(folder: Path, needed_bytes: int) -> None:
     free_bytes = shutil.disk_usage(folder).free
     if needed_bytes + _NO_ROOM_LEFT_BYTES > free_bytes:
         text = (
@@ -374,15 +380,15 @@ def _refuse_full(folder: Path, needed_bytes: int) -> None:
 
 
 def _download(
-    wanted: Wanted, commit: str, names: Mapping[str, Any], folder: Path, *, is_forced: bool
+    request: HubRequest, commit: str, names: Mapping[str, Any], folder: Path, *, is_forced: bool
 ) -> None:
     if not names:
         return
     from huggingface_hub import snapshot_download
 
-    with hub_errors_told(wanted.words, setting=wanted.kind):
+    with translate_hub_errors(request.words, setting=request.kind):
         snapshot_download(
-            wanted.name,
+            request.name,
             revision=commit,
             allow_patterns=sorted(names),
             local_dir=folder,
@@ -391,13 +397,13 @@ def _download(
 
 
 def _copy_from_cache(
-    wanted: Wanted, commit: str, names: Mapping[str, _Expected], folder: Path
+    request: HubRequest, commit: str, names: Mapping[str, _Expected], folder: Path
 ) -> None:
     """Take what this machine has of the same commit already."""
     from huggingface_hub import try_to_load_from_cache
 
     for name in names:
-        cached = try_to_load_from_cache(wanted.name, name, revision=commit)
+        cached = try_to_load_from_cache(request.name, name, revision=commit)
         if isinstance(cached, str):
             path = folder / name
             make_folder(path.parent)
@@ -424,18 +430,18 @@ def digests_of(path: Path) -> Digests:
     return Digests(sha256.hexdigest(), blob.hexdigest())
 
 
-def _verified_file(wanted: Wanted, listing: _Listing, name: str, folder: Path) -> FileDigest:
+def _verified_file(request: HubRequest, listing: _Listing, name: str, folder: Path) -> FileDigest:
     """Hold one file against the hub's digest; one that is wrong is fetched once more."""
     expected, path = listing.files[name], folder / name
     found = digests_of(path)
-    if not _is_as(expected, found):  # damaged in the cache, perhaps
+    if not _digests_match(expected, found):  # damaged in the cache, perhaps
         path.unlink()
         try:
-            _download(wanted, listing.commit, {name: expected}, folder, is_forced=True)
+            _download(request, listing.commit, {name: expected}, folder, is_forced=True)
             found = digests_of(path)
         except (CapacityError, HubOfflineError, FileNotFoundError) as error:
-            raise _damaged_in_cache(wanted, listing, name) from error
-    if not _is_as(expected, found):
+            raise _damaged_in_cache(request, listing, name) from error
+    if not _digests_match(expected, found):
         path.unlink()
         raise DataError(
             f"{path} has another digest than the hub gives for it (SHA-256 "
@@ -445,10 +451,10 @@ def _verified_file(wanted: Wanted, listing: _Listing, name: str, folder: Path) -
     return FileDigest(bytes=path.stat().st_size, sha256=found.sha256)
 
 
-def _damaged_in_cache(wanted: Wanted, listing: _Listing, name: str) -> DataError:
+def _damaged_in_cache(request: HubRequest, listing: _Listing, name: str) -> DataError:
     from huggingface_hub import try_to_load_from_cache
 
-    cached = try_to_load_from_cache(wanted.name, name, revision=listing.commit)
+    cached = try_to_load_from_cache(request.name, name, revision=listing.commit)
     where = Path(cached if isinstance(cached, str) else name)
     return DataError(
         f"{where} is damaged: its digest is another one than the cache's name for it says, and the "
@@ -457,14 +463,14 @@ def _damaged_in_cache(wanted: Wanted, listing: _Listing, name: str) -> DataError
     )
 
 
-def _is_as(expected: _Expected, found: Digests) -> bool:
-    return (expected.sha256 or found.sha256) == found.sha256 and (
-        expected.blob or found.blob
-    ) == found.blob
+def _digests_match(expected: _Expected, actual: Digests) -> bool:
+    return (expected.sha256 or actual.sha256) == actual.sha256 and (
+        expected.blob or actual.blob
+    ) == actual.blob
 
 
-def _write_complete(folder: Path, stored: Stored, wanted: Wanted) -> None:
-    revisions = dict.fromkeys((*stored.revisions, wanted.revision, stored.commit))
+def _write_complete(folder: Path, stored: StoredRepository, request: HubRequest) -> None:
+    revisions = dict.fromkeys((*stored.revisions, request.revision, stored.commit))
     made_of = {
         "hub": stored.name,
         "commit": stored.commit,
@@ -472,28 +478,28 @@ def _write_complete(folder: Path, stored: Stored, wanted: Wanted) -> None:
         "revisions": list(revisions),
         "mtimes_ns": dict(stored.mtimes_ns),
     }
-    write_text(folder / COMPLETE, Complete(files=stored.files, made_of=made_of).text())
+    write_text(folder / COMPLETE, FolderDigests(files=stored.files, provenance=made_of).text())
 
 
-def _read_stored(folder: Path, *, say: Say) -> Stored | None:
+def _read_stored(folder: Path, *, log: LogFunction) -> StoredRepository | None:
     if not (folder / COMPLETE).is_file():
         return None
     try:
-        return _stored(read_complete(folder))
+        return _stored(read_digests(folder))
     except DataError as error:
-        say(f"note: {folder}: {error}; its files are held against the hub again")
+        log(f"note: {folder}: {error}; its files are held against the hub again")
         return None
 
 
-def _stored(complete: Complete) -> Stored:
+def _stored(complete: FolderDigests) -> StoredRepository:
     """The folder of a store, if the file is of one.
 
     Raises:
         DataError: It is of something else; the text says only why.
     """
-    made_of = complete.made_of
+    made_of = complete.provenance
     try:
-        stored = Stored(
+        stored = StoredRepository(
             name=made_of["hub"],
             commit=made_of["commit"],
             level=made_of["level"],
@@ -515,19 +521,19 @@ def _stored(complete: Complete) -> Stored:
 
 
 @contextmanager
-def _storage_errors_told(wanted: Wanted, store: Path) -> Iterator[None]:
+def _translate_storage_errors(request: HubRequest, store: Path) -> Iterator[None]:
     try:
         yield
     except StorageError as error:  # of the list itself
-        raise _cannot_store(wanted, store, str(error).partition(". ")[0]) from error
+        raise _cannot_store(request, store, str(error).partition(". ")[0]) from error
     except OSError as error:
         why = f"{error.filename or store}: {error.strerror or error}"
-        raise _cannot_store(wanted, store, why) from error
+        raise _cannot_store(request, store, why) from error
 
 
-def _cannot_store(wanted: Wanted, store: Path, why: str) -> StorageError:
+def _cannot_store(request: HubRequest, store: Path, reason: str) -> StorageError:
     return StorageError(
-        f"{wanted.words} cannot be fetched into {store}: {why}. What is there stays, and is not "
+        f"{request.words} cannot be fetched into {store}: {reason}. What is there stays, and is not "
         "fetched again. Make room (`df -h`) or give the run's user the right to write there, or "
         "choose another folder with model.dir."
     )

@@ -38,7 +38,7 @@ class HubOfflineError(RequestError):
 
 
 @contextmanager
-def hub_errors_told(words: str, *, setting: HubSetting) -> Iterator[None]:
+def translate_hub_errors(words: str, *, setting: HubSetting) -> Iterator[None]:
     """Turn what huggingface_hub raises into one of our errors.
 
     Args:
@@ -58,10 +58,10 @@ def hub_errors_told(words: str, *, setting: HubSetting) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _OF_A_DISK and not _is_answer(error):
             raise
-        raise _told(error, words, setting) from error
+        raise _translate_error(error, words, setting) from error
 
 
-def _told(error: Exception, words: str, setting: HubSetting) -> Exception:
+def _translate_error(error: Exception, words: str, setting: HubSetting) -> Exception:
     from huggingface_hub import errors
 
     for cause in (error, error.__cause__):
@@ -76,7 +76,7 @@ def _told(error: Exception, words: str, setting: HubSetting) -> Exception:
             case errors.GatedRepoError():
                 return _gated(words)
             case errors.RepositoryNotFoundError():
-                return _not_found(words)
+                return _missing_repository_error(words)
             case errors.RevisionNotFoundError():
                 return RequestError(
                     f"{words}: the repository has no such branch, tag or commit (any more). Look "
@@ -115,7 +115,7 @@ def _gated(words: str) -> AccessError:
     )
 
 
-def _not_found(words: str) -> RequestError:
+def _missing_repository_error(words: str) -> RequestError:
     who = "the token of this process" if _has_token() else "somebody without a token"
     return RequestError(
         f"{words}: the Hugging Face hub has no such repository, or it is private and {who} may not "

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shardyard.config.model.hub import Say, Wanted, fetch
+from shardyard.config.model.hub import HubRequest, LogFunction, fetch
 from shardyard.config.schema.recipe import Model, Recipe
 from shardyard.config.secrets import show
 from shardyard.config.task_lookup import task_row
@@ -20,8 +20,8 @@ from shardyard.families.images.registry import IMAGE_PRESETS, KINDS, is_image_co
 from shardyard.families.presets import PRESETS
 from shardyard.families.registry import family_of, is_family
 from shardyard.families.shape import ModelShape
-from shardyard.file_faults import why_broken_link, why_no_content
-from shardyard.given_file import read_given
+from shardyard.file_faults import broken_link_error, content_error
+from shardyard.given_file import read_user_file
 from shardyard.io.files import MOST_JSON_BYTES, parse_json
 
 
@@ -30,7 +30,7 @@ def model_folder(
     *,
     needs_weights: bool = True,
     commit: str | None = None,
-    say: Say = lambda _: None,
+    log: LogFunction = lambda _: None,
 ) -> Path | None:
     """Folder of the model's own files on this machine, or None for a preset.
 
@@ -38,7 +38,7 @@ def model_folder(
         needs_weights: Whether weights that the recipe loads are fetched too, and must be there.
             Without them the cache of this machine is enough, as model.dir may be elsewhere.
         commit: Of the hub, where a run has found one before; it is taken again.
-        say: Told before a long fetch.
+        log: Told before a long fetch.
 
     Raises:
         RequestError: There is no such folder or repository.
@@ -50,7 +50,7 @@ def model_folder(
     if model.path is not None:
         folder = Path(model.path).expanduser().resolve()
         if not folder.is_dir():
-            link = why_broken_link(Path(model.path).expanduser())
+            link = broken_link_error(Path(model.path).expanduser())
             if link is not None:
                 raise RequestError(f"model.path={model.path} {link}")
             is_file = "is a file" if folder.is_file() else "does not exist"
@@ -64,14 +64,14 @@ def model_folder(
                 "save_pretrained wrote, or a snapshot of the hub."
             )
     elif model.hub is not None:
-        wanted = Wanted(
+        wanted = HubRequest(
             kind="model.hub",
             name=model.hub,
             revision=commit or model.revision,
             level="weights" if loads else "config",
         )
         store = None if model.dir is None or not needs_weights else Path(model.dir).expanduser()
-        folder = fetch(wanted, store, say=say)
+        folder = fetch(wanted, store, log=log)
     else:
         return None
     if loads:
@@ -85,7 +85,7 @@ def has_tokenizer(folder: Path | None) -> bool:
     return folder is not None and any((folder / name).is_file() for name in names)
 
 
-def shape_if_known(recipe: Recipe, folder: Path | None, vocab_size: int) -> ModelShape | None:
+def shape_or_none(recipe: Recipe, folder: Path | None, vocab_size: int) -> ModelShape | None:
     """As ``read_shape``, with the heads that the task needs; None for a module of the user's own,
     which nobody knows before it runs, and for a network that classifies images."""
     if recipe.model.module is not None or task_row(recipe.task.name).reads == "images":
@@ -93,7 +93,7 @@ def shape_if_known(recipe: Recipe, folder: Path | None, vocab_size: int) -> Mode
     return with_heads(read_shape(recipe.model, folder, vocab_size), recipe.task.name)
 
 
-def network_if_known(recipe: Recipe, folder: Path | None) -> ImageNetwork | None:
+def network_or_none(recipe: Recipe, folder: Path | None) -> ImageNetwork | None:
     """What classifies images, as its preset or its folder's config.json says; None: of text.
 
     Raises:
@@ -136,9 +136,9 @@ def read_shape(model: Model, folder: Path | None, vocab_size: int) -> ModelShape
         assert stated is not None, "check() saw to it that a model is named"
         return stated
     path = folder / "config.json"
-    shape = _known_shape(_read_config(path), str(path), model)
+    shape = _parse_shape(_read_config(path), str(path), model)
     if stated is not None:
-        _refuse_difference(model, stated, shape, path)
+        _check_same_shape(model, stated, shape, path)
     return shape
 
 
@@ -155,7 +155,7 @@ def stated_shape(model: Model, vocab_size: int) -> ModelShape | None:
         mask_rows = 0 if shape.is_causal else 1  # the tokenizer that we train has no mask token
         return replace(shape, vocab_size=vocab_size + mask_rows)
     if model.config is not None:
-        return _known_shape(config_content(model.config), "model.config", model)
+        return _parse_shape(config_content(model.config), "model.config", model)
     return None
 
 
@@ -168,7 +168,7 @@ def config_content(config: str | dict[str, Any]) -> dict[str, Any]:
     return config if isinstance(config, dict) else _read_config(Path(config).expanduser())
 
 
-def _known_shape(config: dict[str, Any], source: str, model: Model) -> ModelShape:
+def _parse_shape(config: dict[str, Any], source: str, model: Model) -> ModelShape:
     if is_image_config(config):
         raise RequestError(
             f"{source}: model_type={config['model_type']!r} classifies images, and the task reads "
@@ -178,7 +178,7 @@ def _known_shape(config: dict[str, Any], source: str, model: Model) -> ModelShap
         config,
         source,
         is_random=model.weights == "random",
-        says_dropout=model.dropout != "auto",
+        overrides_dropout=model.dropout != "auto",
     )
 
 
@@ -186,7 +186,7 @@ _BY_THE_FOLDER = ("hidden_dropout", "head_dim", "moe_intermediate_size")
 """Of a shape: what is no size, or stands in another word (``head_width``, ``expert_width``)."""
 
 
-def _refuse_difference(model: Model, stated: ModelShape, found: ModelShape, path: Path) -> None:
+def _check_same_shape(model: Model, stated: ModelShape, actual: ModelShape, path: Path) -> None:
     """Raise if the folder holds another model than the one that was planned."""
     is_open = model.preset is not None and not PRESETS[model.preset].shape.vocab_size
     skipped = (*_BY_THE_FOLDER, *(("vocab_size",) if is_open else ()))
@@ -196,9 +196,9 @@ def _refuse_difference(model: Model, stated: ModelShape, found: ModelShape, path
         "expert_width": stated.expert_width,
     }
     wrong = [
-        f"{name}={show(getattr(found, name))}, not {show(value)}"
+        f"{name}={show(getattr(actual, name))}, not {show(value)}"
         for name, value in compared.items()
-        if getattr(found, name) != value
+        if getattr(actual, name) != value
     ]
     if wrong:
         said = "model.config" if model.preset is None else f"model.preset={model.preset}"
@@ -259,10 +259,10 @@ def table_rows(model: Model, shape: ModelShape | None) -> int | None:
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        why = why_no_content(path)
+        why = content_error(path)
         if why is not None:
             raise RequestError(f"{path} {why}")
-        config = parse_json(read_given(path, limit_bytes=MOST_JSON_BYTES).decode())
+        config = parse_json(read_user_file(path, limit_bytes=MOST_JSON_BYTES).decode())
     except FileNotFoundError as error:
         raise RequestError(
             f"{path} does not exist. A Hugging Face folder has one; give the folder that "

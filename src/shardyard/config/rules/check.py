@@ -6,30 +6,30 @@ One small function for each kind of problem; all are run, so that a user sees ev
 import difflib
 from collections.abc import Callable, Iterable, Sequence
 
-from shardyard.config.alerts import alert_problems
+from shardyard.config.alerts import check_alerts
 from shardyard.config.cluster_choice import chosen_cluster, devices_of_node
 from shardyard.config.data_choices import DATA_FORMATS
-from shardyard.config.endpoints import parse_meeting_place
-from shardyard.config.formulas import takes_snapshots
+from shardyard.config.endpoints import parse_rendezvous_endpoint
+from shardyard.config.formulas import snapshots_enabled
 from shardyard.config.load import Sources, name_of, read_settings
 from shardyard.config.optimizers import OPTIMIZERS, factors_of, optimizer_of, readers_of
-from shardyard.config.phases import phase_problems, problems_of_each
-from shardyard.config.rules.custom_module import own_module_problems
+from shardyard.config.phases import check_each_phase, check_phases
+from shardyard.config.rules.custom_module import check_custom_module
 from shardyard.config.rules.data import (
-    data_problems,
-    dialogue_problems,
+    check_conversations,
+    check_data,
+    check_strings,
     formats_of,
-    text_problems,
-    texts,
+    text_settings,
 )
-from shardyard.config.rules.elastic import left_out_problems, timeout_problems
-from shardyard.config.rules.images import image_problems
-from shardyard.config.rules.launch import environment_problems, launch_problems
-from shardyard.config.rules.model import lora_problems, misfits
-from shardyard.config.rules.observe import exporter_problems, profile_problems
-from shardyard.config.rules.precision import format_problems
-from shardyard.config.rules.reproducible import exact_problems
-from shardyard.config.rules.trainable import trainable_problems
+from shardyard.config.rules.elastic import check_node_exclusion, check_timeouts
+from shardyard.config.rules.images import check_images
+from shardyard.config.rules.launch import check_environment, check_launch
+from shardyard.config.rules.model import check_lora, check_model
+from shardyard.config.rules.observe import check_exporters, check_profile
+from shardyard.config.rules.precision import check_precision
+from shardyard.config.rules.reproducible import check_reproducible
+from shardyard.config.rules.trainable import check_trainable
 from shardyard.config.schema.base import section_key
 from shardyard.config.schema.recipe import Optim, Recipe, Task
 from shardyard.config.secrets import HIDDEN, find_credential, is_variable, parse_references
@@ -38,7 +38,7 @@ from shardyard.config.tasks import TASKS
 from shardyard.errors import Problem, RecipeError, RequestError
 from shardyard.families.images.registry import IMAGE_PRESETS
 from shardyard.families.presets import PRESETS, preset_named
-from shardyard.hardware.accelerator import wrong_kind
+from shardyard.hardware.accelerator import device_kind_error
 
 
 def check(recipe: Recipe, source: str = "recipe", *, to_train: bool = True) -> None:
@@ -51,7 +51,7 @@ def check(recipe: Recipe, source: str = "recipe", *, to_train: bool = True) -> N
     Raises:
         RecipeError: All problems.
     """
-    found = _find_problems(recipe, to_train=to_train)
+    found = _run_checks(recipe, to_train=to_train)
     if found:
         raise RecipeError(found, source)
 
@@ -78,30 +78,30 @@ def load_checked_recipe(
     # a section that has lost a setting for being wrong is not told that it lacks one
     broken = {problem.path for problem in problems}
     broken |= {problem.path.partition(".")[0] for problem in problems}
-    found = _find_problems(recipe, to_train=to_train)
+    found = _run_checks(recipe, to_train=to_train)
     problems += [problem for problem in found if problem.path not in broken]
     if problems:
         raise RecipeError(problems, name_of(sources))
     return recipe
 
 
-def _find_problems(recipe: Recipe, *, to_train: bool) -> list[Problem]:
-    recipe, nameless = _with_known_task(recipe)
-    unwritable = list(text_problems(recipe))
+def _run_checks(recipe: Recipe, *, to_train: bool) -> list[Problem]:
+    recipe, nameless = _with_valid_task(recipe)
+    unwritable = list(check_strings(recipe))
     if unwritable:  # without the others, which open the files that texts name
-        return [*unwritable, *nameless, *_credentials(recipe), *environment_problems(recipe)]
-    found = nameless or list(_unread_sections(recipe))
-    found += phase_problems(recipe)
-    others = list(problems_of_each(recipe, _problems_of_phase))
+        return [*unwritable, *nameless, *_credentials(recipe), *check_environment(recipe)]
+    found = nameless or list(_unused_sections(recipe))
+    found += check_phases(recipe)
+    others = list(check_each_phase(recipe, _check_phase))
     found += [problem for problem in others if not nameless or problem.path != "task.name"]
-    return [*found, *problems_of_each(recipe, trainable_problems)] if to_train else found
+    return [*found, *check_each_phase(recipe, check_trainable)] if to_train else found
 
 
-def _problems_of_phase(recipe: Recipe) -> Iterable[Problem]:
+def _check_phase(recipe: Recipe) -> Iterable[Problem]:
     return (problem for look in _CHECKS for problem in look(recipe))
 
 
-def _with_known_task(recipe: Recipe) -> tuple[Recipe, list[Problem]]:
+def _with_valid_task(recipe: Recipe) -> tuple[Recipe, list[Problem]]:
     """A recipe whose task the checks can ask, and what is wrong with the one that it names."""
     try:
         task_row(recipe.task.name)
@@ -114,7 +114,7 @@ def _with_known_task(recipe: Recipe) -> tuple[Recipe, list[Problem]]:
 
 
 def _credentials(recipe: Recipe) -> Iterable[Problem]:
-    for path, text in texts(recipe.model_dump()):
+    for path, text in text_settings(recipe.model_dump()):
         kind = find_credential(text)
         if kind:
             yield Problem(
@@ -213,7 +213,7 @@ def _fit(recipe: Recipe) -> Iterable[Problem]:
     reads_text = task_row(recipe.task.name).reads == "text"
     preset = preset_named(recipe.model.preset) if reads_text else None
     shape = None if preset is None else preset.shape
-    yield from misfits(recipe, shape, devices_per_node=devices_of_node(recipe.cluster))
+    yield from check_model(recipe, shape, devices_per_node=devices_of_node(recipe.cluster))
 
 
 def _optim(recipe: Recipe) -> Iterable[Problem]:
@@ -221,7 +221,7 @@ def _optim(recipe: Recipe) -> Iterable[Problem]:
     row = optimizer_of(optim)
     if not row.knows_lr and optim.lr == "auto":
         known = " and ".join(name for name, other in OPTIMIZERS.items() if other.knows_lr)
-        text = f"=auto is known for {known} only. Give one; {row.usual_lr} is a usual start for"
+        text = f"=auto is known for {known} only. Give one; {row.typical_lr} is a usual start for"
         yield Problem("optim.lr", f"{text} {optim.name}.")
     for key in sorted(optim.model_fields_set):
         readers = readers_of(key)
@@ -324,7 +324,7 @@ def _generation(recipe: Recipe) -> Iterable[Problem]:
         yield Problem("task.generate_tokens", text)
 
 
-def _unread_sections(recipe: Recipe) -> Iterable[Problem]:
+def _unused_sections(recipe: Recipe) -> Iterable[Problem]:
     """Of launchers a recipe may have several; it has one task."""
     for key in recipe.task.model_extra or ():
         if key != section_key(recipe.task.name):
@@ -367,18 +367,18 @@ def _cluster(recipe: Recipe) -> Iterable[Problem]:
     if elastic.max_nodes != "auto" and elastic.max_nodes < nodes:
         text = f"={elastic.max_nodes} is less than cluster.nodes={nodes}. Use at least {nodes}."
         yield Problem("elastic.max_nodes", text)
-    yield from _snapshot_neighbour(recipe)
+    yield from _check_peer_snapshots(recipe)
     try:
-        parse_meeting_place(elastic.rendezvous)
+        parse_rendezvous_endpoint(elastic.rendezvous)
     except RequestError as error:
         yield Problem("elastic.rendezvous", str(error))
 
 
-def _snapshot_neighbour(recipe: Recipe) -> Iterable[Problem]:
+def _check_peer_snapshots(recipe: Recipe) -> Iterable[Problem]:
     elastic, setting = recipe.elastic, "elastic.snapshot_neighbour"
     if elastic.snapshot_neighbour is not True:
         return
-    if not takes_snapshots(recipe):
+    if not snapshots_enabled(recipe):
         text = "=true copies snapshots, of which there are none. Set elastic.snapshot_every=auto."
         yield Problem(setting, text)
     if recipe.cluster.nodes == 1 and elastic.max_nodes in ("auto", 1):
@@ -388,7 +388,7 @@ def _snapshot_neighbour(recipe: Recipe) -> Iterable[Problem]:
 
 def _device(recipe: Recipe) -> Iterable[Problem]:
     """Words for an accelerator that torch has another name for; any other may be a vendor's."""
-    wrong = wrong_kind(recipe.cluster.device)
+    wrong = device_kind_error(recipe.cluster.device)
     if wrong is not None:
         yield Problem("cluster.device", wrong)
 
@@ -433,19 +433,19 @@ def _bits(recipe: Recipe) -> Iterable[Problem]:
 _CHECKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (
     _credentials,
     _data_format,
-    data_problems,
-    dialogue_problems,
+    check_data,
+    check_conversations,
     _length,
     _model,
-    own_module_problems,
-    image_problems,
-    lora_problems,
+    check_custom_module,
+    check_images,
+    check_lora,
     _secrets,
-    environment_problems,
+    check_environment,
     _fit,
     _generation,
-    format_problems,
-    exact_problems,
+    check_precision,
+    check_reproducible,
     _optim,
     _batch,
     _optimizer_states,
@@ -454,12 +454,12 @@ _CHECKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (
     _cluster,
     _device,
     _machines,
-    launch_problems,
-    timeout_problems,
-    left_out_problems,
-    alert_problems,
-    profile_problems,
-    exporter_problems,
+    check_launch,
+    check_timeouts,
+    check_node_exclusion,
+    check_alerts,
+    check_profile,
+    check_exporters,
     _bits,
 )
 

@@ -36,7 +36,7 @@ FOLLOWING_A_SHAPE = (
 """Settings whose auto is taken from the sizes of a model."""
 
 
-def known_shape(shape: ModelShape | None) -> ModelShape:
+def require_shape(shape: ModelShape | None) -> ModelShape:
     """The shape that a plan is made of.
 
     Raises:
@@ -47,7 +47,7 @@ def known_shape(shape: ModelShape | None) -> ModelShape:
     return shape
 
 
-def own_module_problems(
+def check_custom_module(
     recipe: Recipe, *, generic: str | None = None, has_sizes: bool = False
 ) -> Iterable[Problem]:
     """Everything that is wrong with a recipe that has ``model.module``, or with its settings.
@@ -66,34 +66,36 @@ def own_module_problems(
     if model.preset is not None:
         text = "model.module and model.preset each name a model. Keep one of them."
         yield Problem("model", text)
-    yield from _place_problems(model.module)
-    yield from axis_problems(recipe, generic or "a module of your own")
+    yield from _check_import_path(model.module)
+    yield from check_unsupported_axes(recipe, generic or "a module of your own")
     for setting in () if has_sizes else FOLLOWING_A_SHAPE:
         section, key = setting.split(".")
         is_said = setting == "optim.global_batch" and recipe.optim.batch_per_device is not None
         if getattr(getattr(recipe, section), key) == "auto" and not is_said:
             text = f"=auto follows a model's sizes, and those of {what} are not known. Give it"
             yield Problem(setting, f"{text} a value.")
-    for path, (is_asked, why) in _refused(recipe, what, is_generic=generic is not None).items():
+    for path, (is_asked, why) in _unsupported_settings(
+        recipe, what, is_generic=generic is not None
+    ).items():
         if is_asked:
             yield Problem(path, why)
 
 
-def _place_problems(place: str) -> Iterable[Problem]:
-    if not _FORM.fullmatch(place):
-        text = f"={place!r} is not of the form package.module:function. Name a function that makes"
+def _check_import_path(import_path: str) -> Iterable[Problem]:
+    if not _FORM.fullmatch(import_path):
+        text = f"={import_path!r} is not of the form package.module:function. Name a function that makes"
         yield Problem("model.module", f"{text} the model.")
         return
-    first = place.partition(":")[0].partition(".")[0]
+    first = import_path.partition(":")[0].partition(".")[0]
     if PathFinder.find_spec(first, [str(Path.cwd()), *sys.path]) is None:
         text = (
-            f"={place}: there is no module {first} in {Path.cwd()} nor among installed packages. "
+            f"={import_path}: there is no module {first} in {Path.cwd()} nor among installed packages. "
             "Start where it is, set PYTHONPATH, or install it."
         )
         yield Problem("model.module", text)
 
 
-def axis_problems(recipe: Recipe, what: str) -> Iterable[Problem]:
+def check_unsupported_axes(recipe: Recipe, what: str) -> Iterable[Problem]:
     """Degrees that split what nobody here knows how to split."""
     for axis, reason in WHY_NOT.items():
         degree = getattr(recipe.parallel, axis)
@@ -105,7 +107,9 @@ def axis_problems(recipe: Recipe, what: str) -> Iterable[Problem]:
             yield Problem(f"parallel.{axis}", text)
 
 
-def _refused(recipe: Recipe, what: str, *, is_generic: bool) -> dict[str, tuple[bool, str]]:
+def _unsupported_settings(
+    recipe: Recipe, what: str, *, is_generic: bool
+) -> dict[str, tuple[bool, str]]:
     """Setting -> whether a recipe asks for what no module of one's own has, and why not."""
     model, given = recipe.model, recipe.model.model_fields_set
     recompute, is_split = recipe.memory.recompute, bool(model.blocks) or is_generic
@@ -243,8 +247,8 @@ def on_generic_path(
     generic = recipe.model_copy(update={"model": model})
     what, has_sizes = f"a model of type {kind}", sizes is not None
     found = [
-        *own_module_problems(generic, generic=what, has_sizes=has_sizes),
-        *_more_problems(recipe, kind),
+        *check_custom_module(generic, generic=what, has_sizes=has_sizes),
+        *_check_model_type(recipe, kind),
     ]
     if found:
         known = ", ".join(FAMILIES)
@@ -257,7 +261,7 @@ def on_generic_path(
     return generic
 
 
-def _more_problems(recipe: Recipe, kind: str) -> list[Problem]:
+def _check_model_type(recipe: Recipe, kind: str) -> list[Problem]:
     found = []
     if not recipe.data.attends_across and kind not in KEEP_DOCUMENTS_APART:
         setting, value, other = "data.attend_across_documents", "false", "true"

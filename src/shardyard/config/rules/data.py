@@ -16,7 +16,7 @@ from shardyard.config.data_choices import CHAT_TEMPLATES, DATA_FORMATS, SLOTS, s
 from shardyard.config.schema.data import Data
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.secrets import find_credential, show, without_secrets
-from shardyard.config.sources import is_remote, why_no_address
+from shardyard.config.sources import address_error, is_remote
 from shardyard.config.task_lookup import task_row
 from shardyard.config.tasks import BITS_PER_BYTE, TASKS
 from shardyard.errors import Problem
@@ -65,54 +65,56 @@ _PLAIN = re.compile(r"[A-Za-z0-9_./-]{1,100}")
 """Names that may stand in the dotted name of a setting in a message."""
 
 
-def text_problems(recipe: Recipe) -> Iterable[Problem]:
+def check_strings(recipe: Recipe) -> Iterable[Problem]:
     """Every text that cannot be written, passed on or opened."""
-    for setting, text in texts(recipe.model_dump()):
-        why = _why_not(setting, text)
+    for setting, text in text_settings(recipe.model_dump()):
+        why = _string_error(setting, text)
         if why:
             yield Problem(setting, f"={show(without_secrets(text))} {why}")
 
 
-def texts(tree: Any, path: str = "") -> Iterable[tuple[str, str]]:
+def text_settings(tree: Any, path: str = "") -> Iterable[tuple[str, str]]:
     """Every text with its dotted name: values, and the names that a user made."""
     if isinstance(tree, dict):
         for key, value in tree.items():
             if path in MAPPINGS:
                 yield path, key
                 is_plain = _PLAIN.fullmatch(key) and not find_credential(key)
-                yield from texts(value, f"{path}.{key}" if is_plain else path)
+                yield from text_settings(value, f"{path}.{key}" if is_plain else path)
             else:
-                yield from texts(value, f"{path}.{key}" if path else key)
+                yield from text_settings(value, f"{path}.{key}" if path else key)
     elif isinstance(tree, list | tuple):
         for value in tree:
-            yield from texts(value, path)
+            yield from text_settings(value, path)
     elif isinstance(tree, str):
         yield path, tree
 
 
-def why_no_path(text: str, instead: str = _A_PATH) -> str | None:
+def path_error(text: str, instead: str = _A_PATH) -> str | None:
     """Why a text can be no path of this machine; None: it can be one.
 
     Args:
         instead: What to do now if it is a URL.
     """
-    return _why_no_text(text) or _why_no_line(text) or _why_url(text, instead) or _why_no_name(text)
+    return (
+        _encoding_error(text) or _line_error(text) or _url_error(text, instead) or _name_error(text)
+    )
 
 
-def _why_not(setting: str, text: str) -> str | None:
+def _string_error(setting: str, text: str) -> str | None:
     if _PROSE.fullmatch(setting):
-        return _why_no_text(text)
+        return _encoding_error(text)
     if setting in SOURCES and is_remote(text):
-        return _why_no_text(text) or _why_no_line(text) or why_no_address(text)
+        return _encoding_error(text) or _line_error(text) or address_error(text)
     if setting in PATHS:
-        return why_no_path(text, _INSTEAD_OF_A_URL.get(setting, _A_PATH))
-    why = _why_no_text(text) or _why_no_line(text)
+        return path_error(text, _INSTEAD_OF_A_URL.get(setting, _A_PATH))
+    why = _encoding_error(text) or _line_error(text)
     if why is None and setting in _INSTEAD_OF_A_URL:
-        return _why_url(text, _INSTEAD_OF_A_URL[setting])
+        return _url_error(text, _INSTEAD_OF_A_URL[setting])
     return why
 
 
-def _why_no_text(text: str) -> str | None:
+def _encoding_error(text: str) -> str | None:
     if "\0" in text:
         return "holds the character NUL, which no file name and no variable can. Remove it."
     try:
@@ -122,7 +124,7 @@ def _why_no_text(text: str) -> str | None:
     return None
 
 
-def _why_no_line(text: str) -> str | None:
+def _line_error(text: str) -> str | None:
     control = next((c for c in text if unicodedata.category(c) == "Cc"), None)
     if control is not None:
         return (
@@ -136,11 +138,11 @@ def _why_no_line(text: str) -> str | None:
     return None
 
 
-def _why_url(text: str, instead: str) -> str | None:
+def _url_error(text: str, instead: str) -> str | None:
     return f"is a URL, which is not opened here. {instead}" if is_remote(text) else None
 
 
-def _why_no_name(text: str) -> str | None:
+def _name_error(text: str) -> str | None:
     if not text.strip():
         return "is empty. Write . if the current folder is meant."
     longest = max(text.split("/"), key=lambda part: len(part.encode()))
@@ -159,7 +161,7 @@ def _why_no_name(text: str) -> str | None:
 # What contradicts itself in the section ``data``.
 
 
-def data_problems(recipe: Recipe) -> Iterable[Problem]:
+def check_data(recipe: Recipe) -> Iterable[Problem]:
     """Everything of this kind."""
     data = recipe.data
     yield from _packing(recipe)
@@ -266,7 +268,7 @@ def not_trained(kind: str, tokenizer: str) -> str:
 # What contradicts itself in a recipe that learns from dialogues.
 
 
-def dialogue_problems(recipe: Recipe) -> Iterable[Problem]:
+def check_conversations(recipe: Recipe) -> Iterable[Problem]:
     """What a recipe that learns from dialogues asks."""
     data, target = recipe.data, recipe.run.target or ()
     if data.chat_template is not None and data.chat_template not in CHAT_TEMPLATES:

@@ -19,7 +19,7 @@ _OF_PROCESSORS = "throttled"
 """The one of them that is not of a device."""
 
 
-def left_out_problems(recipe: Recipe) -> Iterable[Problem]:
+def check_node_exclusion(recipe: Recipe) -> Iterable[Problem]:
     """Why no node can be left out, as far as the recipe says so."""
     rules = recipe.elastic.leave_out_for
     if not rules:
@@ -29,21 +29,21 @@ def left_out_problems(recipe: Recipe) -> Iterable[Problem]:
     most = nodes if elastic.max_nodes == "auto" else elastic.max_nodes
     if fewest >= most:
         text = (
-            f"={_shown(rules)} goes on with a node less, and elastic.min_nodes={fewest} needs all "
+            f"={_format_list(rules)} goes on with a node less, and elastic.min_nodes={fewest} needs all "
             f"of the {most} that there may be. Set elastic.min_nodes below, or leave it empty."
         )
         yield Problem(_SETTING, text)
     of_telemetry = [rule for rule in rules if rule not in (_OF_RANKS, _OF_AGENTS)]
     if of_telemetry and recipe.observe.telemetry_every_s is None:
         text = (
-            f"={_shown(of_telemetry)} follows from what telemetry finds, and "
+            f"={_format_list(of_telemetry)} follows from what telemetry finds, and "
             "observe.telemetry_every_s=null writes none. Give it seconds, or leave these out."
         )
         yield Problem(_SETTING, text)
-    yield from device_problems(recipe)
+    yield from check_exclusion_device(recipe)
 
 
-def device_problems(recipe: Recipe) -> Iterable[Problem]:
+def check_exclusion_device(recipe: Recipe) -> Iterable[Problem]:
     """The same, of what the devices do not tell; asked again once the device is known."""
     device, rules = recipe.cluster.device, recipe.elastic.leave_out_for
     if device == "auto":
@@ -54,7 +54,7 @@ def device_problems(recipe: Recipe) -> Iterable[Problem]:
         return
     if _OF_RANKS in rules and device != "cpu":
         text = (
-            f"={_shown([_OF_RANKS])} with cluster.device={device}: there a collective returns once "
+            f"={_format_list([_OF_RANKS])} with cluster.device={device}: there a collective returns once "
             "it is queued, so the ranks' times do not tell who is slow, and no rank would ever be "
             f"left out. Leave {_OF_RANKS} out."
         )
@@ -63,13 +63,13 @@ def device_problems(recipe: Recipe) -> Iterable[Problem]:
     of_devices = [rule for rule in rules if rule not in others]
     if of_devices and device == "cpu":
         text = (
-            f"={_shown(of_devices)} with cluster.device=cpu: processors have no counters of "
+            f"={_format_list(of_devices)} with cluster.device=cpu: processors have no counters of "
             "devices, so these are never found. Leave them out."
         )
         yield Problem(_SETTING, text)
 
 
-def _shown(rules: Iterable[str]) -> str:
+def _format_list(rules: Iterable[str]) -> str:
     return f"[{', '.join(rules)}]"
 
 
@@ -87,45 +87,45 @@ _OTHERS_COME_S = 300.0
 
 
 @dataclass(frozen=True)
-class Order:
+class TimeoutOrder:
     """One timeout that must be shorter than another; both are settings in seconds."""
 
     shorter: str
     longer: str
-    why: str
+    reason: str
     may_be_equal: bool = False
     on: str | None = None
     """The launcher that reads one of them; None: every run does."""
 
 
 TIMEOUTS = (
-    Order(
+    TimeoutOrder(
         "elastic.keep_alive_s",
         "elastic.collective_timeout_s",
         "Ranks would give up on each other before the node that is gone is named",
     ),
-    Order(
+    TimeoutOrder(
         "elastic.hang_min_s",
         "elastic.hang_slow_s",
         "A usual step would be given more time than a save",
         may_be_equal=True,
     ),
-    Order(
+    TimeoutOrder(
         "elastic.hang_min_s",
         "elastic.collective_timeout_s",
         "A healthy rank would give up on the others, and be named, before the one that hangs is",
     ),
-    Order(
+    TimeoutOrder(
         "elastic.hang_slow_s",
         "elastic.collective_timeout_s",
         "A healthy rank would give up on the others, and be named, before the one that hangs is",
     ),
-    Order(
+    TimeoutOrder(
         "elastic.collective_timeout_s",
         "elastic.restart_timeout_s",
         "Nodes that restart would give up on those whose ranks still wait in a collective",
     ),
-    Order(
+    TimeoutOrder(
         "elastic.drain_timeout_s",
         "launch.slurm.signal_before_s",
         "Slurm would kill the run at its time limit in the middle of a drain",
@@ -135,7 +135,7 @@ TIMEOUTS = (
 )
 
 
-def timeout_problems(recipe: Recipe, *, on: str | None = None) -> Iterable[Problem]:
+def check_timeouts(recipe: Recipe, *, on: str | None = None) -> Iterable[Problem]:
     """Every inverted pair.
 
     Args:
@@ -143,7 +143,7 @@ def timeout_problems(recipe: Recipe, *, on: str | None = None) -> Iterable[Probl
             for it in any case.
     """
     for order in TIMEOUTS:
-        if order.on is not None and order.on != on and not _is_spoken_of(recipe, order.on):
+        if order.on is not None and order.on != on and not _is_configured(recipe, order.on):
             continue
         shorter, longer = (attrgetter(name)(recipe) for name in (order.shorter, order.longer))
         if "auto" in (shorter, longer):
@@ -151,13 +151,13 @@ def timeout_problems(recipe: Recipe, *, on: str | None = None) -> Iterable[Probl
         if shorter > longer or (shorter == longer and not order.may_be_equal):
             relation = "above" if order.may_be_equal else "not below"
             text = (
-                f"={shorter:g} is {relation} {order.longer}={longer:g}. {order.why}. Lower the "
+                f"={shorter:g} is {relation} {order.longer}={longer:g}. {order.reason}. Lower the "
                 "one or raise the other."
             )
             yield Problem(order.shorter, text)
 
 
-def _is_spoken_of(recipe: Recipe, launcher: str) -> bool:
+def _is_configured(recipe: Recipe, launcher: str) -> bool:
     return bool(getattr(recipe.launch, launcher).model_fields_set)
 
 

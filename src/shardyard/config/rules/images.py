@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from shardyard.config.formulas import first_batch, step_samples
-from shardyard.config.rules.custom_module import axis_problems
+from shardyard.config.rules.custom_module import check_unsupported_axes
 from shardyard.config.schema.data import Images
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.task_lookup import task_row
@@ -34,7 +34,7 @@ _OF_NETWORKS = ("drop_path", "batch_norm", "batch_norm_momentum", "zero_last_nor
 _UNSAID = ("auto", False, "micro_batch")
 
 
-def step_problems(recipe: Recipe, *, ranks: int) -> Iterable[Problem]:
+def check_step_batch(recipe: Recipe, *, ranks: int) -> Iterable[Problem]:
     """A step that normalises over all its samples, of which a rank cannot compute all of its own.
 
     Args:
@@ -57,7 +57,7 @@ def step_problems(recipe: Recipe, *, ranks: int) -> Iterable[Problem]:
         yield Problem("model.compile", f"{text}model.batch_norm=micro_batch.")
 
 
-def _lone_picture_problems(recipe: Recipe, network: ImageNetwork) -> Iterable[Problem]:
+def _check_single_image_batch(recipe: Recipe, network: ImageNetwork) -> Iterable[Problem]:
     """A last micro-batch of one picture, of which a norm sees one number of each feature."""
     optim, micro_batch = recipe.optim, recipe.optim.micro_batch
     if network.batch_norm_momentum is None or recipe.model.batch_norm == "step":
@@ -81,7 +81,7 @@ def _lone_picture_problems(recipe: Recipe, network: ImageNetwork) -> Iterable[Pr
     yield Problem("optim.global_batch", f"{text}, or optim.global_batch={max(2, samples - 1)}.")
 
 
-def network_problems(recipe: Recipe, network: ImageNetwork) -> Iterable[Problem]:
+def check_network(recipe: Recipe, network: ImageNetwork) -> Iterable[Problem]:
     """Settings that a network has nothing for, once it is known."""
     kind, model = KINDS[network.model_type], recipe.model
     if model.batch_norm_momentum != "auto" and network.batch_norm_momentum is None:
@@ -90,10 +90,10 @@ def network_problems(recipe: Recipe, network: ImageNetwork) -> Iterable[Problem]
     if model.batch_norm == "step" and network.batch_norm_momentum is None:
         text = f"=step: a network of type {network.model_type} has no batch normalisation."
         yield Problem("model.batch_norm", f"{text} Leave it out.")
-    yield from _lone_picture_problems(recipe, network)
+    yield from _check_single_image_batch(recipe, network)
     layout = recipe.parallel
     if isinstance(layout.dp_replicate, int) and isinstance(layout.dp_shard, int):
-        yield from step_problems(recipe, ranks=layout.dp_replicate * layout.dp_shard)
+        yield from check_step_batch(recipe, ranks=layout.dp_replicate * layout.dp_shard)
     if not model.zero_last_norm:
         return
     if kind.last_norm is None:
@@ -125,7 +125,7 @@ def _of_images(recipe: Recipe) -> Iterable[Problem]:
         yield Problem("model.preset", f"{text}Use task.name=image_classification.")
 
 
-def image_problems(recipe: Recipe) -> Iterable[Problem]:
+def check_images(recipe: Recipe) -> Iterable[Problem]:
     """Everything of this kind."""
     task = recipe.task.name
     if task_row(task).reads != "images":
@@ -143,8 +143,8 @@ def image_problems(recipe: Recipe) -> Iterable[Problem]:
     if recipe.model.preset is not None and recipe.model.preset not in IMAGE_PRESETS:
         text = f"={recipe.model.preset} is no network for images. Use {', '.join(IMAGE_PRESETS)}."
         yield Problem("model.preset", text)
-    yield from axis_problems(recipe, _WHAT)
-    yield from _augmentation_problems(recipe)
+    yield from check_unsupported_axes(recipe, _WHAT)
+    yield from _check_augmentation(recipe)
     if recipe.optim.lr == "auto":
         text = "=auto is not known for images: it depends on the recipe as a whole. Give it; 0.1 "
         yield Problem("optim.lr", f"{text}for each 256 images is usual with sgd and momentum.")
@@ -159,7 +159,7 @@ def image_problems(recipe: Recipe) -> Iterable[Problem]:
         yield Problem("precision.compute", text)
 
 
-def _augmentation_problems(recipe: Recipe) -> Iterable[Problem]:
+def _check_augmentation(recipe: Recipe) -> Iterable[Problem]:
     """What is drawn of images, and cannot be."""
     images = recipe.data.images
     for key, (least, largest) in (

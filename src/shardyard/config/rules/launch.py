@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from shardyard.config.endpoints import TCP
 from shardyard.config.kubernetes_etcd import rendezvous_of, secret_name
-from shardyard.config.machines import capacity_problems
-from shardyard.config.rules.slurm_options import SETTING, gpus_in, option_problems
+from shardyard.config.machines import check_capacity
+from shardyard.config.rules.slurm_options import SETTING, check_slurm_options, gpus_in
 from shardyard.config.schema.launch import Kubernetes, Launch, Slurm
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.secret_names import is_called_a_secret
@@ -16,10 +16,10 @@ from shardyard.errors import Problem, RequestError
 from shardyard.hardware.catalogue import instance
 
 
-def launch_problems(recipe: Recipe) -> Iterable[Problem]:
+def check_launch(recipe: Recipe) -> Iterable[Problem]:
     """Every contradiction, with what to do."""
     launch = recipe.launch
-    yield from capacity_problems(recipe.cluster)
+    yield from check_capacity(recipe.cluster)
     yield from _run_dir(launch)
     yield from _volumes(launch)
     yield from _image_paths(launch)
@@ -114,7 +114,7 @@ _MOUNT = re.compile(r"/[^:,]*(:/[^:,]*(:[a-z][a-z-]*(=[a-z]+)?(\+[a-z][a-z-]*(=[
 
 
 def _slurm(slurm: Slurm) -> Iterable[Problem]:
-    yield from option_problems(slurm.options)
+    yield from check_slurm_options(slurm.options)
     if not slurm.request_gpus and gpus_in(str(slurm.options.get("gres", ""))) is not None:
         text = (
             f"={slurm.options['gres']} asks for GPUs, and launch.slurm.request_gpus=false says "
@@ -209,10 +209,10 @@ _NAMES_A_COMMIT = re.compile(
 )
 
 
-def environment_problems(recipe: Recipe) -> Iterable[Problem]:
+def check_environment(recipe: Recipe) -> Iterable[Problem]:
     """Every variable that no process can be given, or whose name says that it is a secret."""
     for name, value in recipe.launch.env.items():
-        yield from _name_problems("launch.env", name)
+        yield from _check_variable_name("launch.env", name)
         size = len(f"{name}={value}".encode(errors="replace"))
         if size > LONGEST_BYTES:
             text = (
@@ -236,10 +236,10 @@ def environment_problems(recipe: Recipe) -> Iterable[Problem]:
             )
             yield Problem(f"launch.env.{name}", text)
     for name in recipe.secrets:
-        yield from _name_problems("secrets", name)
+        yield from _check_variable_name("secrets", name)
 
 
-def _name_problems(section: str, name: str) -> Iterable[Problem]:
+def _check_variable_name(section: str, name: str) -> Iterable[Problem]:
     if not is_variable(name):
         text = (
             f"{show(name)} is no name of an environment variable. Use letters, digits and "

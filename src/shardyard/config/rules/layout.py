@@ -66,7 +66,7 @@ def resolve_layout(
     Raises:
         RecipeError: The degrees do not fit the world size, or contradict the strategy.
     """
-    found = problems(
+    found = check_layout(
         parallel, world_size=world_size, devices_per_node=devices_per_node, shape=shape,
         seq_len=seq_len,
     )  # fmt: skip
@@ -96,7 +96,7 @@ def resolve_layout(
     return layout, {name: why for name, why in reasons.items() if name in open_settings}
 
 
-def problems(
+def check_layout(
     parallel: Parallel,
     *,
     world_size: int | None,
@@ -116,49 +116,49 @@ def problems(
         global_batch: Samples in one step; there must be one for each data-parallel rank.
         micro_batch: Samples in one forward pass; at most the global batch.
     """
-    found = strategy_problems(parallel)
-    found += axis_problems(
+    found = check_strategy(parallel)
+    found += check_axes(
         cp=parallel.cp, tp=parallel.tp, pp=parallel.pp, ep=parallel.ep, world_size=world_size,
         devices_per_node=devices_per_node, shape=shape, seq_len=seq_len,
         cp_exchange=parallel.cp_exchange,
     )  # fmt: skip
     if world_size is None or devices_per_node is None:
-        found += batch_problems(1, global_batch=global_batch, micro_batch=micro_batch)
-        found += stage_problems(
+        found += check_batch(1, global_batch=global_batch, micro_batch=micro_batch)
+        found += check_stages(
             pp=parallel.pp, schedule=parallel.schedule, virtual_stages=parallel.virtual_stages,
             shape=shape,
         )  # fmt: skip
-        return found + split_backward_problems(parallel)
+        return found + check_split_backward(parallel)
     model_ranks = parallel.cp * parallel.tp * parallel.pp
     if world_size % model_ranks:
         given = " x ".join(f"{a}={getattr(parallel, a)}" for a in ("cp", "tp", "pp"))
         text = f"{given} makes {model_ranks}, which does not divide the {world_size} ranks."
         return [*found, Problem("parallel", f"{text} Their product may be {_divisors(world_size)}")]
     data_ranks = world_size // model_ranks
-    data_problems = _data_axis_problems(parallel, data_ranks)
+    data_problems = _check_data_axes(parallel, data_ranks)
     found += data_problems
     if not data_problems and not any(problem.path == "parallel.ep" for problem in found):
         dp_shard, _ = _shard_degree(parallel, data_ranks, devices_per_node=devices_per_node)
-        found += expert_problems(dp_shard=dp_shard, cp=parallel.cp, ep=parallel.ep)
-    found += batch_problems(data_ranks, global_batch=global_batch, micro_batch=micro_batch)
+        found += check_experts(dp_shard=dp_shard, cp=parallel.cp, ep=parallel.ep)
+    found += check_batch(data_ranks, global_batch=global_batch, micro_batch=micro_batch)
     micro_batches = None
     if global_batch is not None and micro_batch is not None:
         micro_batches = math.ceil(math.ceil(global_batch / micro_batch) / data_ranks)
-    found += stage_problems(
+    found += check_stages(
         pp=parallel.pp, micro_batches=micro_batches, schedule=parallel.schedule,
         virtual_stages=parallel.virtual_stages, shape=shape,
     )  # fmt: skip
-    return found + split_backward_problems(parallel)
+    return found + check_split_backward(parallel)
 
 
-def zero_asked(parallel: Parallel) -> int | None:
+def requested_zero(parallel: Parallel) -> int | None:
     """The zero level that is given, by itself or by a strategy; None: it is left open."""
     if parallel.zero != "auto":
         return parallel.zero
     return None if parallel.strategy is None else _STRATEGIES[parallel.strategy].zero
 
 
-def strategy_problems(parallel: Parallel) -> list[Problem]:
+def check_strategy(parallel: Parallel) -> list[Problem]:
     """Settings that contradict ``parallel.strategy``; needs no world size."""
     if parallel.strategy is None:
         return []
@@ -181,7 +181,7 @@ def strategy_problems(parallel: Parallel) -> list[Problem]:
     return found
 
 
-def batch_problems(
+def check_batch(
     data_ranks: int, *, global_batch: int | None, micro_batch: int | None
 ) -> list[Problem]:
     """Batch sizes that give some rank nothing to do in every step."""
@@ -202,7 +202,7 @@ def batch_problems(
     return found
 
 
-def axis_problems(
+def check_axes(
     *,
     cp: int,
     tp: int,
@@ -251,9 +251,9 @@ def axis_problems(
         )
         found.append(Problem("parallel.tp", text))
     if shape is not None:
-        found += _split_problems(shape, tp=tp, pp=pp, ep=ep)
+        found += _check_model_splits(shape, tp=tp, pp=pp, ep=ep)
     if shape is not None and cp > 1 and cp_exchange == "heads":
-        found += _exchange_problems(shape.num_attention_heads, cp=cp, tp=tp)
+        found += _check_head_exchange(shape.num_attention_heads, cp=cp, tp=tp)
     ranks = ep if world_size is None else world_size // (tp * pp)
     if ep > 1 and ranks % ep:
         text = (
@@ -264,7 +264,7 @@ def axis_problems(
     return found
 
 
-def expert_problems(*, dp_shard: int, cp: int, ep: int) -> list[Problem]:
+def check_experts(*, dp_shard: int, cp: int, ep: int) -> list[Problem]:
     """Experts are dealt over the ranks that split one copy of the model, and over no others."""
     if dp_shard * cp % ep == 0:
         return []
@@ -275,7 +275,7 @@ def expert_problems(*, dp_shard: int, cp: int, ep: int) -> list[Problem]:
     return [Problem("parallel.ep", text)]
 
 
-def _split_problems(shape: ModelShape, *, tp: int, pp: int, ep: int) -> list[Problem]:
+def _check_model_splits(shape: ModelShape, *, tp: int, pp: int, ep: int) -> list[Problem]:
     """Degrees against the heads, blocks and experts of a model."""
     found = []
     heads = math.gcd(shape.num_attention_heads, shape.num_key_value_heads)
@@ -308,7 +308,7 @@ def _split_problems(shape: ModelShape, *, tp: int, pp: int, ep: int) -> list[Pro
     return found
 
 
-def _exchange_problems(heads: int, *, cp: int, tp: int) -> list[Problem]:
+def _check_head_exchange(heads: int, *, cp: int, tp: int) -> list[Problem]:
     """Too few heads for the ranks that exchange them; those of tp have split them before."""
     if heads % tp or heads // tp % cp == 0:
         return []
@@ -320,7 +320,7 @@ def _exchange_problems(heads: int, *, cp: int, tp: int) -> list[Problem]:
     return [Problem("parallel.cp_exchange", text)]
 
 
-def stage_problems(
+def check_stages(
     *,
     pp: int,
     micro_batches: int | None = None,
@@ -390,7 +390,7 @@ SPLIT_BACKWARD = ("zero-bubble", "zb-v")
 """Schedules that compute the gradients of weights later than those of activations."""
 
 
-def split_backward_problems(parallel: Parallel) -> list[Problem]:
+def check_split_backward(parallel: Parallel) -> list[Problem]:
     """Zero 3 with a schedule that would silently lose gradients there."""
     if parallel.pp == 1 or parallel.schedule not in SPLIT_BACKWARD:
         return []
@@ -408,7 +408,7 @@ def split_backward_problems(parallel: Parallel) -> list[Problem]:
     return [Problem(f"parallel.{path}", text)]
 
 
-def _data_axis_problems(parallel: Parallel, data_ranks: int) -> list[Problem]:
+def _check_data_axes(parallel: Parallel, data_ranks: int) -> list[Problem]:
     """dp_shard and dp_replicate against the ranks that the model axes leave."""
     found = []
     given = {

@@ -2,20 +2,20 @@
 
 from collections.abc import Iterable
 
-from shardyard.config.formulas import attention_problems, batch_if_known
+from shardyard.config.formulas import batch_or_none, check_attention
 from shardyard.config.optimizers import OPTIMIZERS, optimizer_of
-from shardyard.config.rules.layout import FP8_MULTIPLE, SPLIT_BACKWARD, zero_asked
-from shardyard.config.rules.layout import problems as layout_problems
+from shardyard.config.rules.layout import FP8_MULTIPLE, SPLIT_BACKWARD, requested_zero
+from shardyard.config.rules.layout import check_layout as layout_problems
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.task_lookup import task_row
 from shardyard.config.tasks import tasks_of
 from shardyard.errors import Problem
-from shardyard.families.lora import target_problems
+from shardyard.families.lora import lora_target_errors
 from shardyard.families.shape import ModelShape
-from shardyard.families.trainable import frozen_problems, parameters_of
+from shardyard.families.trainable import frozen_pattern_errors, parameters_of
 
 
-def lora_problems(recipe: Recipe) -> Iterable[Problem]:
+def check_lora(recipe: Recipe) -> Iterable[Problem]:
     """Everything that is wrong with ``model.lora`` before the model's shape is known."""
     model, lora = recipe.model, recipe.model.lora
     if lora.rank is None:
@@ -42,7 +42,7 @@ def lora_problems(recipe: Recipe) -> Iterable[Problem]:
 # ``auto`` that needs no data has its value, and by the planner's search.
 
 
-def misfits(
+def check_model(
     recipe: Recipe, shape: ModelShape | None, *, devices_per_node: int | None
 ) -> list[Problem]:
     """All that the settings say against each other and against the model; data left out.
@@ -62,24 +62,28 @@ def misfits(
             devices_per_node=devices_per_node,
             shape=shape,
             seq_len=None if seq_len == "auto" else seq_len,
-            global_batch=batch_if_known(optim, devices=devices),
+            global_batch=batch_or_none(optim, devices=devices),
             micro_batch=None if optim.micro_batch == "auto" else optim.micro_batch,
         ),
-        *attention_problems(recipe, shape),
-        *_compile_problems(recipe, shape),
-        *_fp8_problems(recipe, shape),
-        *_offload_problems(recipe),
-        *([] if shape is None else _model_problems(recipe, shape)),
-        *([] if shape is None else frozen_problems(recipe.model.frozen, parameters_of(shape))),
-        *([] if shape is None else _adapter_problems(recipe, shape)),
+        *check_attention(recipe, shape),
+        *_check_compile(recipe, shape),
+        *_check_fp8(recipe, shape),
+        *_check_offload(recipe),
+        *([] if shape is None else _check_task_support(recipe, shape)),
+        *(
+            []
+            if shape is None
+            else frozen_pattern_errors(recipe.model.frozen, parameters_of(shape))
+        ),
+        *([] if shape is None else _check_adapters(recipe, shape)),
     ]
 
 
-def _offload_problems(recipe: Recipe) -> Iterable[Problem]:
+def _check_offload(recipe: Recipe) -> Iterable[Problem]:
     """Weights on the host come up to be gathered, and a part at a time to be updated."""
     if recipe.memory.offload != "params":
         return
-    zero, optim = zero_asked(recipe.parallel), recipe.optim
+    zero, optim = requested_zero(recipe.parallel), recipe.optim
     if zero != 3:
         said = "auto" if zero is None else str(zero)
         yield Problem(
@@ -104,12 +108,12 @@ def _offload_problems(recipe: Recipe) -> Iterable[Problem]:
         )
 
 
-def _adapter_problems(recipe: Recipe, shape: ModelShape) -> list[Problem]:
+def _check_adapters(recipe: Recipe, shape: ModelShape) -> list[Problem]:
     lora = recipe.model.lora
-    return [] if lora.rank is None else target_problems(shape, lora.targets)
+    return [] if lora.rank is None else lora_target_errors(shape, lora.targets)
 
 
-def vocabulary_problems(*, tokenizer: str, vocab_size: int, rows: int | None) -> list[Problem]:
+def check_vocabulary(*, tokenizer: str, vocab_size: int, rows: int | None) -> list[Problem]:
     """A vocabulary that the model has no room for; known once there is a tokenizer.
 
     Args:
@@ -136,7 +140,7 @@ def vocabulary_problems(*, tokenizer: str, vocab_size: int, rows: int | None) ->
     return [Problem("data.tokenizer", text)]
 
 
-def _model_problems(recipe: Recipe, shape: ModelShape) -> Iterable[Problem]:
+def _check_task_support(recipe: Recipe, shape: ModelShape) -> Iterable[Problem]:
     """A task, samples or names that the model has no room for."""
     model, task, seq_len = recipe.model, recipe.task.name, recipe.data.seq_len
     if shape.is_causal != task_row(task).is_causal:
@@ -168,7 +172,7 @@ def _model_problems(recipe: Recipe, shape: ModelShape) -> Iterable[Problem]:
                 yield Problem("memory.recompute", text.strip())
 
 
-def _compile_problems(recipe: Recipe, shape: ModelShape | None) -> Iterable[Problem]:
+def _check_compile(recipe: Recipe, shape: ModelShape | None) -> Iterable[Problem]:
     parallel = recipe.parallel
     if recipe.model.compile is True and parallel.pp > 1 and parallel.schedule in SPLIT_BACKWARD:
         text = (
@@ -177,7 +181,7 @@ def _compile_problems(recipe: Recipe, shape: ModelShape | None) -> Iterable[Prob
         )
         yield Problem("model.compile", text)
     recompute, tp = recipe.memory.recompute, parallel.tp
-    if recipe.model.compile is not True or not is_left_uncompiled(recompute, tp=tp, shape=shape):
+    if recipe.model.compile is not True or not falls_back_to_eager(recompute, tp=tp, shape=shape):
         return
     what = f"parallel.tp={tp}" if tp > 1 else "experts"
     text = (
@@ -188,7 +192,7 @@ def _compile_problems(recipe: Recipe, shape: ModelShape | None) -> Iterable[Prob
     yield Problem("model.compile", text)
 
 
-def is_left_uncompiled(recompute: object, *, tp: int, shape: ModelShape | None) -> bool:
+def falls_back_to_eager(recompute: object, *, tp: int, shape: ModelShape | None) -> bool:
     """Whether torch would run compiled blocks operator by operator, and say so nowhere.
 
     So it does with what is recomputed where it cannot trace a block as a whole.
@@ -197,7 +201,7 @@ def is_left_uncompiled(recompute: object, *, tp: int, shape: ModelShape | None) 
     return recompute not in ("none", "auto") and (tp > 1 or has_experts)
 
 
-def _fp8_problems(recipe: Recipe, shape: ModelShape | None) -> Iterable[Problem]:
+def _check_fp8(recipe: Recipe, shape: ModelShape | None) -> Iterable[Problem]:
     if recipe.precision.compute != "fp8":
         return
     cp, tp, seq_len = recipe.parallel.cp, recipe.parallel.tp, recipe.data.seq_len

@@ -14,7 +14,7 @@ def services_of(recipe: Recipe) -> tuple[str, ...]:
     return tuple(name for name, setting in wanted.items() if setting is not None)
 
 
-def exporter_problems(recipe: Recipe) -> Iterable[Problem]:
+def check_exporters(recipe: Recipe) -> Iterable[Problem]:
     """Settings of a service that nothing is sent to, as the one that asks for it is missing."""
     wandb, mlflow = recipe.observe.wandb, recipe.observe.mlflow
     if wandb.project is None:
@@ -40,7 +40,7 @@ USUAL_RANKS = 8
 _RANKS = re.compile(r"\d{1,7}(-\d{1,7})?(,\d{1,7}(-\d{1,7})?)*", re.ASCII)
 
 
-def profile_problems(recipe: Recipe) -> Iterable[Problem]:
+def check_profile(recipe: Recipe) -> Iterable[Problem]:
     """What no profile could follow from."""
     profile = recipe.observe.profile
     if not is_ranks(profile.ranks):

@@ -11,7 +11,7 @@ _DEVICES_WITHOUT_FP8 = ("cpu", "xpu", "hpu", "xla")
 """In torchao, whatever they can do by themselves."""
 
 
-def format_problems(recipe: Recipe) -> Iterable[Problem]:
+def check_precision(recipe: Recipe) -> Iterable[Problem]:
     """Every one, with what to use instead."""
     compute, accelerator = recipe.precision.compute, _named_accelerator(recipe)
     if compute == "fp8":

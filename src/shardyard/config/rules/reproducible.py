@@ -19,7 +19,7 @@ MOST_MICRO_BATCHES = 2**20
 """Summands of a step: each doubling costs all of them a bit (parallel/reproducible_sums.py)."""
 
 
-def exact_problems(recipe: Recipe) -> Iterable[Problem]:
+def check_reproducible(recipe: Recipe) -> Iterable[Problem]:
     """Every one, with what to use instead."""
     if recipe.precision.reduce != "exact":
         return
@@ -29,7 +29,7 @@ def exact_problems(recipe: Recipe) -> Iterable[Problem]:
             yield Problem(path, text)
 
 
-def refuse_inexact(resolved: Resolved) -> None:
+def require_reproducible(resolved: Resolved) -> None:
     """Ask once more, when nothing is ``auto`` and the model is known.
 
     Raises:
@@ -38,7 +38,7 @@ def refuse_inexact(resolved: Resolved) -> None:
     recipe, shape = resolved.recipe, resolved.shape
     if recipe.precision.reduce != "exact":
         return
-    problems = list(exact_problems(recipe))
+    problems = list(check_reproducible(recipe))
     if shape is None and resolved.network is None:
         text = "=exact with a model of no known family, of which nothing is known. Use fp32."
         problems.append(Problem("precision.reduce", text))

@@ -110,7 +110,7 @@ _ONE_TASK = "nothing: one program on each node starts a process per device (clus
 _LOGS = "nothing: logs are in the run's folder, where `shardyard logs` finds them"
 _WHOLE = "nothing: nodes with accelerators are taken whole"
 
-OURS: dict[str, str] = {
+RESERVED: dict[str, str] = {
     "job-name": "run.name, or run.id",
     "nodes": "cluster.nodes",
     "ntasks": _ONE_TASK,
@@ -148,11 +148,11 @@ OURS: dict[str, str] = {
 """Options that a launch sets itself -> what to set in their place."""
 
 
-def option_problems(options: Mapping[str, Value]) -> Iterable[Problem]:
+def check_slurm_options(options: Mapping[str, Value]) -> Iterable[Problem]:
     """Each option that cannot be passed on, with what to do."""
     for name, value in options.items():
         if name not in ALLOWED:
-            yield Problem(SETTING, f"{show(name)} {_why_not_allowed(name.lstrip('-'))}")
+            yield Problem(SETTING, f"{show(name)} {_rejection_reason(name.lstrip('-'))}")
         elif not _has_form(ALLOWED[name], value):
             option = ALLOWED[name]
             wanted = "true or false" if not option.form else f"such as {option.example}"
@@ -196,11 +196,11 @@ def _has_form(option: Option, value: Value) -> bool:
     return re.fullmatch(option.form, str(value), re.ASCII) is not None
 
 
-def _why_not_allowed(name: str) -> str:
-    if name in OURS:
-        return f"is set by the launch itself. Set {OURS[name]}."
+def _rejection_reason(name: str) -> str:
+    if name in RESERVED:
+        return f"is set by the launch itself. Set {RESERVED[name]}."
     if name in ALLOWED:
         return f"is written without dashes. Write {name}."
-    near = difflib.get_close_matches(name, [*ALLOWED, *OURS], n=1)
+    near = difflib.get_close_matches(name, [*ALLOWED, *RESERVED], n=1)
     meant = f"Did you mean {near[0]}? " if near else ""
     return f"is no option that is passed on. {meant}Those are {', '.join(ALLOWED)}."

@@ -11,10 +11,10 @@ from shardyard.config.cluster_choice import chosen_cluster
 from shardyard.config.rules.plan_only import DEVICES, planned_only, settings_planned_only
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import Problem, RequestError
-from shardyard.hardware.cluster import Cluster
+from shardyard.hardware.cluster import ClusterHardware
 
 
-def trainable_problems(recipe: Recipe) -> list[Problem]:
+def check_trainable(recipe: Recipe) -> list[Problem]:
     """Every setting of a recipe that `plan` can predict and `train` cannot carry out yet.
 
     A model in a folder or on the hub is judged by its config.json.
@@ -31,7 +31,7 @@ def _machines(recipe: Recipe) -> Iterable[Problem]:
     yield planned_only(f"cluster.{setting}", getattr(cluster, setting), what, DEVICES)
 
 
-def _chosen(recipe: Recipe) -> Cluster | None:
+def _chosen(recipe: Recipe) -> ClusterHardware | None:
     """The machines that a recipe names; None: this one, or another check says what is wrong."""
     try:
         return chosen_cluster(recipe.cluster)

@@ -12,7 +12,7 @@ from shardyard.config.schema.base import section_key
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.schema.reference import SettingSection, section_of, sections
 from shardyard.errors import RequestError
-from shardyard.plugins import Group, PlugIn, brought, installed, part
+from shardyard.plugins import Group, PlugIn, installed, load_object, plug_in_named
 
 SECTIONS: Mapping[str, Group] = {"launch": "launchers", "task": "tasks"}
 """Section that takes those of packages -> which ones."""
@@ -32,11 +32,11 @@ def plug_in_at(path: str) -> PlugIn | None:
     if group is None or not key or "." in key or key in _own_keys(section):
         return None
     names = [name for name in installed(group) if section_key(name) == key]
-    return brought(group, names[0]) if names else None
+    return plug_in_named(group, names[0]) if names else None
 
 
 @cache
-def kind_at(path: str) -> type[Settings] | None:
+def settings_class_at(path: str) -> type[Settings] | None:
     """The typed section of a plug-in; None: there is none, or it has no settings.
 
     Raises:
@@ -47,7 +47,7 @@ def kind_at(path: str) -> type[Settings] | None:
 
 
 def _settings_of(plug_in: PlugIn) -> type[Settings] | None:
-    kind = getattr(part(plug_in, plug_in.place), "settings", None)
+    kind = getattr(load_object(plug_in, plug_in.object_reference), "settings", None)
     if kind is None or (isinstance(kind, type) and issubclass(kind, Settings)):
         return kind
     raise RequestError(
@@ -58,8 +58,8 @@ def _settings_of(plug_in: PlugIn) -> type[Settings] | None:
 
 @cache
 def described_at(path: str) -> SettingSection | None:
-    """A plug-in's section as ``config --schema`` shows it; raises as ``kind_at``."""
-    kind = kind_at(path)
+    """A plug-in's section as ``config --schema`` shows it; raises as ``settings_class_at``."""
+    kind = settings_class_at(path)
     return None if kind is None else section_of(path, kind)
 
 
@@ -84,7 +84,7 @@ def described() -> Iterator[tuple[PlugIn, SettingSection | str]]:
 def recipe_with_defaults(recipe: Recipe) -> Recipe:
     """With every setting of the plug-ins that a run reads, so that they are written down."""
     path = f"task.{section_key(recipe.task.name)}"
-    kind = kind_at(path)
+    kind = settings_class_at(path)
     if kind is None:
         return recipe
     settings = recipe.task.own(recipe.task.name, kind).model_dump(mode="json")

@@ -32,9 +32,9 @@ class Setting:
     """The words it accepts, where it accepts words."""
     default: Any
     sentence: str
-    takes_text: bool = False
+    accepts_text: bool = False
     """Whether any text may be its value, and no number can be."""
-    takes_list: bool = False
+    accepts_list: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +117,8 @@ def _describe(name: str, field: FieldInfo, sentence: str) -> Setting:
         choices=tuple(_choices(field.annotation)),
         default=field.get_default(call_default_factory=True),
         sentence=sentence,
-        takes_text=str in kinds and not kinds & {int, float, bool},
-        takes_list=tuple in kinds,
+        accepts_text=str in kinds and not kinds & {int, float, bool},
+        accepts_list=tuple in kinds,
     )
 
 
@@ -209,15 +209,15 @@ def _number(kind: str, bounds: dict[str, Any]) -> str:
 
 def _bounds(limits: tuple[Any, ...]) -> dict[str, Any]:
     """``ge``, ``gt``, ``le``, ``lt`` and ``description`` of pydantic's metadata."""
-    found: dict[str, Any] = {}
+    bounds: dict[str, Any] = {}
     for limit in limits:
         parts = [*limit.metadata, limit] if isinstance(limit, FieldInfo) else [limit]
         for part in parts:
             for key in ("ge", "gt", "le", "lt", "description"):
                 value = getattr(part, key, None)
                 if value is not None:
-                    found[key] = value
-    return found
+                    bounds[key] = value
+    return bounds
 
 
 def _any_of(words: list[str]) -> str:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shardyard.config.sources import is_remote
-from shardyard.data.byte_ranges import SourceFile, shown
+from shardyard.data.byte_ranges import SourceFile, escape_text
 from shardyard.data.images.index import ImageIndex, Rows
 from shardyard.data.stores.base import open_file
 from shardyard.errors import DataError
@@ -47,7 +47,7 @@ class _Block(NamedTuple):
         return memoryview(segment.content)[begin : begin + size]
 
 
-class PictureBytes:
+class ImageBytes:
     """The bytes of any picture of a split. Safe to use from several threads."""
 
     def __init__(self, index: ImageIndex, cache_bytes: int) -> None:
@@ -61,16 +61,16 @@ class PictureBytes:
         window_bytes = index.window.samples * index.size_bytes / max(1, index.num_samples)
         fits = 2 * min(window_bytes, index.size_bytes) <= cache_bytes
         self._block = index.window.block if fits else 1
-        self._is_kept = self._block > 1
+        self._is_cached = self._block > 1
         self._cache_bytes = cache_bytes
         self._lock = Lock()
         self._blocks: OrderedDict[int, Future[_Block]] = OrderedDict()
-        self._held_bytes = 0
+        self._used_bytes = 0
         self._pool: ThreadPoolExecutor | None = None
 
-    def ask(self, samples: Iterable[int]) -> None:
+    def prefetch(self, samples: Iterable[int]) -> None:
         """Begin to read what these pictures need, in this order."""
-        if not self._is_kept and not self.index.is_remote:
+        if not self._is_cached and not self.index.is_remote:
             return  # who decodes reads: a file of this machine needs no thread of its own
         for number in dict.fromkeys(sample // self._block for sample in samples):
             self._future(number)
@@ -84,7 +84,7 @@ class PictureBytes:
         """
         row = self.index.rows[sample]
         began_s = time.perf_counter()
-        if not self._is_kept and not self.index.is_remote:
+        if not self._is_cached and not self.index.is_remote:
             block = self._read(sample)
         else:
             block = self._future(sample // self._block).result()
@@ -106,25 +106,25 @@ class PictureBytes:
     def _read_and_count(self, number: int) -> _Block:
         block = self._read(number)
         with self._lock:
-            self._held_bytes += block.size_bytes
-            self._drop()
+            self._used_bytes += block.size_bytes
+            self._evict()
         return block
 
-    def _drop(self) -> None:
+    def _evict(self) -> None:
         """Let go of what was used longest ago, as far as there is too much."""
         for number in list(self._blocks):
-            if self._held_bytes <= self._cache_bytes:
+            if self._used_bytes <= self._cache_bytes:
                 return
             held = self._blocks[number]
             if held.done():
                 del self._blocks[number]
-                self._held_bytes -= 0 if held.exception() else held.result().size_bytes
+                self._used_bytes -= 0 if held.exception() else held.result().size_bytes
 
     def _read(self, number: int) -> _Block:
         first = number * self._block
         rows = self.index.rows[first : first + self._block]
         if int(rows["part"][0]) < 0:
-            place = self.index.place(first)
+            place = self.index.location(first)
             segments = [_Segment(-1, 0, self._bytes(place.file, 0, place.size, first))]
         else:
             segments = [
@@ -146,24 +146,24 @@ class PictureBytes:
             raise self._not_as_prepared(file, sample, "its size is another one")
         return content
 
-    def _not_as_prepared(self, file: SourceFile, sample: int, why: str) -> DataError:
+    def _not_as_prepared(self, file: SourceFile, sample: int, reason: str) -> DataError:
         return DataError(
-            f"{shown(file.path)} is not as it was when it was prepared: {why} (needed for "
-            f"{self.index.told(sample)}). Bring it back, or delete {self.index.folder} and prepare "
+            f"{escape_text(file.path)} is not as it was when it was prepared: {reason} (needed for "
+            f"{self.index.describe(sample)}). Bring it back, or delete {self.index.folder} and prepare "
             "again."
         )
 
 
 def _ranges(rows: Rows) -> list[tuple[int, int, int]]:
     """(part, start, stop) of what is read at once, ascending."""
-    found: list[tuple[int, int, int]] = []
+    ranges: list[tuple[int, int, int]] = []
     for row in rows if len(rows) == 1 else np.sort(rows, order=["part", "offset"]):
         part, start, size = int(row["part"]), int(row["offset"]), int(row["size"])
-        if found and found[-1][0] == part and start <= found[-1][2] + _GAP_BYTES:
-            found[-1] = (part, found[-1][1], max(found[-1][2], start + size))
+        if ranges and ranges[-1][0] == part and start <= ranges[-1][2] + _GAP_BYTES:
+            ranges[-1] = (part, ranges[-1][1], max(ranges[-1][2], start + size))
         else:
-            found.append((part, start, start + size))
-    return found
+            ranges.append((part, start, start + size))
+    return ranges
 
 
 def _range(file: SourceFile, start: int, stop: int) -> bytes:

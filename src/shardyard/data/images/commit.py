@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from shardyard.config.fingerprint import digest
-from shardyard.data.byte_ranges import SourceFile, shown
+from shardyard.data.byte_ranges import SourceFile, escape_text
 from shardyard.data.images.index import OWN_FILE, ROW, Rows, index_name, names_name
 from shardyard.data.images.order import Window
 from shardyard.data.images.work_units import ImagePiece, npy_bytes
@@ -40,22 +40,22 @@ def class_numbers(
     Raises:
         SourceError: Labels are no classes.
     """
-    found: dict[Label, str | None] = {}
+    names_by_label: dict[Label, str | None] = {}
     for record in records:
         for label, name in record["classes"]:
-            found[label] = found.get(label) or name
-    numbers = [label for label in found if isinstance(label, int)]
-    if len(numbers) < len(found) or not by_number:
-        names = sorted(str(label) for label in found)
+            names_by_label[label] = names_by_label.get(label) or name
+    numbers = [label for label in names_by_label if isinstance(label, int)]
+    if len(numbers) < len(names_by_label) or not by_number:
+        names = sorted(str(label) for label in names_by_label)
         order = {name: number for number, name in enumerate(names)}
-        return names, {label: order[str(label)] for label in found}
+        return names, {label: order[str(label)] for label in names_by_label}
     largest = max(numbers)
     if largest >= 2 * len(numbers) + 1000:
         raise SourceError(
             f"labels go up to {largest:,}, but only {len(numbers):,} of these numbers occur: they "
             "are no numbers of classes, or of another data set. Correct them, or write names."
         )
-    names = [found.get(number) or str(number) for number in range(largest + 1)]
+    names = [names_by_label.get(number) or str(number) for number in range(largest + 1)]
     return names, {number: number for number in numbers}
 
 
@@ -87,19 +87,19 @@ def commit(
     window = Window(block=1)
     for split in SPLITS:
         index = _Index(pieces, records, split, numbers)
-        index.place(parts)
+        index.mark_own_files(parts)
         for name, array in ((index_name(split), index.rows), (names_name(split), index.names)):
             content = npy_bytes(array)
             write_file(folder / name, content, folder=folder)
             files[name] = file_entry(content)
         files |= index.shards
-        splits[split] = index.about(parts)
+        splits[split] = index.manifest_entry(parts)
         labels.append(hashlib.sha256(index.rows["label"].tobytes()).hexdigest())
         counts[split] = np.bincount(index.rows["label"], minlength=len(names))
         if split == "train" and (parts is None or parts):
             window = choose_window(index.rows)
-    _refuse_unlearnt(names, counts, request)
-    _write_left_out(folder, records)
+    _check_train_classes(names, counts, request)
+    _write_excluded(folder, records)
     contents = [
         about.get("file", about)["sha256"]
         for record in records
@@ -112,7 +112,7 @@ def commit(
         "classes": names,
         "window": asdict(window),
         "left_out": sum(record["num_broken"] for record in records),
-        "unvalidated": _unvalidated(names, counts),
+        "unvalidated": _classes_without_validation(names, counts),
         "splits": splits,
         "files": files,
     }
@@ -185,11 +185,11 @@ class _Index:
         self.rows: Rows = np.concatenate(rows) if rows else np.empty(0, ROW)
         self.names = np.concatenate(names) if names else np.empty(0, "S1")
 
-    def place(self, parts: Sequence[SourceFile] | None) -> None:
+    def mark_own_files(self, parts: Sequence[SourceFile] | None) -> None:
         if parts is not None and not parts:
             self.rows["part"] = OWN_FILE
 
-    def about(self, parts: Sequence[SourceFile] | None) -> dict[str, Any]:
+    def manifest_entry(self, parts: Sequence[SourceFile] | None) -> dict[str, Any]:
         listed = self._own
         if parts:
             listed = [
@@ -203,7 +203,7 @@ class _Index:
         }
 
 
-def _refuse_unlearnt(
+def _check_train_classes(
     names: Sequence[str], counts: Mapping[str, Any], request: Mapping[str, Any]
 ) -> None:
     """Raise if a class is among held-out pictures alone."""
@@ -211,7 +211,7 @@ def _refuse_unlearnt(
     alone = [name for name, it_is in zip(names, is_alone, strict=True) if it_is]
     if not alone:
         return
-    shown_names = ", ".join(shown(name) for name in alone[:_SHOWN])
+    shown_names = ", ".join(escape_text(name) for name in alone[:_SHOWN])
     more = f" and {len(alone) - _SHOWN} more" if len(alone) > _SHOWN else ""
     remedy = (
         "Give pictures of them in train, or take them out of what is held out."
@@ -224,7 +224,7 @@ def _refuse_unlearnt(
     )
 
 
-def _unvalidated(names: Sequence[str], counts: Mapping[str, Any]) -> list[str]:
+def _classes_without_validation(names: Sequence[str], counts: Mapping[str, Any]) -> list[str]:
     """Classes that are trained on and not validated on, where others are."""
     if not counts["eval"].sum():
         return []
@@ -232,7 +232,7 @@ def _unvalidated(names: Sequence[str], counts: Mapping[str, Any]) -> list[str]:
     return [name for name, it_is in zip(names, is_missing, strict=True) if it_is]
 
 
-def _write_left_out(folder: Path, records: Sequence[Record]) -> None:
+def _write_excluded(folder: Path, records: Sequence[Record]) -> None:
     told = [line for record in records for line in record["broken"]]
     if told:
         content = ("\n".join(told) + "\n").encode(errors="surrogateescape")

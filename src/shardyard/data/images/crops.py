@@ -7,7 +7,7 @@ torchvision 0.29), so that a recipe of the field means here what it means there.
 import math
 from typing import NamedTuple
 
-from shardyard.data.images.keyed_rng import Draws, Place
+from shardyard.data.images.keyed_rng import KeyedRng, RngPurpose
 
 Range = tuple[float, float]
 
@@ -32,7 +32,7 @@ class Box(NamedTuple):
         return self.left, self.top, self.left + self.width, self.top + self.height
 
 
-def random_crop(width: int, height: int, *, area: Range, ratio: Range, draws: Draws) -> Box:
+def random_crop(width: int, height: int, *, area: Range, ratio: Range, rng: KeyedRng) -> Box:
     """A box of random area and shape, somewhere in the image (arXiv:1409.4842, section 6).
 
     After ten boxes that do not fit, the largest box in the middle that keeps within ``ratio``.
@@ -42,7 +42,7 @@ def random_crop(width: int, height: int, *, area: Range, ratio: Range, draws: Dr
         ratio: Of its width to its height; drawn so that twice and half are alike.
     """
     for number in range(_TRIES):
-        box = _drawn(width, height, area, ratio, Place.CROP, 4 * number, draws)
+        box = _sample_box(width, height, area, ratio, RngPurpose.CROP, 4 * number, rng)
         if 0 < box.width <= width and 0 < box.height <= height:
             return box
     if width / height < ratio[0]:
@@ -54,38 +54,46 @@ def random_crop(width: int, height: int, *, area: Range, ratio: Range, draws: Dr
     return Box((width - size[0]) // 2, (height - size[1]) // 2, *size)
 
 
-def random_part(width: int, height: int, draws: Draws) -> Box | None:
+def random_erase_box(width: int, height: int, rng: KeyedRng) -> Box | None:
     """What random erasing erases, which is never the whole width or height.
 
     None: ten boxes did not fit, and nothing is erased.
     """
     for number in range(_TRIES):
         counter = 1 + 4 * number  # 0 says whether anything is erased
-        box = _drawn(width, height, ERASED_AREA, ERASED_RATIO, Place.ERASE, counter, draws)
+        box = _sample_box(width, height, ERASED_AREA, ERASED_RATIO, RngPurpose.ERASE, counter, rng)
         if 0 < box.width < width and 0 < box.height < height:
             return box
     return None
 
 
-def resized(width: int, height: int, *, shorter: int) -> tuple[int, int]:
+def resized_shape(width: int, height: int, *, shorter: int) -> tuple[int, int]:
     """Width and height with that shorter side, the longer one rounded down."""
     if width <= height:
         return shorter, int(shorter * height / width)
     return int(shorter * width / height), shorter
 
 
-def middle(width: int, height: int, *, size: int) -> Box:
+def center_square(width: int, height: int, *, size: int) -> Box:
     """The square in the middle of an image that is no smaller."""
     return Box(round((width - size) / 2), round((height - size) / 2), size, size)
 
 
-def _drawn(
-    width: int, height: int, area: Range, ratio: Range, place: Place, number: int, draws: Draws
+def _sample_box(
+    width: int,
+    height: int,
+    area: Range,
+    ratio: Range,
+    purpose: RngPurpose,
+    number: int,
+    rng: KeyedRng,
 ) -> Box:
     """A box that may not fit; takes four draws from ``number``."""
-    pixels = width * height * draws.between(place, number, *area)
-    shape = math.exp(draws.between(place, number + 1, math.log(ratio[0]), math.log(ratio[1])))
+    pixels = width * height * rng.uniform_between(purpose, number, *area)
+    shape = math.exp(
+        rng.uniform_between(purpose, number + 1, math.log(ratio[0]), math.log(ratio[1]))
+    )
     box_width, box_height = round(math.sqrt(pixels * shape)), round(math.sqrt(pixels / shape))
-    left = draws.below(place, number + 2, max(0, width - box_width) + 1)
-    top = draws.below(place, number + 3, max(0, height - box_height) + 1)
+    left = rng.randint(purpose, number + 2, max(0, width - box_width) + 1)
+    top = rng.randint(purpose, number + 3, max(0, height - box_height) + 1)
     return Box(left, top, box_width, box_height)

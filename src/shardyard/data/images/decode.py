@@ -22,10 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from shardyard.cpu_quota import usable_cores
-from shardyard.data.byte_ranges import shown
+from shardyard.data.byte_ranges import escape_text
 from shardyard.data.optional_imports import extra
 from shardyard.errors import SourceError
-from shardyard.file_faults import POINTER_BYTES, why_page, why_pointer
+from shardyard.file_faults import POINTER_BYTES, pointer_file_error, web_page_error
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -42,45 +42,45 @@ _ORIENTATION = 0x0112
 _KINDS = "JPEG, PNG, WebP, BMP, PPM, GIF or TIFF"
 
 
-def decode(content: Buffer, place: str) -> "Image":
+def decode(content: Buffer, location: str) -> "Image":
     """The picture, in Pillow's mode RGB.
 
     Args:
-        place: File, and member or row, for messages.
+        location: File, and member or row, for messages.
 
     Raises:
         SourceError: It is none, damaged, or has no defined meaning as RGB.
         RequestError: Pillow is not installed.
     """
-    picture = _opened(content, place)
+    image = _open_image(content, location)
     try:
         # by the first frame; what is not read of it shows here
-        picture.load()
-        return _as_rgb(_upright(picture), place)
+        image.load()
+        return _to_rgb(_apply_exif_orientation(image), location)
     except SourceError:
         raise
     except Exception as error:
-        raise _damaged(place, error) from error
+        raise _damaged(location, error) from error
 
 
-def check(content: Buffer, place: str) -> str:
+def check(content: Buffer, location: str) -> str:
     """Read a picture to its end as cheaply as can be; returns its suffix in a shard.
 
     Raises:
         SourceError: As ``decode``.
     """
-    picture = _opened(content, place)
-    suffix = SUFFIXES[str(picture.format)]
+    image = _open_image(content, location)
+    suffix = SUFFIXES[str(image.format)]
     try:
-        if picture.format == "JPEG":
-            picture.draft("RGB", (1, 1))  # an eighth of its size: all bytes are read still
-        picture.load()
-        if picture.mode not in ("RGB", "L", "CMYK"):
-            _as_rgb(picture, place)
+        if image.format == "JPEG":
+            image.draft("RGB", (1, 1))  # an eighth of its size: all bytes are read still
+        image.load()
+        if image.mode not in ("RGB", "L", "CMYK"):
+            _to_rgb(image, location)
     except SourceError:
         raise
     except Exception as error:
-        raise _damaged(place, error) from error
+        raise _damaged(location, error) from error
     return suffix
 
 
@@ -97,9 +97,9 @@ SUFFIXES = {
 }
 
 
-def pixels_of(picture: "Image") -> npt.NDArray[np.uint8]:
+def pixels_of(image: "Image") -> npt.NDArray[np.uint8]:
     """(height, width, 3), uint8."""
-    return np.asarray(picture)
+    return np.asarray(image)
 
 
 @cache
@@ -110,87 +110,87 @@ def _pillow() -> Any:
     return image
 
 
-def _opened(content: Buffer, place: str) -> "Image":
+def _open_image(content: Buffer, location: str) -> "Image":
     if not content:
-        raise SourceError(f"{place} is empty: it has no bytes. Copy it again, or take it out.")
+        raise SourceError(f"{location} is empty: it has no bytes. Copy it again, or take it out.")
     image = _pillow()
     try:
-        picture: Image = image.open(io.BytesIO(content), formats=FORMATS)
-        width, height = picture.size
+        img: Image = image.open(io.BytesIO(content), formats=FORMATS)
+        width, height = img.size
     except (image.DecompressionBombError, image.DecompressionBombWarning) as error:
-        raise _too_large(place, str(error)) from error
+        raise _too_large(location, str(error)) from error
     except image.UnidentifiedImageError as error:
         start = bytes(content[:POINTER_BYTES])
-        why = why_pointer(start, size=len(content)) or why_page(start)
+        why = pointer_file_error(start, size=len(content)) or web_page_error(start)
         if why is not None:
-            raise SourceError(f"{place} {why}") from error
-        begins = shown(repr(bytes(content[:12]))[2:-1])
+            raise SourceError(f"{location} {why}") from error
+        begins = escape_text(repr(bytes(content[:12]))[2:-1])
         raise SourceError(
-            f"{place} is no {_KINDS} (it begins with {begins}). Convert it to one of these, or "
+            f"{location} is no {_KINDS} (it begins with {begins}). Convert it to one of these, or "
             "take it out."
         ) from error
     except Exception as error:
-        raise _damaged(place, error) from error
+        raise _damaged(location, error) from error
     if width * height > MOST_PIXELS:
-        raise _too_large(place, f"{width} x {height} pixels")
-    return picture
+        raise _too_large(location, f"{width} x {height} pixels")
+    return img
 
 
-def _upright(picture: "Image") -> "Image":
+def _apply_exif_orientation(image: "Image") -> "Image":
     """Turned as its EXIF orientation says; a damaged EXIF block says nothing."""
     try:
-        orientation = picture.getexif().get(_ORIENTATION, 1)
+        orientation = image.getexif().get(_ORIENTATION, 1)
     except Exception:  # noqa: BLE001 - what stands beside the picture is not it
-        return picture
+        return image
     how = _TURNS.get(orientation)
-    return picture if how is None else picture.transpose(how)
+    return image if how is None else image.transpose(how)
 
 
 _TURNS: dict[Any, Any] = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
 """EXIF orientation -> Pillow's ``Transpose``, as its ``ImageOps.exif_transpose`` has it."""
 
 
-def _as_rgb(picture: "Image", place: str) -> "Image":
-    if picture.mode == "RGB":
-        return picture
-    if picture.mode.startswith("I"):  # 16 bits of grey, which `convert` would cut off at 255
-        return _from_grey(picture, place)
-    if picture.mode == "F":
+def _to_rgb(image: "Image", location: str) -> "Image":
+    if image.mode == "RGB":
+        return image
+    if image.mode.startswith("I"):  # 16 bits of grey, which `convert` would cut off at 255
+        return _grey_to_rgb(image, location)
+    if image.mode == "F":
         raise SourceError(
-            f"{place} holds floating-point numbers, whose black and white nobody knows. Write it "
+            f"{location} holds floating-point numbers, whose black and white nobody knows. Write it "
             "again with 8 or 16 bits a channel, or take it out."
         )
-    if picture.has_transparency_data:
-        with_alpha = picture.convert("RGBA")
-        under: Image = _pillow().new("RGBA", picture.size, "white")
+    if image.has_transparency_data:
+        with_alpha = image.convert("RGBA")
+        under: Image = _pillow().new("RGBA", image.size, "white")
         under.alpha_composite(with_alpha)
         return under.convert("RGB")
-    return picture.convert("RGB")
+    return image.convert("RGB")
 
 
-def _from_grey(picture: "Image", place: str) -> "Image":
-    grey = np.asarray(picture)
+def _grey_to_rgb(image: "Image", location: str) -> "Image":
+    grey = np.asarray(image)
     if grey.min() < 0 or grey.max() > 65_535:
         raise SourceError(
-            f"{place} holds numbers from {grey.min()} to {grey.max()}, whose black and white "
+            f"{location} holds numbers from {grey.min()} to {grey.max()}, whose black and white "
             "nobody knows. Write it again with 8 or 16 bits a channel, or take it out."
         )
     upper = (grey.astype(np.uint32) >> 8).astype(np.uint8)
-    made: Image = _pillow().fromarray(upper).convert("RGB")
-    return made
+    rgb: Image = _pillow().fromarray(upper).convert("RGB")
+    return rgb
 
 
-def _damaged(place: str, error: Exception) -> SourceError:
-    why = shown(" ".join(str(error).split())[:160].rstrip(".")) or type(error).__name__
+def _damaged(location: str, error: Exception) -> SourceError:
+    why = escape_text(" ".join(str(error).split())[:160].rstrip(".")) or type(error).__name__
     return SourceError(
-        f"{place} is damaged, cut off or of a kind that is not read: {why}. Copy or convert it, "
+        f"{location} is damaged, cut off or of a kind that is not read: {why}. Copy or convert it, "
         "take it out, or set data.images.broken=leave_out."
     )
 
 
-def _too_large(place: str, size: str) -> SourceError:
+def _too_large(location: str, size: str) -> SourceError:
     return SourceError(
-        f"{place} is too large a picture ({size}; at most {MOST_PIXELS:,} pixels are read). Make "
+        f"{location} is too large a picture ({size}; at most {MOST_PIXELS:,} pixels are read). Make "
         "it smaller, or take it out."
     )
 
@@ -209,10 +209,10 @@ _SPARE = 1.25
 """More threads than were busy: the rate of a step varies."""
 
 
-def decode_threads(wanted: int | str) -> "DecodeThreads":
+def decode_threads(threads: int | str) -> "DecodeThreads":
     """The threads that ``data.images.threads`` asks for."""
-    if isinstance(wanted, int):
-        return DecodeThreads(wanted)
+    if isinstance(threads, int):
+        return DecodeThreads(threads)
     processes_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     cores = max(1, usable_cores() // processes_here)
     return DecodeThreads(cores, is_fixed=False)
@@ -240,12 +240,12 @@ class DecodeThreads:
     def run(self, work: Callable[[int], T], count: int) -> list[T]:
         """What ``work`` makes of 0 to ``count`` - 1; raises the first that it raises."""
         numbers = iter(range(count))
-        made: dict[int, T] = {}
+        results: dict[int, T] = {}
 
         def take() -> float:
             began_s = time.perf_counter()
             for number in numbers:  # one iterator for all: each number is taken once
-                made[number] = work(number)
+                results[number] = work(number)
             return time.perf_counter() - began_s
 
         loops = [self._pool.submit(take) for _ in range(min(self.threads, count))]
@@ -255,7 +255,7 @@ class DecodeThreads:
             for _ in numbers:  # after an error: nothing more is begun
                 pass
         self._measure()
-        return [made[number] for number in range(count)]
+        return [results[number] for number in range(count)]
 
     def _measure(self) -> None:
         elapsed_s = time.perf_counter() - self._since_s

@@ -35,7 +35,7 @@ class Digit(NamedTuple):
     pixels: npt.NDArray[np.uint8]
     """(8, 8), from 0 to 255: ink is bright."""
     label: int
-    is_held_out: bool
+    is_validation: bool
 
 
 def read_digits() -> Iterator[Digit]:

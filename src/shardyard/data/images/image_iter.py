@@ -19,9 +19,9 @@ from tempfile import TemporaryFile
 from typing import Any, BinaryIO
 
 from shardyard.config.sources import is_remote
-from shardyard.data.byte_ranges import SourceFile, shown
+from shardyard.data.byte_ranges import SourceFile, escape_text
 from shardyard.data.images.digits import png, read_digits
-from shardyard.data.images.sources import PICTURES, Split, held_out_word, split_word
+from shardyard.data.images.sources import PICTURES, Split, split_word, validation_word
 from shardyard.data.images.tar import Member, content_of, members
 from shardyard.data.optional_imports import extra
 from shardyard.data.stores.base import open_file
@@ -36,7 +36,7 @@ _KEY = re.compile(r"((?:.*/)?[^/.]+)\.([^/]+)", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Picture:
+class SourceImage:
     """One picture of the source, as it is there."""
 
     name: str
@@ -52,16 +52,16 @@ class Picture:
     """Where it begins in its file; -1: it does not lie there as it is."""
 
 
-def of_files(
+def images_of_folders(
     files: tuple[SourceFile, ...], labels: tuple[str, ...], splits: tuple[Split | None, ...]
-) -> Iterator[Picture]:
+) -> Iterator[SourceImage]:
     """Pictures of class folders.
 
     Raises:
         SourceError: One cannot be read.
     """
     for file, label, split, content in zip(files, labels, splits, _contents(files), strict=True):
-        yield Picture(file.path, label, None, split, content, 0)
+        yield SourceImage(file.path, label, None, split, content, 0)
 
 
 def _contents(files: tuple[SourceFile, ...]) -> Iterator[bytes]:
@@ -70,21 +70,21 @@ def _contents(files: tuple[SourceFile, ...]) -> Iterator[bytes]:
         yield from map(content_of, files)
         return
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        asked: deque[Future[bytes]] = deque()
+        pending: deque[Future[bytes]] = deque()
         try:
             for file in files:
-                asked.append(pool.submit(content_of, file))
-                if len(asked) == 2 * _AT_ONCE:
-                    yield asked.popleft().result()
-            while asked:
-                yield asked.popleft().result()
+                pending.append(pool.submit(content_of, file))
+                if len(pending) == 2 * _AT_ONCE:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def of_tar(
+def images_of_tar(
     file: SourceFile, split: Split | None, *, label_key: str, scratch: Path
-) -> Iterator[Picture]:
+) -> Iterator[SourceImage]:
     """Pictures of a tar shard, in its order.
 
     Args:
@@ -96,13 +96,13 @@ def of_tar(
         SourceError: It is damaged, or a picture has no label.
     """
     try:
-        with _local(file, scratch) as opened:
-            yield from _Tar(opened, file, label_key).pictures(split)
+        with _local_copy(file, scratch) as opened:
+            yield from _Tar(opened, file, label_key).images(split)
     except OSError as error:
         raise _unreadable(file, error) from error
 
 
-def _local(file: SourceFile, scratch: Path) -> BinaryIO:
+def _local_copy(file: SourceFile, scratch: Path) -> BinaryIO:
     """A file as plain bytes that can be read anywhere at once."""
     is_packed = file.format != "tar"
     opened = open_file(file)
@@ -116,7 +116,7 @@ def _local(file: SourceFile, scratch: Path) -> BinaryIO:
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             copy.close()
             raise SourceError(
-                f"{shown(file.path)} is no gzip file, damaged or cut off: {error}. Copy it again, "
+                f"{escape_text(file.path)} is no gzip file, damaged or cut off: {error}. Copy it again, "
                 "or take it out of data.source."
             ) from error
     copy.seek(0)
@@ -128,12 +128,12 @@ class _Tar:
 
     def __init__(self, opened: BinaryIO, file: SourceFile, label_key: str) -> None:
         self._opened = opened
-        self._path = shown(file.path)
+        self._path = escape_text(file.path)
         self._file = file
         self._label_key = label_key
 
-    def pictures(self, split: Split | None) -> Iterator[Picture]:
-        pictures: dict[str, Member] = {}
+    def images(self, split: Split | None) -> Iterator[SourceImage]:
+        images: dict[str, Member] = {}
         labels: dict[str, dict[str, Member]] = {}
         for member in members(self._opened, self._file.path):
             found = _KEY.fullmatch(member.name)
@@ -141,21 +141,21 @@ class _Tar:
                 continue
             key, suffix = found[1], found[2].lower()
             if suffix in PICTURES:
-                self._refuse_twin(pictures.get(key), member)
-                pictures[key] = member
+                self._reject_duplicate(images.get(key), member)
+                images[key] = member
             elif suffix in ("cls", "json"):
-                self._refuse_twin(labels.get(key, {}).get(suffix), member)
+                self._reject_duplicate(labels.get(key, {}).get(suffix), member)
                 labels.setdefault(key, {})[suffix] = member
-        self._refuse_without_picture(pictures, labels)
+        self._check_labels_have_images(images, labels)
         label_of = self._from_file if labels else self._from_folder
-        split_of = self._splits(pictures) if split is None and not labels else {}
-        for key, member in sorted(pictures.items(), key=lambda each: each[1].offset):
+        split_of = self._splits(images) if split is None and not labels else {}
+        for key, member in sorted(images.items(), key=lambda each: each[1].offset):
             if split_of and key not in split_of:
                 continue  # of a test split next to a validation split
             label = label_of(member, labels.get(key, {}))
             own = split_of.get(key, split)
             name = f"{self._file.path}, member {member.name}"
-            yield Picture(name, label, None, own, self._read(member), member.offset)
+            yield SourceImage(name, label, None, own, self._read(member), member.offset)
 
     def _read(self, member: Member) -> bytes:
         self._opened.seek(member.offset)
@@ -164,20 +164,20 @@ class _Tar:
             raise SourceError(f"{self._path} changed while it was read. Prepare again.")
         return content
 
-    def _refuse_twin(self, first: Member | None, second: Member) -> None:
+    def _reject_duplicate(self, first: Member | None, second: Member) -> None:
         if first is not None:
             raise SourceError(
-                f"{self._path} holds {shown(first.name)} and {shown(second.name)}, which are of "
+                f"{self._path} holds {escape_text(first.name)} and {escape_text(second.name)}, which are of "
                 "one sample. Give each picture a name of its own."
             )
 
-    def _refuse_without_picture(
-        self, pictures: Mapping[str, Member], labels: Mapping[str, Mapping[str, Member]]
+    def _check_labels_have_images(
+        self, images: Mapping[str, Member], labels: Mapping[str, Mapping[str, Member]]
     ) -> None:
-        for key in labels.keys() - pictures.keys():
+        for key in labels.keys() - images.keys():
             (member, *_) = labels[key].values()
             raise SourceError(
-                f"{self._path}: member {shown(member.name)} belongs to no picture of that name in "
+                f"{self._path}: member {escape_text(member.name)} belongs to no picture of that name in "
                 "this file. Write the shard again with all parts of a sample side by side."
             )
 
@@ -185,25 +185,25 @@ class _Tar:
         parts = PurePosixPath(member.name).parts
         if len(parts) < 2 or parts[-2] == ".":
             raise SourceError(
-                f"{self._path}: member {shown(member.name)} has no label: neither .cls nor .json "
+                f"{self._path}: member {escape_text(member.name)} has no label: neither .cls nor .json "
                 "beside it, nor a folder of its class. Write the shard as webdataset has it."
             )
         return parts[-2]
 
-    def _splits(self, pictures: Mapping[str, Member]) -> dict[str, Split]:
+    def _splits(self, images: Mapping[str, Member]) -> dict[str, Split]:
         """What folders in a tar file of class folders say: ``.../train/CLASS/name.jpg``."""
         words = {
             key: split_word("/".join(PurePosixPath(member.name).parts[-3:]), "folders")
-            for key, member in pictures.items()
+            for key, member in images.items()
         }
-        held_out = held_out_word(set(words.values()))
+        held_out = validation_word(set(words.values()))
         if held_out is None:
             return {}
         used: dict[str | None, Split] = {held_out: "eval", "train": "train"}
         return {key: used[word] for key, word in words.items() if word in used}
 
     def _from_file(self, member: Member, labels: Mapping[str, Member]) -> int | str:
-        where = f"{self._path}, member {shown(member.name)}"
+        where = f"{self._path}, member {escape_text(member.name)}"
         if "cls" in labels:
             text = self._read(labels["cls"])[:_LABEL_BYTES].decode(errors="replace").strip()
             if not text:
@@ -223,29 +223,31 @@ class _Tar:
         if not isinstance(about, dict) or self._label_key not in about:
             keys = ", ".join(sorted(map(str, about))[:8]) if isinstance(about, dict) else "no keys"
             raise SourceError(
-                f"{where}: its .json has no {self._label_key!r} (it has {shown(keys)}). Name the "
+                f"{where}: its .json has no {self._label_key!r} (it has {escape_text(keys)}). Name the "
                 "key of the label in data.images.label_key."
             )
         return _label(about[self._label_key], where)
 
 
-def of_digits() -> Iterator[Picture]:
+def images_of_digits() -> Iterator[SourceImage]:
     """The handwritten digits of the package, which say themselves what is held out."""
     for number, digit in enumerate(read_digits()):
-        split: Split = "eval" if digit.is_held_out else "train"
-        yield Picture(f"digits, line {number + 1}", digit.label, None, split, png(digit.pixels), -1)
+        split: Split = "eval" if digit.is_validation else "train"
+        yield SourceImage(
+            f"digits, line {number + 1}", digit.label, None, split, png(digit.pixels), -1
+        )
 
 
-def of_parquet(
+def images_of_parquet(
     file: SourceFile, split: Split | None, *, image_key: str, label_key: str
-) -> Iterator[Picture]:
+) -> Iterator[SourceImage]:
     """Pictures of a Parquet file, in the order of its rows.
 
     Raises:
         SourceError: It is damaged, or has no such columns, or a row no picture or no label.
         RequestError: pyarrow is not installed.
     """
-    path = shown(file.path)
+    path = escape_text(file.path)
     pyarrow = extra("parquet", "pyarrow", what=path)
     parquet = extra("parquet", "pyarrow.parquet", what=path)
     try:
@@ -281,8 +283,8 @@ def _columns(table: Any, path: str, image_key: str, label_key: str) -> list[str]
     for key, setting in ((image_key, "image_key"), (label_key, "label_key")):
         if names.count(key) != 1:
             raise SourceError(
-                f"{path}: {'no column' if key not in names else 'several columns'} {shown(key)!r} "
-                f"(its columns: {shown(', '.join(names))}). Name the right one in "
+                f"{path}: {'no column' if key not in names else 'several columns'} {escape_text(key)!r} "
+                f"(its columns: {escape_text(', '.join(names))}). Name the right one in "
                 f"data.images.{setting}."
             )
     return [image_key, label_key]
@@ -294,18 +296,18 @@ def _of_row(
     names: tuple[str, ...],
     split: Split | None,
     where: str,
-) -> Picture:
+) -> SourceImage:
     image, label = (row[column] for column in columns)
     content = image.get("bytes") if isinstance(image, dict) else image
     if not isinstance(content, bytes):
         raise SourceError(
-            f"{shown(where)}: {columns[0]!r} holds no bytes of a picture. Name its column in "
+            f"{escape_text(where)}: {columns[0]!r} holds no bytes of a picture. Name its column in "
             "data.images.image_key; where the file holds paths only, write it again with the "
             "pictures in it."
         )
-    found = _label(label, shown(where))
+    found = _label(label, escape_text(where))
     name = names[found] if isinstance(found, int) and found < len(names) else None
-    return Picture(where, found, name, split, content, -1)
+    return SourceImage(where, found, name, split, content, -1)
 
 
 def _label(value: object, where: str) -> int | str:
@@ -318,7 +320,7 @@ def _label(value: object, where: str) -> int | str:
     is_number = re.fullmatch(r"-?[0-9]+", text, re.ASCII) is not None
     if not text or (is_number and (int(text) < 0 or len(text) > 9)):
         raise SourceError(
-            f"{where}: its label {shown(repr(value)[:80])} is neither a number from 0 nor a name. "
+            f"{where}: its label {escape_text(repr(value)[:80])} is neither a number from 0 nor a name. "
             "Take it out, as test sets have no labels, or correct it."
         )
     return int(text) if is_number else text
@@ -327,13 +329,13 @@ def _label(value: object, where: str) -> int | str:
 def _no_parquet(path: str, error: Exception) -> SourceError:
     why = " ".join(str(error).split())[:200].rstrip(".")
     return SourceError(
-        f"{path} cannot be read as Parquet: {shown(why)}. It is cut off, damaged, or something "
+        f"{path} cannot be read as Parquet: {escape_text(why)}. It is cut off, damaged, or something "
         "else by that name. Copy or write it again."
     )
 
 
 def _unreadable(file: SourceFile, error: OSError) -> SourceError:
     return SourceError(
-        f"{shown(file.path)} cannot be read: {error.strerror or error}. Check that it is there "
+        f"{escape_text(file.path)} cannot be read: {error.strerror or error}. Check that it is there "
         "and readable, or take it out of data.source."
     )

@@ -26,7 +26,7 @@ from xml.parsers import expat
 
 from shardyard.config.published_pictures import IMAGENET
 from shardyard.config.sources import is_remote
-from shardyard.data.byte_ranges import SourceFile, shown
+from shardyard.data.byte_ranges import SourceFile, escape_text
 from shardyard.data.images.tar import InTar, content_of, members
 from shardyard.data.stores.base import open_file
 from shardyard.errors import RequestError, SourceError
@@ -56,7 +56,7 @@ class _Flat(NamedTuple):
     stem: str
 
 
-def unpacked(files: Sequence[SourceFile]) -> list[SourceFile]:
+def expand_tar(files: Sequence[SourceFile]) -> list[SourceFile]:
     """The files of the tree where they lie in one tar file; else the files as they are.
 
     Raises:
@@ -71,7 +71,7 @@ def unpacked(files: Sequence[SourceFile]) -> list[SourceFile]:
     if is_remote(tar.path) or tar.format == "tar.gz":
         how = "is compressed" if tar.format == "tar.gz" else "lies elsewhere"
         raise RequestError(
-            f"{shown(tar.path)} is ImageNet in one tar file, which {how}: its 1.3 million pictures "
+            f"{escape_text(tar.path)} is ImageNet in one tar file, which {how}: its 1.3 million pictures "
             "are read in another order than they stand there. Unpack it, and name the folder."
         )
     return list(_listed(tar))
@@ -134,15 +134,17 @@ def as_class_folders(
     """
     named, flat = _divided(files)
     if complete:
-        _refuse_gaps(named, flat, files, source)
+        _check_complete(named, flat, files, source)
     of_train = [each.file.name for each in flat if each.split == "train"]
     if of_train:
-        _refuse(source, of_train, "of train lie in no folder of a class", "Unpack train again.")
+        _raise_source_error(
+            source, of_train, "of train lie in no folder of a class", "Unpack train again."
+        )
     classes = _classes(files) if flat else {}
     lacking = [each.file.name for each in flat if each.stem not in classes]
     if lacking:
         what = f"of val have no class: neither {_SOLUTION} nor Annotations/CLS-LOC/val says it"
-        _refuse(source, lacking, what, "Copy the annotations too.")
+        _raise_source_error(source, lacking, what, "Copy the annotations too.")
     named += (_named(each.file, each.split, classes[each.stem], each.stem) for each in flat)
     return named
 
@@ -180,7 +182,7 @@ def _lists(files: Sequence[SourceFile]) -> dict[str, set[str]]:
     return found
 
 
-def _refuse_gaps(
+def _check_complete(
     named: Sequence[SourceFile], flat: Sequence[_Flat], files: Sequence[SourceFile], source: str
 ) -> None:
     found = Counter(each.split for each in flat)
@@ -191,20 +193,20 @@ def _refuse_gaps(
     there = " and ".join(f"{found[split]:,} of {n:,} in {split}" for split, n in WHOLE.items())
     names = {PurePosixPath(file.name).stem for file in named} | {each.stem for each in flat}
     missing = sorted(_missing(names, _lists(files)))
-    said = f": missing are {_some(missing)}" if missing else ""
+    said = f": missing are {_first_names(missing)}" if missing else ""
     raise SourceError(
         f"{source} is ImageNet with {there} and {len(classes):,} of {CLASSES:,} classes{said}. "
         "Copy what is missing again, or train on what there is with data.images.complete=false."
     )
 
 
-def _missing(there: Collection[str], lists: Mapping[str, Collection[str]]) -> Iterator[str]:
+def _missing(existing: Collection[str], lists: Mapping[str, Collection[str]]) -> Iterator[str]:
     """Names of pictures, as far as it can be known which they are; of all splits they differ."""
     for split in WHOLE:
         wanted = set(lists.get(split, ()))
         if split == "val" and not wanted:
             wanted = {f"ILSVRC2012_val_{number:08d}" for number in range(1, WHOLE[split] + 1)}
-        yield from (f"{split}/{stem}.JPEG" for stem in wanted.difference(there))
+        yield from (f"{split}/{stem}.JPEG" for stem in wanted.difference(existing))
 
 
 # --- classes of val ------------------------------------------------------------------------------
@@ -226,7 +228,7 @@ def _of_solution(file: SourceFile) -> dict[str, str]:
         if number == 1 or not row:
             continue
         words = row[1].split() if len(row) == 2 else []
-        found[row[0]] = _one_class(words[::5], f"{shown(file.path)}, line {number}")
+        found[row[0]] = _one_class(words[::5], f"{escape_text(file.path)}, line {number}")
     return found
 
 
@@ -238,7 +240,7 @@ def _of_boxes(files: tuple[SourceFile, ...]) -> dict[str, str]:
 
 
 def _of_annotation(file: SourceFile) -> str:
-    where = shown(file.path)
+    where = escape_text(file.path)
     if file.size_bytes > _MOST_BYTES:
         raise SourceError(f"{where} is no annotation: it has {file.size_bytes:,} bytes. {_AGAIN}")
     try:
@@ -266,13 +268,13 @@ def _object_names(content: bytes) -> list[str]:
         if path == ["annotation", "object", "name"]:
             names[-1] += part
 
-    def refuse(*_: object) -> None:
+    def reject_doctype(*_: object) -> None:
         raise expat.ExpatError("it declares a document type, which no annotation does")
 
     parser.StartElementHandler = start
     parser.EndElementHandler = lambda _: path.pop()
     parser.CharacterDataHandler = text
-    parser.StartDoctypeDeclHandler = refuse
+    parser.StartDoctypeDeclHandler = reject_doctype
     parser.Parse(content, True)
     return [name.strip() for name in names]
 
@@ -286,14 +288,14 @@ def _one_class(names: Sequence[str], where: str) -> str:
     found = set(names)
     if len(found) == 1 and _CLASS.fullmatch(name := found.pop()):
         return name
-    said = ", ".join(sorted(shown(name)[:40] for name in set(names))) or "nothing"
+    said = ", ".join(sorted(escape_text(name)[:40] for name in set(names))) or "nothing"
     raise SourceError(f"{where} says {said}, where one class such as n01440764 stands. {_AGAIN}")
 
 
-def _refuse(source: str, names: Sequence[str], what: str, remedy: str) -> NoReturn:
-    raise SourceError(f"{source}: {len(names):,} pictures {what}: {_some(names)}. {remedy}")
+def _raise_source_error(source: str, names: Sequence[str], what: str, remedy: str) -> NoReturn:
+    raise SourceError(f"{source}: {len(names):,} pictures {what}: {_first_names(names)}. {remedy}")
 
 
-def _some(names: Sequence[str]) -> str:
+def _first_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
-    return f"{', '.join(shown(name) for name in names[:_SHOWN])}{more}"
+    return f"{', '.join(escape_text(name) for name in names[:_SHOWN])}{more}"

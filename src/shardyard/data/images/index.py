@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardyard.config.resolved import DataFacts
-from shardyard.data.byte_ranges import SourceFile, shown
+from shardyard.config.resolved import DatasetMetadata
+from shardyard.data.byte_ranges import SourceFile, escape_text
 from shardyard.data.images.order import Window
 from shardyard.data.shards import IMAGES_VERSION, check_sizes, damaged, read_manifest
 
@@ -39,7 +39,7 @@ def names_name(split: str) -> str:
 
 
 @dataclass(frozen=True)
-class Place:
+class ImageLocation:
     """Bytes of a file, and what is told of them."""
 
     file: SourceFile
@@ -68,22 +68,22 @@ class ImageIndex:
         self._names = _mapped(folder / names_name(split), self.num_samples)
         self._parts = [self._part(part) for part in about["parts"]]
 
-    def place(self, sample: int) -> Place:
+    def location(self, sample: int) -> ImageLocation:
         """Where the bytes of a picture are."""
         row = self.rows[sample]
         part, size = int(row["part"]), int(row["size"])
         if part == OWN_FILE:
             path = self.name(sample)
-            return Place(SourceFile(path, path, "", size, 0), 0, size)
-        return Place(self._parts[part], int(row["offset"]), size)
+            return ImageLocation(SourceFile(path, path, "", size, 0), 0, size)
+        return ImageLocation(self._parts[part], int(row["offset"]), size)
 
     def name(self, sample: int) -> str:
         """What a picture was called in the source."""
         return os.fsdecode(bytes(self._names[sample]))
 
-    def told(self, sample: int) -> str:
+    def describe(self, sample: int) -> str:
         """A picture in words, for messages."""
-        name = shown(self.name(sample))
+        name = escape_text(self.name(sample))
         part = int(self.rows[sample]["part"])
         if part == OWN_FILE or not self._is_packed[part]:
             return name
@@ -108,7 +108,7 @@ class ImageIndex:
         return SourceFile(path, path, "tar", about["bytes"], about["version"])
 
 
-def read_facts(folder: Path) -> DataFacts:
+def read_metadata(folder: Path) -> DatasetMetadata:
     """What a prepared data set holds; compares the sizes of all files with the manifest.
 
     Raises:
@@ -117,7 +117,7 @@ def read_facts(folder: Path) -> DataFacts:
     manifest = read_manifest(folder, (IMAGES_VERSION,))
     check_sizes(folder, manifest, manifest["files"])
     splits = manifest["splits"]
-    return DataFacts(
+    return DatasetMetadata(
         dir=str(folder),
         fingerprint=manifest["fingerprint"],
         vocab_size=0,

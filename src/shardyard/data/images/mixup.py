@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shardyard.data.images.keyed_rng import Draws, Place
+from shardyard.data.images.keyed_rng import KeyedRng, RngPurpose
 from shardyard.data.loader import MicroBatch
 
 BY_MICRO_BATCH = "images are mixed with others of their micro-batch"
@@ -56,7 +56,7 @@ class Mixing:
         rows = int((batch.samples_B >= 0).sum())
         others_B = torch.arange(len(batch.samples_B))
         others_B[:rows] = (others_B[:rows] + 1) % max(rows, 1)
-        mixtures = [self._drawn(position) for position in batch.samples_B.tolist()]
+        mixtures = [self._sample_mixture(position) for position in batch.samples_B.tolist()]
         return batch.with_fields(
             other=others_B,
             pixel_share=torch.tensor([each.pixel_share for each in mixtures]),
@@ -64,18 +64,18 @@ class Mixing:
             label_share=torch.tensor([each.label_share for each in mixtures]),
         )
 
-    def _drawn(self, position: int) -> _Mixture:
+    def _sample_mixture(self, position: int) -> _Mixture:
         """Of the sample at a position of the stream; a row of padding (-1) is not mixed."""
         if position < 0:
             return _Mixture(1.0, _NOWHERE, 1.0)
         # positions stand for (epoch, sample), and nothing else is drawn at this place
-        draws = Draws(self.seed, 0, position)
-        is_cutmix = bool(self.cutmix) and not (self.mixup and draws.below(Place.MIX, 0, 2))
-        share = draws.symmetric_beta(Place.MIX, 1, self.cutmix if is_cutmix else self.mixup)
+        rng = KeyedRng(self.seed, 0, position)
+        is_cutmix = bool(self.cutmix) and not (self.mixup and rng.randint(RngPurpose.MIX, 0, 2))
+        share = rng.symmetric_beta(RngPurpose.MIX, 1, self.cutmix if is_cutmix else self.mixup)
         if not is_cutmix:
             return _Mixture(share, _NOWHERE, share)
         half = int(0.5 * math.sqrt(1.0 - share) * self.size)
-        column, row = (draws.below(Place.MIX, number, self.size) for number in (3, 4))
+        column, row = (rng.randint(RngPurpose.MIX, number, self.size) for number in (3, 4))
         box = (
             max(0, column - half),
             max(0, row - half),
@@ -86,7 +86,7 @@ class Mixing:
         return _Mixture(1.0, box, 1.0 - covered / self.size**2)
 
 
-def mixed(x_BCHW: Tensor, batch: MicroBatch) -> Tensor:
+def apply_mixing(x_BCHW: Tensor, batch: MicroBatch) -> Tensor:
     """Images as ``Mixing`` said; both on the device.
 
     Args:

@@ -90,11 +90,11 @@ def window_indices(
     return _in_windows(places, num_samples, window, epoch_keys(seed, epochs))
 
 
-def _in_windows(places: Positions, num_samples: int, window: Window, keys: Keys) -> Positions:
+def _in_windows(positions: Positions, num_samples: int, window: Window, keys: Keys) -> Positions:
     """From places in their epochs to pictures; each has its epoch's key."""
     num_blocks = -(-num_samples // window.block)
     whole_windows, left = divmod(num_blocks, window.blocks)
-    found = places.copy()
+    found = positions.copy()
     walking = np.arange(len(found))
     while len(walking):
         numbers, within = np.divmod(found[walking], window.samples)

@@ -17,22 +17,27 @@ import numpy as np
 
 from shardyard.config.dataset_name import source_word
 from shardyard.config.fingerprint import digest
-from shardyard.config.resolved import DataFacts
+from shardyard.config.resolved import DatasetMetadata
 from shardyard.config.schema.data import Data
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.sources import is_remote
 from shardyard.cpu_quota import usable_cores
-from shardyard.data.byte_ranges import SourceFile, shown
+from shardyard.data.byte_ranges import SourceFile, escape_text
 from shardyard.data.images.commit import commit
-from shardyard.data.images.image_iter import of_digits, of_files, of_parquet, of_tar
-from shardyard.data.images.index import read_facts
-from shardyard.data.images.sources import Listing, in_words, list_pictures
+from shardyard.data.images.image_iter import (
+    images_of_digits,
+    images_of_folders,
+    images_of_parquet,
+    images_of_tar,
+)
+from shardyard.data.images.index import read_metadata
+from shardyard.data.images.sources import Listing, first_names, list_images
 from shardyard.data.images.tar import InTar
-from shardyard.data.images.work_units import ImagePiece, Options
+from shardyard.data.images.work_units import ImageOptions, ImagePiece
 from shardyard.data.order import permute_many
 from shardyard.data.prepare import Progress, is_finished, sole_writer
 from shardyard.data.shards import IMAGES_VERSION, MANIFEST, read_manifest
-from shardyard.data.work_units import SCRATCH, SPLITS, HoldOut
+from shardyard.data.work_units import SCRATCH, SPLITS, ValidationRule
 from shardyard.data.workers import Task, run_tasks
 from shardyard.errors import DataError, RequestError, SourceError
 
@@ -49,7 +54,7 @@ def prepare_images(
     progress: Progress,
     rows: int | None = None,  # noqa: ARG001 - as every task's
     folder: Path | None = None,
-) -> DataFacts:
+) -> DatasetMetadata:
     """Prepare the pictures of one source; returns at once if they are there already.
 
     Args:
@@ -62,9 +67,9 @@ def prepare_images(
         StorageError: The file system refused a write.
     """
     data = recipe.data
-    listing = list_pictures(recipe)
+    listing = list_images(recipe)
     packs = is_packed(data, listing)
-    _refuse_share(data, listing)
+    _check_eval_fraction(data, listing)
     request = request_of(data, listing, packs=packs)
     if folder is None:
         name = f"{source_word(data.source)}-{digest(request)}"
@@ -76,8 +81,8 @@ def prepare_images(
             # What a dying worker adds meanwhile is removed by the next call.
             shutil.rmtree(folder / SCRATCH, ignore_errors=True)
     unvalidated = read_manifest(folder, (IMAGES_VERSION,)).get("unvalidated", ())
-    facts = replace(read_facts(folder), unvalidated_classes=in_words(unvalidated))
-    return listing.described(facts)
+    metadata = replace(read_metadata(folder), unvalidated_classes=first_names(unvalidated))
+    return listing.with_file_lists(metadata)
 
 
 def is_packed(data: Data, listing: Listing) -> bool:
@@ -102,12 +107,12 @@ def is_packed(data: Data, listing: Listing) -> bool:
     return packs
 
 
-def _refuse_share(data: Data, listing: Listing) -> None:
+def _check_eval_fraction(data: Data, listing: Listing) -> None:
     usual = Data().eval_fraction
-    if listing.says_splits and data.eval_fraction != usual:
+    if listing.has_validation_split and data.eval_fraction != usual:
         raise RequestError(
             f"data.eval_fraction={data.eval_fraction}, but data.source={data.source!r} has a "
-            f"{listing.held_out or 'fixed'} split, which is validated on. Leave "
+            f"{listing.validation_source or 'fixed'} split, which is validated on. Leave "
             "data.eval_fraction out, or name the train part alone."
         )
 
@@ -122,11 +127,13 @@ def request_of(data: Data, listing: Listing, *, packs: bool) -> dict[str, Any]:
         "files": digest(files),
         "kind": listing.kind,
         # as before where names say it
-        "held_out": "val" if listing.held_out == "validation" else listing.held_out,
+        "held_out": "val"
+        if listing.validation_source == "validation"
+        else listing.validation_source,
         **(
             {"eval_files": digest([file.path for file in listing.chosen])} if listing.chosen else {}
         ),
-        "eval_fraction": None if listing.says_splits else data.eval_fraction,
+        "eval_fraction": None if listing.has_validation_split else data.eval_fraction,
         "packed": packs,
         "checked": images.check,
         "broken": images.broken,
@@ -146,8 +153,8 @@ def _build(
 ) -> None:
     data = recipe.data
     workers = usable_cores() if data.workers == "auto" else data.workers
-    options = Options(
-        hold_out=HoldOut(0.0 if listing.says_splits else data.eval_fraction),
+    options = ImageOptions(
+        hold_out=ValidationRule(0.0 if listing.has_validation_split else data.eval_fraction),
         packs=request["packed"],
         checks=data.images.check,
         leaves_out=data.images.broken == "leave_out",
@@ -159,7 +166,7 @@ def _build(
         options = replace(options, hold_out=forced)
         pieces = [replace(piece, options=options) for piece in pieces]
         _run(pieces, workers, progress)
-    if list_pictures(recipe) != listing:
+    if list_images(recipe) != listing:
         raise DataError(
             f"data.source={data.source!r} changed while it was being prepared, so it may mix old "
             "and new pictures. Prepare again once nothing writes there."
@@ -169,7 +176,9 @@ def _build(
     commit(folder, pieces, request, parts=parts, by_number=listing.kind != "folders")
 
 
-def pieces_of(folder: Path, listing: Listing, data: Data, options: Options) -> list[ImagePiece]:
+def pieces_of(
+    folder: Path, listing: Listing, data: Data, options: ImageOptions
+) -> list[ImagePiece]:
     """The work, in parts that depend on nothing but the source."""
     images = data.images
     if listing.kind == "folders":
@@ -178,21 +187,25 @@ def pieces_of(folder: Path, listing: Listing, data: Data, options: Options) -> l
     for number, file in enumerate(listing.files):
         split = listing.split_of(file)
         if listing.kind == "digits":
-            read = partial(of_digits)
+            read = partial(images_of_digits)
         elif listing.kind == "shards":
             read = partial(
-                of_tar, file, split, label_key=images.label_key, scratch=folder / SCRATCH
+                images_of_tar, file, split, label_key=images.label_key, scratch=folder / SCRATCH
             )
         else:
             read = partial(
-                of_parquet, file, split, image_key=images.image_key, label_key=images.label_key
+                images_of_parquet,
+                file,
+                split,
+                image_key=images.image_key,
+                label_key=images.label_key,
             )
-        words = shown(file.path)
+        words = escape_text(file.path)
         pieces.append(ImagePiece(folder, number, read, words, file.size_bytes, options))
     return pieces
 
 
-def _folder_pieces(folder: Path, listing: Listing, options: Options) -> list[ImagePiece]:
+def _folder_pieces(folder: Path, listing: Listing, options: ImageOptions) -> list[ImagePiece]:
     """Files in an order that mixes classes, some 256 MB a piece, or less of a small source."""
     count = len(listing.files)
     order = permute_many(np.arange(count), count, key=_PACKING_KEY)
@@ -205,12 +218,12 @@ def _folder_pieces(folder: Path, listing: Listing, options: Options) -> list[Ima
         filled_bytes += files[-1].size_bytes
         if filled_bytes >= piece_bytes or place == count - 1:
             read = partial(
-                of_files,
+                images_of_folders,
                 tuple(files),
                 tuple(map(listing.class_of, files)),
                 tuple(map(listing.split_of, files)),
             )
-            words = f"{shown(files[0].path)} and {len(files) - 1} other pictures"
+            words = f"{escape_text(files[0].path)} and {len(files) - 1} other pictures"
             pieces.append(ImagePiece(folder, len(pieces), read, words, filled_bytes, options))
             files, filled_bytes = [], 0
     return pieces
@@ -234,7 +247,9 @@ def _run(pieces: Sequence[ImagePiece], workers: int, progress: Progress) -> list
     return records
 
 
-def _forced_hold_out(records: Sequence[dict[str, Any]], data: Data, rule: HoldOut) -> HoldOut:
+def _forced_hold_out(
+    records: Sequence[dict[str, Any]], data: Data, rule: ValidationRule
+) -> ValidationRule:
     """The rule of the held-out split, bent for few pictures whose hashes leave a split empty."""
     filled = {split for record in records for split in record["splits"]}
     hashes = [number for record in records for number in record["hashes"]]

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageEnhance, ImageOps
 
-from shardyard.data.images.keyed_rng import Draws, Place
+from shardyard.data.images.keyed_rng import KeyedRng, RngPurpose
 
-Picture = Image.Image
+PilImage = Image.Image
 
 STRONGEST = 30
 """Magnitudes are whole numbers from 0 to this one."""
@@ -26,7 +26,7 @@ _SHIFT = 150.0 / 331.0
 class Operation:
     """One row of the table."""
 
-    apply: Callable[[Picture, float, Image.Resampling], Picture]
+    apply: Callable[[PilImage, float, Image.Resampling], PilImage]
     """Picture, strength and interpolation -> picture of the same size."""
     strength: Callable[[float], float] = lambda share: 0.0  # noqa: ARG005 - it has none
     """Of a magnitude as a share of the strongest."""
@@ -34,71 +34,71 @@ class Operation:
     """Whether half of the draws turn the strength around."""
 
 
-def _affine(picture: Picture, matrix: tuple[float, ...], how: Image.Resampling) -> Picture:
-    return picture.transform(picture.size, Image.Transform.AFFINE, matrix, how, fillcolor=0)
+def _affine(image: PilImage, matrix: tuple[float, ...], resample: Image.Resampling) -> PilImage:
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, resample, fillcolor=0)
 
 
 OPERATIONS: dict[str, Operation] = {
-    "Identity": Operation(lambda picture, _, __: picture),
+    "Identity": Operation(lambda image, _, __: image),
     "ShearX": Operation(
-        lambda picture, strength, how: _affine(picture, (1, strength, 0, 0, 1, 0), how),
+        lambda image, strength, resample: _affine(image, (1, strength, 0, 0, 1, 0), resample),
         lambda share: 0.3 * share,
         is_signed=True,
     ),
     "ShearY": Operation(
-        lambda picture, strength, how: _affine(picture, (1, 0, 0, strength, 1, 0), how),
+        lambda image, strength, resample: _affine(image, (1, 0, 0, strength, 1, 0), resample),
         lambda share: 0.3 * share,
         is_signed=True,
     ),
     "TranslateX": Operation(
-        lambda picture, strength, how: _affine(
-            picture, (1, 0, -int(strength * picture.width), 0, 1, 0), how
+        lambda image, strength, resample: _affine(
+            image, (1, 0, -int(strength * image.width), 0, 1, 0), resample
         ),
         lambda share: _SHIFT * share,
         is_signed=True,
     ),
     "TranslateY": Operation(
-        lambda picture, strength, how: _affine(
-            picture, (1, 0, 0, 0, 1, -int(strength * picture.height)), how
+        lambda image, strength, resample: _affine(
+            image, (1, 0, 0, 0, 1, -int(strength * image.height)), resample
         ),
         lambda share: _SHIFT * share,
         is_signed=True,
     ),
     "Rotate": Operation(
-        lambda picture, strength, how: picture.rotate(strength, how, fillcolor=0),
+        lambda image, strength, resample: image.rotate(strength, resample, fillcolor=0),
         lambda share: 30.0 * share,
         is_signed=True,
     ),
     "Brightness": Operation(
-        lambda picture, strength, _: ImageEnhance.Brightness(picture).enhance(1.0 + strength),
+        lambda image, strength, _: ImageEnhance.Brightness(image).enhance(1.0 + strength),
         lambda share: 0.9 * share,
         is_signed=True,
     ),
     "Color": Operation(
-        lambda picture, strength, _: ImageEnhance.Color(picture).enhance(1.0 + strength),
+        lambda image, strength, _: ImageEnhance.Color(image).enhance(1.0 + strength),
         lambda share: 0.9 * share,
         is_signed=True,
     ),
     "Contrast": Operation(
-        lambda picture, strength, _: ImageEnhance.Contrast(picture).enhance(1.0 + strength),
+        lambda image, strength, _: ImageEnhance.Contrast(image).enhance(1.0 + strength),
         lambda share: 0.9 * share,
         is_signed=True,
     ),
     "Sharpness": Operation(
-        lambda picture, strength, _: ImageEnhance.Sharpness(picture).enhance(1.0 + strength),
+        lambda image, strength, _: ImageEnhance.Sharpness(image).enhance(1.0 + strength),
         lambda share: 0.9 * share,
         is_signed=True,
     ),
     "Posterize": Operation(
-        lambda picture, strength, _: ImageOps.posterize(picture, int(strength)),
+        lambda image, strength, _: ImageOps.posterize(image, int(strength)),
         lambda share: 8 - round(4 * share),
     ),
     "Solarize": Operation(
-        lambda picture, strength, _: ImageOps.solarize(picture, strength),  # type: ignore[arg-type]
+        lambda image, strength, _: ImageOps.solarize(image, strength),  # type: ignore[arg-type]
         lambda share: 255.0 * (1.0 - share),
     ),
-    "AutoContrast": Operation(lambda picture, _, __: ImageOps.autocontrast(picture)),
-    "Equalize": Operation(lambda picture, _, __: ImageOps.equalize(picture)),
+    "AutoContrast": Operation(lambda image, _, __: ImageOps.autocontrast(image)),
+    "Equalize": Operation(lambda image, _, __: ImageOps.equalize(image)),
 }
 """In the order that draws name them by: it never changes."""
 
@@ -106,13 +106,13 @@ _IN_ORDER = tuple(OPERATIONS.values())
 
 
 def rand_augment(
-    picture: Picture, *, number: int, magnitude: int, how: Image.Resampling, draws: Draws
-) -> Picture:
+    image: PilImage, *, number: int, magnitude: int, resample: Image.Resampling, rng: KeyedRng
+) -> PilImage:
     """``number`` operations, one after another; one may come twice."""
     for turn in range(number):
-        operation = _IN_ORDER[draws.below(Place.RAND_AUGMENT, 2 * turn, len(_IN_ORDER))]
+        operation = _IN_ORDER[rng.randint(RngPurpose.RAND_AUGMENT, 2 * turn, len(_IN_ORDER))]
         strength = operation.strength(magnitude / STRONGEST)
-        if operation.is_signed and draws.below(Place.RAND_AUGMENT, 2 * turn + 1, 2):
+        if operation.is_signed and rng.randint(RngPurpose.RAND_AUGMENT, 2 * turn + 1, 2):
             strength = -strength
-        picture = operation.apply(picture, strength, how)
-    return picture
+        image = operation.apply(image, strength, resample)
+    return image

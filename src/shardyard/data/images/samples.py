@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from shardyard.data.images.cache import PictureBytes
+from shardyard.data.images.cache import ImageBytes
 from shardyard.data.images.decode import DecodeThreads, decode
 from shardyard.data.images.index import ImageIndex
 from shardyard.data.images.order import window_indices
 from shardyard.data.loader import MicroBatch
 from shardyard.data.order import Positions
-from shardyard.data.samples import Prepare, unchanged
+from shardyard.data.samples import Prepare, identity_prepare
 from shardyard.errors import DataError, SourceError
 
 if TYPE_CHECKING:
-    from shardyard.data.images.transforms import Pixels, View
+    from shardyard.data.images.transforms import ImageTransform, Pixels
 
 
 _TOLD_AFTER_S = 30.0
@@ -34,7 +34,9 @@ _UNNAMED = "a picture"
 class ImageSet:
     """One split: pictures uint8 (H, W, C) and their labels. Safe in several threads."""
 
-    def __init__(self, index: ImageIndex, view: "View", *, size: int, cache_bytes: int) -> None:
+    def __init__(
+        self, index: ImageIndex, view: "ImageTransform", *, size: int, cache_bytes: int
+    ) -> None:
         """Args:
         view: What is made of a decoded picture.
         size: H and W of every sample.
@@ -42,11 +44,11 @@ class ImageSet:
         """
         self.index = index
         self.num_samples = index.num_samples
-        self.contents = PictureBytes(index, cache_bytes)
+        self.contents = ImageBytes(index, cache_bytes)
         self.size = size
         self._view = view
 
-    def picture(self, index: int, epoch: int) -> "tuple[Pixels, int]":
+    def load_sample(self, index: int, epoch: int) -> "tuple[Pixels, int]":
         """A picture as it is in that pass over the split, and its label.
 
         Raises:
@@ -54,14 +56,14 @@ class ImageSet:
         """
         content = self.contents.content(index)
         try:
-            picture = decode(content, _UNNAMED)
+            image = decode(content, _UNNAMED)
         except SourceError as error:
             raise self._broken(index, error) from error
-        return self._view(picture, epoch=epoch, sample=index), self.index.rows[index]["label"]
+        return self._view(image, epoch=epoch, sample=index), self.index.rows[index]["label"]
 
     def _broken(self, index: int, error: SourceError) -> DataError:
         # named here alone: a name takes longer to read than a picture's place
-        told = str(error).replace(_UNNAMED, self.index.told(index), 1)
+        told = str(error).replace(_UNNAMED, self.index.describe(index), 1)
         return DataError(
             f"{told} It was not read to its end when data were prepared (data.images.check=false), "
             "or has changed since. Prepare with data.images.check=true."
@@ -77,7 +79,7 @@ class ImageStream:
         threads: DecodeThreads,
         *,
         seed: int | None,
-        prepare: Prepare = unchanged,
+        prepare: Prepare = identity_prepare,
     ) -> None:
         """Args:
         threads: That decode; several streams may share them.
@@ -88,7 +90,7 @@ class ImageStream:
         self.threads = threads
         self._seed = seed
         self._prepare = prepare
-        self._span = lru_cache(maxsize=4)(self._pictures_of_span)
+        self._span = lru_cache(maxsize=4)(self._span_indices)
 
     def sample_indices(self, positions: Positions) -> Positions:
         """Which pictures of the split are at these positions of the stream."""
@@ -97,10 +99,10 @@ class ImageStream:
         window = self.samples.index.window
         return window_indices(positions, self.num_samples, window, seed=self._seed)
 
-    def _pictures_of_span(self, number: int) -> list[int]:
+    def _span_indices(self, number: int) -> list[int]:
         at = np.arange(number * _SPAN, (number + 1) * _SPAN, dtype=np.int64)
-        found: list[int] = self.sample_indices(at).tolist()
-        return found
+        indices: list[int] = self.sample_indices(at).tolist()
+        return indices
 
     @property
     def limit(self) -> str | None:
@@ -119,15 +121,13 @@ class ImageStream:
         """
         indices = [self._span(at // _SPAN)[at % _SPAN] for at in positions]
         epochs = [position // self.num_samples for position in positions]
-        self.samples.contents.ask(indices)
+        self.samples.contents.prefetch(indices)
         side = self.samples.size
         pixels_BHWC = np.zeros((size, side, side, 3), np.uint8)
         labels_B = np.zeros(size, np.int64)
 
-        def make(place: int) -> None:  # who decodes also puts it where it belongs
-            pixels_BHWC[place], labels_B[place] = self.samples.picture(
-                indices[place], epochs[place]
-            )
+        def make(row: int) -> None:  # who decodes also puts it where it belongs
+            pixels_BHWC[row], labels_B[row] = self.samples.load_sample(indices[row], epochs[row])
 
         self.threads.run(make, len(indices))
         samples_B = np.full(size, -1, dtype=np.int64)

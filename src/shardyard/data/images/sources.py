@@ -13,14 +13,14 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Literal, NoReturn
 
-from shardyard.config.resolved import DataFacts
+from shardyard.config.resolved import DatasetMetadata
 from shardyard.config.schema.data import Sources
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.sources import DIGITS, is_name, is_remote
-from shardyard.config.split_names import KEYWORDS, NamedSplit, held_out_of, split_in
-from shardyard.data.byte_ranges import SourceFile, shown
+from shardyard.config.split_names import KEYWORDS, NamedSplit, split_in, validation_split_of
+from shardyard.data.byte_ranges import SourceFile, escape_text
 from shardyard.data.images.digits import DIGITS_FILE
-from shardyard.data.images.imagenet import as_class_folders, is_imagenet, unpacked
+from shardyard.data.images.imagenet import as_class_folders, expand_tar, is_imagenet
 from shardyard.data.images.tar import InTar
 from shardyard.data.stores.base import find_all
 from shardyard.errors import RequestError
@@ -64,7 +64,7 @@ class Listing:
 
     kind: Kind
     files: tuple[SourceFile, ...]
-    held_out: str | None
+    validation_source: str | None
     """What says which pictures are validated on: a word in names (validation, else eval, else
     test), or data.eval_source. None: a hash of each picture."""
     class_part: int
@@ -73,15 +73,15 @@ class Listing:
     """Files of data.eval_source, which are among ``files`` too."""
     chosen_class_part: int = 0
     """``class_part`` of these."""
-    left_out: tuple[SourceFile, ...] = ()
+    excluded: tuple[SourceFile, ...] = ()
     """Files that their names keep out of the training, and that are not validated on."""
     empty: tuple[str, ...] = ()
     """Class folders that hold no picture."""
 
     @property
-    def says_splits(self) -> bool:
+    def has_validation_split(self) -> bool:
         """Whether the source itself says what is held out."""
-        return self.held_out is not None or self.kind == "digits"
+        return self.validation_source is not None or self.kind == "digits"
 
     @property
     def size_bytes(self) -> int:
@@ -93,9 +93,9 @@ class Listing:
 
     def split_of(self, file: SourceFile) -> Split | None:
         """Split of a file; None: a hash of each picture says it."""
-        if self.held_out is None:
+        if self.validation_source is None:
             return None
-        if self.held_out == EVAL_SOURCE:
+        if self.validation_source == EVAL_SOURCE:
             return "eval" if file.path in self._chosen_paths else "train"
         return "train" if file.named == "train" else "eval"
 
@@ -104,14 +104,14 @@ class Listing:
         part = self.chosen_class_part if file.path in self._chosen_paths else self.class_part
         return PurePosixPath(file.name).parts[part]
 
-    def described(self, facts: DataFacts) -> DataFacts:
+    def with_file_lists(self, metadata: DatasetMetadata) -> DatasetMetadata:
         """What was prepared, with the files that its splits come from."""
         validation = [file for file in self.files if self.split_of(file) == "eval"]
         return replace(
-            facts,
+            metadata,
             validation_files=self._in_words(validation),
-            left_out_files=self._in_words(self.left_out),
-            empty_classes=in_words(self.empty),
+            left_out_files=self._in_words(self.excluded),
+            empty_classes=first_names(self.empty),
         )
 
     def _in_words(self, files: Sequence[SourceFile]) -> str | None:
@@ -122,18 +122,18 @@ class Listing:
         names = [file.name for file in files]
         if self.kind == "folders":
             names = [*dict.fromkeys(f"{PurePosixPath(name).parts[0]}/" for name in names)]
-        return in_words(names)
+        return first_names(names)
 
 
-def in_words(names: Sequence[str]) -> str | None:
+def first_names(names: Sequence[str]) -> str | None:
     """The first few names; None: there are none."""
     if not names:
         return None
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(map(shown, names[:_SHOWN])) + more
+    return ", ".join(map(escape_text, names[:_SHOWN])) + more
 
 
-def list_pictures(recipe: Recipe) -> Listing:
+def list_images(recipe: Recipe) -> Listing:
     """What data.source and data.eval_source name.
 
     Raises:
@@ -157,13 +157,16 @@ def list_pictures(recipe: Recipe) -> Listing:
             f"data.source={data.source!r} as {whole.kind}. Give both in the same form."
         )
     validation = tuple(
-        file for file in chosen.files if chosen.held_out is None or chosen.split_of(file) == "eval"
+        file
+        for file in chosen.files
+        if chosen.validation_source is None or chosen.split_of(file) == "eval"
     )
     paths = {file.path for file in validation}
     training = tuple(
         file
         for file in whole.files
-        if file.path not in paths and (whole.held_out is None or whole.split_of(file) == "train")
+        if file.path not in paths
+        and (whole.validation_source is None or whole.split_of(file) == "train")
     )
     if not training:
         raise RequestError(
@@ -171,7 +174,7 @@ def list_pictures(recipe: Recipe) -> Listing:
             "of them. Validate on other pictures than you train on."
         )
     used = {*paths, *(file.path for file in training)}
-    left_out = (*(file for file in whole.files if file.path not in used), *whole.left_out)
+    left_out = (*(file for file in whole.files if file.path not in used), *whole.excluded)
     return Listing(
         whole.kind,
         training + validation,
@@ -179,21 +182,21 @@ def list_pictures(recipe: Recipe) -> Listing:
         class_part=whole.class_part,
         chosen=validation,
         chosen_class_part=chosen.class_part,
-        left_out=tuple(file for file in left_out if file.path not in used),
+        excluded=tuple(file for file in left_out if file.path not in used),
         empty=whole.empty,
     )
 
 
-def _list(recipe: Recipe, given: Sources, setting: str) -> Listing:
-    """What one of the two settings names; raises as ``list_pictures``."""
+def _list(recipe: Recipe, sources: Sources, setting: str) -> Listing:
+    """What one of the two settings names; raises as ``list_images``."""
     data = recipe.data
-    if given == DIGITS and is_name(DIGITS):
+    if sources == DIGITS and is_name(DIGITS):
         stat = DIGITS_FILE.stat()
         file = SourceFile(DIGITS, DIGITS, "csv.gz", stat.st_size, 0)
         return Listing("digits", (file,), None, class_part=0)
     own = [Path(place).expanduser() for place in (data.dir, recipe.run.dir)]
-    entries = [given] if isinstance(given, str) else list(given)
-    found: dict[str, SourceFile] = {}
+    entries = [sources] if isinstance(sources, str) else list(sources)
+    by_path: dict[str, SourceFile] = {}
     has_pattern, asked = False, set()
     for entry, listed in find_all(entries, own=own, setting=setting):
         for each in listed:
@@ -203,8 +206,8 @@ def _list(recipe: Recipe, given: Sources, setting: str) -> Listing:
             file = SourceFile(
                 each.path, each.name, suffix_of(each.name), each.size_bytes, each.version
             )
-            found.setdefault(each.path, file)
-    files, source = unpacked([*found.values()]), f"{setting}={given!r}"
+            by_path.setdefault(each.path, file)
+    files, source = expand_tar([*by_path.values()]), f"{setting}={sources!r}"
     if is_imagenet(files, source):
         files = as_class_folders(files, source, complete=data.images.complete)
     elif not data.images.complete and setting != EVAL_SOURCE:
@@ -212,14 +215,16 @@ def _list(recipe: Recipe, given: Sources, setting: str) -> Listing:
             f"data.images.complete={data.images.complete} says which pictures of ImageNet must be "
             f"there, and {source} is not its tree ILSVRC. Leave it out."
         )
-    kind = _of_one_kind(files, source)
+    kind = _common_kind(files, source)
     if kind == "folders" and has_pattern:
         raise RequestError(
             f"{source} has a wildcard, which leaves open where class folders "
             "begin. Give the folder that holds the class folders, or train and val."
         )
     ours = [file for file in files if _KINDS.get(file.format) == kind]
-    listing = _divided(kind, _named(kind, ours, asked), source, is_chosen=setting == EVAL_SOURCE)
+    listing = _split_by_name(
+        kind, _with_named_splits(kind, ours, asked), source, is_chosen=setting == EVAL_SOURCE
+    )
     return replace(listing, empty=_empty_classes(entries, listing))
 
 
@@ -229,7 +234,7 @@ def _empty_classes(entries: Sequence[str], listing: Listing) -> tuple[str, ...]:
         return ()
     there = {PurePosixPath(file.name).parts[: listing.class_part + 1] for file in listing.files}
     parents = {parts[:-1] for parts in there}
-    found: set[str] = set()
+    empty: set[str] = set()
     for entry in entries:
         folder = Path(entry).expanduser()
         if is_remote(entry) or not folder.is_dir():
@@ -237,12 +242,12 @@ def _empty_classes(entries: Sequence[str], listing: Listing) -> tuple[str, ...]:
         for parent in parents:
             place = folder.joinpath(*parent)
             inside = place.iterdir() if place.is_dir() else ()
-            found |= {
+            empty |= {
                 "/".join((*parent, each.name))
                 for each in inside
                 if each.is_dir() and each.name[0] != "." and (*parent, each.name) not in there
             }
-    return tuple(sorted(found))
+    return tuple(sorted(empty))
 
 
 def suffix_of(name: str) -> str:
@@ -260,14 +265,14 @@ def split_word(name: str, kind: Kind) -> NamedSplit | None:
     return next((KEYWORDS[word] for word in reversed(words) if word in KEYWORDS), None)
 
 
-def held_out_word(words: set[NamedSplit | None]) -> NamedSplit | None:
+def validation_word(words: set[NamedSplit | None]) -> NamedSplit | None:
     """Which of the words that all names say stands for the held-out split; None: none does."""
     if None in words or "train" not in words:
         return None
-    return held_out_of(words) or ("test" if "test" in words else None)
+    return validation_split_of(words) or ("test" if "test" in words else None)
 
 
-def _of_one_kind(files: Sequence[SourceFile], source: str) -> Kind:
+def _common_kind(files: Sequence[SourceFile], source: str) -> Kind:
     """What the files are.
 
     Raises:
@@ -284,31 +289,40 @@ def _of_one_kind(files: Sequence[SourceFile], source: str) -> Kind:
     is_alone = {file.name: "/" not in file.name for file in files}
     strays = [f.name for f in files if is_alone[f.name] and f.format in PICTURES]
     if strays:
-        _refuse(source, strays, "lie in no class folder", "Put each into a folder of its class.")
+        _raise_request_error(
+            source, strays, "lie in no class folder", "Put each into a folder of its class."
+        )
     others = [f.name for f in files if not is_alone[f.name] and f.format not in PICTURES]
     if others:
         what = "in class folders have no suffix of a picture"
-        _refuse(source, others, what, f"Take them out, or rename pictures ({_suffixes()}).")
+        _raise_request_error(
+            source, others, what, f"Take them out, or rename pictures ({_suffixes()})."
+        )
     return kind
 
 
-def _named(kind: Kind, files: Sequence[SourceFile], asked: Collection[str]) -> list[SourceFile]:
+def _with_named_splits(
+    kind: Kind, files: Sequence[SourceFile], explicit_paths: Collection[str]
+) -> list[SourceFile]:
     """Files with the splits that their names name. Where some shards or Parquet files name one,
     the others are trained on.
 
     Args:
-        asked: Paths that data.source names itself: trained on where no file is named train.
+        explicit_paths: Paths that data.source names itself: trained on where no file is named
+            train.
     """
     words = {file.path: split_word(file.name, kind) for file in files}
     if kind != "folders":
         if "train" not in words.values():
-            words |= dict.fromkeys(words.keys() & asked)
+            words |= dict.fromkeys(words.keys() & explicit_paths)
         if any(words.values()):
             words = {path: word or "train" for path, word in words.items()}
     return [replace(file, named=words[file.path]) for file in files]
 
 
-def _divided(kind: Kind, files: Sequence[SourceFile], source: str, *, is_chosen: bool) -> Listing:
+def _split_by_name(
+    kind: Kind, files: Sequence[SourceFile], source: str, *, is_chosen: bool
+) -> Listing:
     """Files by what their names say of splits; a test split next to validation is left out.
 
     Args:
@@ -318,10 +332,10 @@ def _divided(kind: Kind, files: Sequence[SourceFile], source: str, *, is_chosen:
         RequestError: Names of splits stand beside others, or none is to be trained on.
     """
     words = {file.named for file in files}
-    held_out = held_out_word(words)
+    held_out = validation_word(words)
     used = words if held_out is None else {"train", held_out}
     if held_out is None and not is_chosen:
-        _refuse_unclear(kind, files, source)
+        _reject_ambiguous_splits(kind, files, source)
     # A train folder alone is divided by hash, and is no class either.
     is_below = held_out is not None or words == {"train"} or (is_chosen and None not in words)
     return Listing(
@@ -329,27 +343,27 @@ def _divided(kind: Kind, files: Sequence[SourceFile], source: str, *, is_chosen:
         tuple(file for file in files if file.named in used),
         held_out,
         class_part=1 if is_below else 0,
-        left_out=tuple(file for file in files if file.named not in used),
+        excluded=tuple(file for file in files if file.named not in used),
     )
 
 
-def _refuse_unclear(kind: Kind, files: Sequence[SourceFile], source: str) -> None:
+def _reject_ambiguous_splits(kind: Kind, files: Sequence[SourceFile], source: str) -> None:
     """Raise where pictures that are named validation or test would be trained on."""
     words = {file.named for file in files}
     if not words - {None, "train"}:
         return
     named = {_named_part(file, kind): None for file in files if file.named is not None}
     if None not in words:
-        names = ", ".join(map(shown, [*named][:_SHOWN]))
+        names = ", ".join(map(escape_text, [*named][:_SHOWN]))
         raise RequestError(
             f"{source} has no pictures to train on: all are named as validation or test data "
             f"({names}). To train on them, name the folder or files themselves in data.source."
         )
     if "train" in words:
-        names = ", ".join(map(shown, [*named][:_SHOWN]))
+        names = ", ".join(map(escape_text, [*named][:_SHOWN]))
         others = {_named_part(file, kind): None for file in files if file.named is None}
         raise RequestError(
-            f"{source}: {', '.join(map(shown, [*others][:_SHOWN]))} next to {names} names no "
+            f"{source}: {', '.join(map(escape_text, [*others][:_SHOWN]))} next to {names} names no "
             "split. Move it away, or name what to train on in data.source and what to validate on "
             "in data.eval_source."
         )
@@ -363,7 +377,7 @@ def _suffixes() -> str:
     return ", ".join(sorted(PICTURES))
 
 
-def _refuse(source: str, names: Sequence[str], what: str, remedy: str) -> NoReturn:
-    named = ", ".join(shown(name) for name in names[:_SHOWN])
+def _raise_request_error(source: str, names: Sequence[str], what: str, remedy: str) -> NoReturn:
+    named = ", ".join(escape_text(name) for name in names[:_SHOWN])
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     raise RequestError(f"{source}: {len(names)} files {what}: {named}{more}. {remedy}")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from shardyard.data.byte_ranges import SourceFile, shown
+from shardyard.data.byte_ranges import SourceFile, escape_text
 from shardyard.data.stores.base import open_file
 from shardyard.errors import SourceError
 
@@ -37,7 +37,7 @@ def members(file: BinaryIO, path: str) -> Iterator[Member]:
     Raises:
         SourceError: It is no tar file, cut off, damaged, or holds links.
     """
-    where = shown(path)
+    where = escape_text(path)
     end = 0
     try:
         with tarfile.open(fileobj=file, mode="r:", errors="surrogateescape") as tar:
@@ -48,16 +48,16 @@ def members(file: BinaryIO, path: str) -> Iterator[Member]:
                     continue
                 if not info.isreg() or info.issparse():
                     raise SourceError(
-                        f"{where}: member {shown(info.name)} is a link or no plain file, whose "
+                        f"{where}: member {escape_text(info.name)} is a link or no plain file, whose "
                         "content is elsewhere. Write the tar file with its content (`tar -h`)."
                     )
                 yield Member(info.name, info.offset_data, info.size)
     except (tarfile.TarError, EOFError, ValueError) as error:
         raise _damaged(where, end, " ".join(str(error).split())) from error
-    _refuse_wrong_end(file, where, end)
+    _check_end(file, where, end)
 
 
-def _refuse_wrong_end(file: BinaryIO, where: str, end: int) -> None:
+def _check_end(file: BinaryIO, where: str, end: int) -> None:
     """Raise unless there are zeros, and nothing else, behind the last member."""
     file.seek(end)
     rest = file.read(_END)
@@ -75,9 +75,9 @@ def _refuse_wrong_end(file: BinaryIO, where: str, end: int) -> None:
             )
 
 
-def _damaged(where: str, offset: int, why: str) -> SourceError:
+def _damaged(where: str, offset: int, reason: str) -> SourceError:
     return SourceError(
-        f"{where} is damaged or cut off at byte {offset:,}: {shown(why[:160].rstrip('.'))}. "
+        f"{where} is damaged or cut off at byte {offset:,}: {escape_text(reason[:160].rstrip('.'))}. "
         f"{_AGAIN}"
     )
 
@@ -136,9 +136,9 @@ def content_of(file: SourceFile) -> bytes:
             content = opened.read(file.size_bytes)
     except OSError as error:
         raise SourceError(
-            f"{shown(file.path)} cannot be read: {error.strerror or error}. Check that it is there "
+            f"{escape_text(file.path)} cannot be read: {error.strerror or error}. Check that it is there "
             "and readable, or take it out of data.source."
         ) from error
     if len(content) != file.size_bytes:
-        raise SourceError(f"{shown(file.path)} changed while it was read. Prepare again.")
+        raise SourceError(f"{escape_text(file.path)} changed while it was read. Prepare again.")
     return content

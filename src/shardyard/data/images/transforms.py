@@ -12,15 +12,21 @@ from PIL import Image
 
 from shardyard.config.schema.data import Images
 from shardyard.config.schema.recipe import Recipe
-from shardyard.data.images.crops import Range, middle, random_crop, random_part, resized
-from shardyard.data.images.keyed_rng import Draws, Place
+from shardyard.data.images.crops import (
+    Range,
+    center_square,
+    random_crop,
+    random_erase_box,
+    resized_shape,
+)
+from shardyard.data.images.keyed_rng import KeyedRng, RngPurpose
 from shardyard.data.images.mixup import Mixing
-from shardyard.data.images.rand_augment import Picture, rand_augment
+from shardyard.data.images.rand_augment import PilImage, rand_augment
 from shardyard.data.optional_imports import extra
-from shardyard.data.samples import Prepare, unchanged
+from shardyard.data.samples import Prepare, identity_prepare
 
 
-def train_view(recipe: Recipe) -> "View":
+def train_view(recipe: Recipe) -> "ImageTransform":
     """Another view of a picture in every epoch.
 
     Raises:
@@ -33,7 +39,7 @@ def train_view(recipe: Recipe) -> "View":
     return Augmentation(
         seed=recipe.run.seed,
         size=_size(images),
-        how=INTERPOLATIONS[images.interpolation],
+        resample=INTERPOLATIONS[images.interpolation],
         area=images.crop_area,
         ratio=images.crop_ratio,
         flip=images.flip,
@@ -44,7 +50,7 @@ def train_view(recipe: Recipe) -> "View":
     )
 
 
-def eval_view(recipe: Recipe) -> "View":
+def eval_view(recipe: Recipe) -> "ImageTransform":
     """The same view each time.
 
     Raises:
@@ -54,14 +60,14 @@ def eval_view(recipe: Recipe) -> "View":
 
     images = recipe.data.images
     how = INTERPOLATIONS[images.interpolation]
-    return MiddleCrop(size=_size(images), share=images.eval_crop, how=how)
+    return CenterCrop(size=_size(images), share=images.eval_crop, resample=how)
 
 
 def train_mixing(recipe: Recipe) -> Prepare:
     """What a micro-batch to learn from is mixed by."""
     images = recipe.data.images
     if not images.mixes:
-        return unchanged
+        return identity_prepare
     return Mixing(
         seed=recipe.run.seed, size=_size(images), mixup=images.mixup, cutmix=images.cutmix
     )
@@ -82,10 +88,10 @@ INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resamp
 """``data.images.interpolation`` -> Pillow's, which weighs all pixels that a smaller one covers."""
 
 
-class View(Protocol):
+class ImageTransform(Protocol):
     """What a split makes of a picture. Safe to use from several threads."""
 
-    def __call__(self, picture: Picture, *, epoch: int, sample: int) -> Pixels:
+    def __call__(self, image: PilImage, *, epoch: int, sample: int) -> Pixels:
         """A picture in RGB -> (H, W, C); the same of the same sample in the same epoch."""
 
 
@@ -96,7 +102,7 @@ class Augmentation:
     seed: int
     size: int
     """Rows and columns of a sample."""
-    how: Image.Resampling
+    resample: Image.Resampling
     area: Range
     """Of the crop, as shares of the picture's."""
     ratio: Range
@@ -112,35 +118,35 @@ class Augmentation:
     erased_to: tuple[int, int, int]
     """Colour of what is erased."""
 
-    def __call__(self, picture: Picture, *, epoch: int, sample: int) -> Pixels:
+    def __call__(self, image: PilImage, *, epoch: int, sample: int) -> Pixels:
         """A picture in RGB -> (H, W, C)."""
-        draws = Draws(self.seed, epoch, sample)
-        box = random_crop(*picture.size, area=self.area, ratio=self.ratio, draws=draws)
-        picture = picture.crop(box.corners).resize((self.size, self.size), self.how)
-        if draws.share(Place.FLIP, 0) < self.flip:
-            picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        picture = rand_augment(
-            picture, number=self.operations, magnitude=self.magnitude, how=self.how, draws=draws
+        rng = KeyedRng(self.seed, epoch, sample)
+        box = random_crop(*image.size, area=self.area, ratio=self.ratio, rng=rng)
+        image = image.crop(box.corners).resize((self.size, self.size), self.resample)
+        if rng.uniform(RngPurpose.FLIP, 0) < self.flip:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        image = rand_augment(
+            image, number=self.operations, magnitude=self.magnitude, resample=self.resample, rng=rng
         )
-        if draws.share(Place.ERASE, 0) < self.erase:
-            part = random_part(self.size, self.size, draws)
+        if rng.uniform(RngPurpose.ERASE, 0) < self.erase:
+            part = random_erase_box(self.size, self.size, rng)
             if part is not None:
-                picture.paste(self.erased_to, part.corners)
-        return np.asarray(picture)
+                image.paste(self.erased_to, part.corners)
+        return np.asarray(image)
 
 
 @dataclass(frozen=True, kw_only=True)
-class MiddleCrop:
+class CenterCrop:
     """The middle of a picture, the same each time: what a model is judged by."""
 
     size: int
     """Rows and columns of a sample."""
     share: float
     """Of the shorter side, that is seen."""
-    how: Image.Resampling
+    resample: Image.Resampling
 
-    def __call__(self, picture: Picture, *, epoch: int, sample: int) -> Pixels:  # noqa: ARG002
+    def __call__(self, image: PilImage, *, epoch: int, sample: int) -> Pixels:  # noqa: ARG002
         """A picture in RGB -> (H, W, C)."""
-        whole = resized(*picture.size, shorter=round(self.size / self.share))
-        picture = picture.resize(whole, self.how)
-        return np.asarray(picture.crop(middle(*whole, size=self.size).corners))
+        whole = resized_shape(*image.size, shorter=round(self.size / self.share))
+        image = image.resize(whole, self.resample)
+        return np.asarray(image.crop(center_square(*whole, size=self.size).corners))

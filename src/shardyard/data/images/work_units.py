@@ -13,12 +13,12 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from shardyard.data.byte_ranges import shown
+from shardyard.data.byte_ranges import escape_text
 from shardyard.data.images.decode import check
-from shardyard.data.images.image_iter import Picture
+from shardyard.data.images.image_iter import SourceImage
 from shardyard.data.images.index import ROW
 from shardyard.data.images.tar import TarWriter
-from shardyard.data.work_units import SCRATCH, SPLITS, HoldOut, cannot_write, write_file
+from shardyard.data.work_units import SCRATCH, SPLITS, ValidationRule, cannot_write, write_file
 from shardyard.errors import SourceError
 from shardyard.io.files import flush_folder, read_json_object
 
@@ -28,10 +28,10 @@ _MOST_KEPT = 1_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class ImageOptions:
     """What is done with pictures."""
 
-    hold_out: HoldOut
+    hold_out: ValidationRule
     packs: bool
     """Whether they are written into shards of ours."""
     checks: bool
@@ -46,12 +46,12 @@ class ImagePiece:
 
     folder: Path
     number: int
-    read: Callable[[], Iterator[Picture]]
+    read: Callable[[], Iterator[SourceImage]]
     """Its pictures; can be sent to another process."""
     words: str
     """What it is, for messages."""
     size_bytes: int
-    options: Options
+    options: ImageOptions
 
     @property
     def record_path(self) -> Path:
@@ -98,25 +98,25 @@ class ImagePiece:
         hashes: list[int] = []
         classes = _Classes()
         options = self.options
-        for picture in self.read():
+        for image in self.read():
             suffix = "jpg"
             if options.checks:
                 try:
-                    suffix = check(picture.content, shown(picture.name))
+                    suffix = check(image.content, escape_text(image.name))
                 except SourceError as error:
                     broken.append(str(error))
                     continue
-            number = classes.number_of(picture)
-            digest = hashlib.blake2b(picture.content, digest_size=8).digest()
+            number = classes.number_of(image)
+            digest = hashlib.blake2b(image.content, digest_size=8).digest()
             hashes.append(int.from_bytes(digest, "big"))
-            split = picture.split or options.hold_out.split_of(hashes[-1])
-            builders[split].add(picture, number, suffix)
+            split = image.split or options.hold_out.split_of(hashes[-1])
+            builders[split].add(image, number, suffix)
         if broken and not options.leaves_out:
             raise _broken(broken)
         return {
             "hold_out": asdict(options.hold_out),
             "hashes": [min(hashes), max(hashes)] if hashes else [],
-            "classes": classes.found,
+            "classes": classes.labels,
             "num_broken": len(broken),
             "broken": broken[:_MOST_KEPT],
         }
@@ -126,13 +126,13 @@ class ImagePiece:
 class _Classes:
     """Classes in the order in which a piece meets them."""
 
-    found: list[tuple[int | str, str | None]] = field(default_factory=list)
+    labels: list[tuple[int | str, str | None]] = field(default_factory=list)
     _numbers: dict[int | str, int] = field(default_factory=dict)
 
-    def number_of(self, picture: Picture) -> int:
-        number = self._numbers.setdefault(picture.label, len(self.found))
-        if number == len(self.found):
-            self.found.append((picture.label, picture.class_name))
+    def number_of(self, image: SourceImage) -> int:
+        number = self._numbers.setdefault(image.label, len(self.labels))
+        if number == len(self.labels):
+            self.labels.append((image.label, image.class_name))
         return number
 
 
@@ -150,23 +150,23 @@ class _SplitBuilder:
         self.rows: list[tuple[int, int, int, int]] = []
         self._names: list[bytes] = []
 
-    def add(self, picture: Picture, label: int, suffix: str) -> None:
-        offset = picture.offset
+    def add(self, image: SourceImage, label: int, suffix: str) -> None:
+        offset = image.offset
         if self._piece.options.packs:
-            offset = self._pack(picture, suffix)
+            offset = self._pack(image, suffix)
         else:
-            self._contents.update(picture.content)
-        self.rows.append((offset, len(picture.content), label, 0))
-        self._names.append(os.fsencode(picture.name))
+            self._contents.update(image.content)
+        self.rows.append((offset, len(image.content), label, 0))
+        self._names.append(os.fsencode(image.name))
 
-    def _pack(self, picture: Picture, suffix: str) -> int:
+    def _pack(self, image: SourceImage, suffix: str) -> int:
         try:
             if self._tar is None:
                 self._file = _HashedFile(self._scratch.open("wb"))
                 self._tar = TarWriter(self._file.write)
             key = f"{self._piece.number:05d}-{len(self.rows):06d}"
-            offset = self._tar.add(f"{key}.{suffix}", picture.content)
-            self._tar.add(f"{key}.cls", os.fsencode(str(picture.label)))
+            offset = self._tar.add(f"{key}.{suffix}", image.content)
+            self._tar.add(f"{key}.cls", os.fsencode(str(image.label)))
         except OSError as error:
             raise cannot_write(self._scratch, error) from error
         return offset
@@ -229,7 +229,7 @@ def npy_bytes(array: Any) -> bytes:
     return buffer.getvalue()
 
 
-def _broken(told: list[str]) -> SourceError:
-    more = len(told) - _MOST_TOLD
+def _broken(messages: list[str]) -> SourceError:
+    more = len(messages) - _MOST_TOLD
     rest = f"\nand {more:,} more in this part of the source" if more > 0 else ""
-    return SourceError("\n".join(told[:_MOST_TOLD]) + rest)
+    return SourceError("\n".join(messages[:_MOST_TOLD]) + rest)

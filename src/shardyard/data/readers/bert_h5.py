@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from shardyard.data.byte_ranges import Section, Span, shown
+from shardyard.data.byte_ranges import Span, TextSection, escape_text
 from shardyard.data.optional_imports import extra
 from shardyard.data.premasked import record_text
 from shardyard.data.readers.columns import TextOf
@@ -41,16 +41,16 @@ _LARGEST = 2**31 - 1
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
-def read(file: BinaryIO, span: Span, _text_of: TextOf) -> Iterator[Section]:
+def read(file: BinaryIO, span: Span, _text_of: TextOf) -> Iterator[TextSection]:
     """The samples of a file.
 
     Raises:
         RequestError: h5py is not installed.
         SourceError: It is no such file, or holds what cannot be.
     """
-    path = shown(span.file.path)
+    path = escape_text(span.file.path)
     h5py = extra("h5", "h5py", what=path)
-    with _told(path), h5py.File(file, "r") as content:
+    with _as_source_error(path), h5py.File(file, "r") as content:
         arrays = {name: _array(h5py, content, name, path) for name in ARRAYS}
         rows, width = _sizes(arrays, path)
         step = max(1, _TOKENS_AT_ONCE // width)
@@ -60,7 +60,7 @@ def read(file: BinaryIO, span: Span, _text_of: TextOf) -> Iterator[Section]:
 
 
 @contextmanager
-def _told(path: str) -> Iterator[None]:
+def _as_source_error(path: str) -> Iterator[None]:
     """What h5py raises becomes an error that names the file."""
     try:
         yield
@@ -69,7 +69,7 @@ def _told(path: str) -> Iterator[None]:
             raise  # of the file system, and not of what stands in the file
         why = " ".join(str(error).split())[:200].rstrip(".")
         raise SourceError(
-            f"{path} cannot be read as HDF5: {shown(why)}. It is cut off, damaged, or something "
+            f"{path} cannot be read as HDF5: {escape_text(why)}. It is cut off, damaged, or something "
             "else by that name. Copy or write it again."
         ) from error
 
@@ -83,7 +83,7 @@ def _array(h5py: Any, content: Any, name: str, path: str) -> Any:
     link = content.get(name, getlink=True)
     array = content[name] if isinstance(link, h5py.HardLink) else None
     if not isinstance(array, h5py.Dataset):
-        there = ", ".join(shown(key[:40]) for key in sorted(content)[:10]) or "nothing"
+        there = ", ".join(escape_text(key[:40]) for key in sorted(content)[:10]) or "nothing"
         raise SourceError(
             f"{path}: no array {name!r} (it holds {there}). BERT's h5 files have "
             f"{', '.join(ARRAYS)}. Write the file again."
@@ -125,9 +125,9 @@ def _sizes(arrays: Mapping[str, Any], path: str) -> tuple[int, int]:
     return rows, rows_and_tokens[1]
 
 
-def _sections(part: Arrays, begin: int, path: str) -> Iterator[Section]:
+def _sections(part: Arrays, begin: int, path: str) -> Iterator[TextSection]:
     part = {name: array.astype(np.int64) for name, array in part.items()}
-    _refuse_wrong(part, begin, path)
+    _check_values(part, begin, path)
     lengths_N = part["input_mask"].sum(axis=1)
     for row in range(len(lengths_N)):
         positions_P = part["masked_lm_positions"][row]
@@ -140,10 +140,12 @@ def _sections(part: Arrays, begin: int, path: str) -> Iterator[Section]:
             hidden=list(zip(positions_P[:count].tolist(), ids_P[:count].tolist(), strict=True)),
             label=int(part["next_sentence_labels"].reshape(-1)[row]),
         )
-        yield Section(text, begins=True, ends=True, place=f"{path}, sample {begin + row + 1:,}")
+        yield TextSection(
+            text, begins=True, ends=True, location=f"{path}, sample {begin + row + 1:,}"
+        )
 
 
-def _refuse_wrong(part: Arrays, begin: int, path: str) -> None:
+def _check_values(part: Arrays, begin: int, path: str) -> None:
     """Raise for the first row that holds what cannot be."""
     ids_NL, mask_NL = part["input_ids"], part["input_mask"]
     positions_NP = part["masked_lm_positions"]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardyard.config.tasks import imported
-from shardyard.data.byte_ranges import shown
+from shardyard.data.byte_ranges import escape_text
 from shardyard.errors import SourceError
 
 
@@ -18,19 +18,19 @@ class TextOf:
     whole_row: str | None = None
     """module:function (row, place) -> text; equal rows give equal text."""
 
-    def __call__(self, row: Any, place: object) -> str:
+    def __call__(self, row: Any, location: object) -> str:
         """The text of a row.
 
         Raises:
             SourceError: It has none, or none that can be used.
         """
         if self.whole_row is None:
-            return _text_under(row, place, self.key)
-        text: str = imported(self.whole_row)(row, place)
+            return _text_under(row, location, self.key)
+        text: str = imported(self.whole_row)(row, location)
         return text
 
 
-def _text_under(row: Any, place: object, text_key: str) -> str:
+def _text_under(row: Any, location: object, text_key: str) -> str:
     """The text of a row.
 
     Raises:
@@ -38,27 +38,27 @@ def _text_under(row: Any, place: object, text_key: str) -> str:
     """
     text = row.get(text_key) if isinstance(row, dict) else None
     if isinstance(text, str):
-        refuse_surrogates(text, place, repr(shown(text_key)))
+        check_surrogates(text, location, repr(escape_text(text_key)))
         return text
     if not isinstance(row, dict):
         found = f"{kind_of(row)}, not an object"
     elif text_key in row:
-        found = f"{shown(text_key)!r} holds {kind_of(row[text_key])}, not a string"
+        found = f"{escape_text(text_key)!r} holds {kind_of(row[text_key])}, not a string"
     else:
-        found = f"no key {shown(text_key)!r} (its keys: {some_keys(row)})"
+        found = f"no key {escape_text(text_key)!r} (its keys: {some_keys(row)})"
     raise SourceError(
-        f"{place}: {found}. data.text_key names the key that holds the text. "
+        f"{location}: {found}. data.text_key names the key that holds the text. "
         "Correct data.text_key or the line."
     )
 
 
-def refuse_surrogates(text: str, place: object, what: str) -> None:
+def check_surrogates(text: str, location: object, what: str) -> None:
     """JSON can write half of a pair that stands for one character; no encoding has such a half."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise SourceError(
-            f"{place}: {what} holds \\u{ord(text[error.start]):04x} as its character "
+            f"{location}: {what} holds \\u{ord(text[error.start]):04x} as its character "
             f"{error.start + 1:,}: half of a surrogate pair, which is no character. Its other half "
             "is missing, as when a text was cut in the middle of it. Mend or remove the line."
         ) from error
@@ -75,7 +75,7 @@ def kind_of(value: Any) -> str:
 
 def some_keys(keys: Any) -> str:
     """The first few of them."""
-    named = [shown(key[:40]) for key in sorted(keys)]
+    named = [escape_text(key[:40]) for key in sorted(keys)]
     more = f", and {len(named) - 8} more" if len(named) > 8 else ""
     return (", ".join(named[:8]) + more) or "none"
 
@@ -104,12 +104,12 @@ class _Decoder(json.JSONDecoder):
 DECODER = _Decoder(parse_int=_whole_number)
 
 
-def not_json(place: object, error: json.JSONDecodeError, form: str) -> SourceError:
+def not_json(location: object, error: json.JSONDecodeError, form: str) -> SourceError:
     """The error for what cannot be parsed.
 
     Args:
         form: What the file ought to hold, as a sentence.
     """
     return SourceError(
-        f"{place}: not JSON ({error.msg}, column {error.colno:,}). {form} Mend or remove the line."
+        f"{location}: not JSON ({error.msg}, column {error.colno:,}). {form} Mend or remove the line."
     )

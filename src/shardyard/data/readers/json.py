@@ -11,37 +11,37 @@ from contextlib import contextmanager
 from functools import partial
 from typing import IO, Any, BinaryIO, cast
 
-from shardyard.data.byte_ranges import Section, SourceFile, Span, shown
+from shardyard.data.byte_ranges import SourceFile, Span, TextSection, escape_text
 from shardyard.data.optional_imports import extra
 from shardyard.data.readers.columns import DECODER, TextOf, not_json
-from shardyard.data.readers.read_errors import Place, Rewind, decode, rewound
+from shardyard.data.readers.read_errors import FileLocation, Rewind, decode, open_rewound
 from shardyard.errors import SourceError
 
 MOST_BYTES = 2**30
 """A file is held in memory, so one above this is refused."""
 
 
-def read_json_file(file: BinaryIO, span: Span, text_of: TextOf) -> Iterator[Section]:
+def read_json_file(file: BinaryIO, span: Span, text_of: TextOf) -> Iterator[TextSection]:
     """A list of objects, or objects one after the other: one object, or JSON lines by this name."""
     if span.stop > MOST_BYTES:
         raise SourceError(
-            f"{shown(span.file.path)} has {span.stop:,} bytes, and a .json file is read whole, up "
+            f"{escape_text(span.file.path)} has {span.stop:,} bytes, and a .json file is read whole, up "
             f"to {MOST_BYTES:,}. Write one object a line into a .jsonl file, as "
             "`jq -c '.[]' FILE.json > FILE.jsonl` does for a list; if it is written so already, "
             "rename it."
         )
-    rewind = partial(rewound, file)
+    rewind = partial(open_rewound, file)
     raw = file.read(span.stop).removeprefix(codecs.BOM_UTF8)
-    content = decode(raw, Place(span.file, rewind))
+    content = decode(raw, FileLocation(span.file, rewind))
     try:
         for at, row in _json_values(content):
-            place = Place(span.file, rewind, text=content, at=at)
+            place = FileLocation(span.file, rewind, text=content, at=at)
             text = text_of(row, place)
             if text:
-                yield Section(text, begins=True, ends=True, place=place)
+                yield TextSection(text, begins=True, ends=True, location=place)
     except json.JSONDecodeError as error:
         form = "A .json file holds a list of objects, or objects one after the other."
-        place = Place(span.file, rewind, text=content, at=error.pos)
+        place = FileLocation(span.file, rewind, text=content, at=error.pos)
         raise not_json(place, error, form) from error
 
 
@@ -86,28 +86,28 @@ def _after_space(text: str, at: int) -> int:
 
 
 @contextmanager
-def unpacking(file: SourceFile, *wrong: type[Exception]) -> Iterator[None]:
+def decompression_errors(file: SourceFile, *errors: type[Exception]) -> Iterator[None]:
     """What unpacking raises becomes an error that names the file.
 
     Args:
-        wrong: Of the library that does it, beside what several raise.
+        errors: Of the library that does it, beside what several raise.
     """
-    told: tuple[type[Exception], ...] = (EOFError, zlib.error, OSError, *wrong)
+    caught: tuple[type[Exception], ...] = (EOFError, zlib.error, OSError, *errors)
     try:
         yield
-    except told as error:
+    except caught as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # of the file system, and not of what stands in the file
         raise SourceError(
-            f"{shown(file.path)} cannot be unpacked: {error}. It is cut off, damaged, or packed in "
+            f"{escape_text(file.path)} cannot be unpacked: {error}. It is cut off, damaged, or packed in "
             "another way than its name says. Test it (`gzip -t`, `zstd -t`, `bzip2 -t`), then copy "
             "or pack it again."
         ) from error
 
 
-def bunzipped(file: BinaryIO) -> IO[bytes]:
+def open_bz2(file: BinaryIO) -> IO[bytes]:
     """A file packed by bzip2, in one stream or several, from its beginning."""
-    return cast(IO[bytes], bz2.BZ2File(rewound(file)))
+    return cast(IO[bytes], bz2.BZ2File(open_rewound(file)))
 
 
 # JSON lines: one object a line, plain or packed by gzip, zstd or bzip2.
@@ -120,51 +120,53 @@ twice."""
 _READ_BYTES = 2**20
 
 
-def read_json_lines(file: BinaryIO, span: Span, text_of: TextOf) -> Iterator[Section]:
+def read_json_lines(file: BinaryIO, span: Span, text_of: TextOf) -> Iterator[TextSection]:
     """The documents whose lines begin in the span."""
     file.seek(max(0, span.start - 1))
     if span.start:  # the line in progress belongs to the span before; it may be as long as the file
         while (part := file.readline(_READ_BYTES)) and not part.endswith(b"\n"):
             pass
-    for section, end in _rows(file, partial(rewound, file), span.file, text_of):
+    for section, end in _rows(file, partial(open_rewound, file), span.file, text_of):
         if section is not None:
             yield section
         if end >= span.stop:
             return
 
 
-def read_gzip(file: BinaryIO, span: Span, text_of: TextOf) -> Iterator[Section]:
+def read_gzip(file: BinaryIO, span: Span, text_of: TextOf) -> Iterator[TextSection]:
     """All documents of a file packed by gzip."""
 
     def opened() -> IO[bytes]:
-        return cast(IO[bytes], gzip.GzipFile(fileobj=rewound(file)))
+        return cast(IO[bytes], gzip.GzipFile(fileobj=open_rewound(file)))
 
     yield from _unpacked(opened, gzip.BadGzipFile, span.file, text_of)
 
 
-def read_zstd(file: BinaryIO, span: Span, text_of: TextOf) -> Iterator[Section]:
+def read_zstd(file: BinaryIO, span: Span, text_of: TextOf) -> Iterator[TextSection]:
     """All documents of a file packed by zstd, in one frame or several.
 
     Raises:
         RequestError: What unpacks it is not installed.
     """
-    zstd = extra("zstd", "compression.zstd", "backports.zstd", what=f"{shown(span.file.path)}")
+    zstd = extra(
+        "zstd", "compression.zstd", "backports.zstd", what=f"{escape_text(span.file.path)}"
+    )
 
     def opened() -> IO[bytes]:
-        return cast(IO[bytes], zstd.ZstdFile(rewound(file)))
+        return cast(IO[bytes], zstd.ZstdFile(open_rewound(file)))
 
     yield from _unpacked(opened, zstd.ZstdError, span.file, text_of)
 
 
-def read_bz2(file: BinaryIO, span: Span, text_of: TextOf) -> Iterator[Section]:
+def read_bz2(file: BinaryIO, span: Span, text_of: TextOf) -> Iterator[TextSection]:
     """All documents of a file packed by bzip2."""
-    yield from _unpacked(partial(bunzipped, file), OSError, span.file, text_of)
+    yield from _unpacked(partial(open_bz2, file), OSError, span.file, text_of)
 
 
 def _unpacked(
-    opened: Rewind, wrong: type[Exception], file: SourceFile, text_of: TextOf
-) -> Iterator[Section]:
-    with unpacking(file, wrong):
+    opened: Rewind, error_type: type[Exception], file: SourceFile, text_of: TextOf
+) -> Iterator[TextSection]:
+    with decompression_errors(file, error_type):
         for section, _ in _rows(opened(), opened, file, text_of):
             if section is not None:
                 yield section
@@ -172,11 +174,11 @@ def _unpacked(
 
 def _rows(
     content: IO[bytes], rewind: Rewind, file: SourceFile, text_of: TextOf
-) -> Iterator[tuple[Section | None, int]]:
+) -> Iterator[tuple[TextSection | None, int]]:
     """The document of each line, if it has one, and where the line ends."""
     offset = content.tell()
     while line := content.readline(MOST_LINE_BYTES):
-        place = Place(file, rewind, offset)
+        place = FileLocation(file, rewind, offset)
         if len(line) == MOST_LINE_BYTES and line[-1:] != b"\n":
             raise SourceError(
                 f"{place}: a line of more than {MOST_LINE_BYTES:,} bytes, which is held in memory "
@@ -186,13 +188,13 @@ def _rows(
         yield _document(line, place, text_of), offset
 
 
-def _document(line: bytes, place: Place, text_of: TextOf) -> Section | None:
+def _document(line: bytes, location: FileLocation, text_of: TextOf) -> TextSection | None:
     if not line.strip():
         return None
-    decoded = decode(line.removeprefix(codecs.BOM_UTF8).rstrip(), place)
+    decoded = decode(line.removeprefix(codecs.BOM_UTF8).rstrip(), location)
     try:
         row = DECODER.decode(decoded)
     except json.JSONDecodeError as error:
-        raise not_json(place, error, "Each line of this file is one object.") from error
-    text = text_of(row, place)
-    return Section(text, begins=True, ends=True, place=place) if text else None
+        raise not_json(location, error, "Each line of this file is one object.") from error
+    text = text_of(row, location)
+    return TextSection(text, begins=True, ends=True, location=location) if text else None

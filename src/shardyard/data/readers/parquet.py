@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
-from shardyard.data.byte_ranges import Section, Span, shown
+from shardyard.data.byte_ranges import Span, TextSection, escape_text
 from shardyard.data.optional_imports import extra
 from shardyard.data.readers.columns import TextOf, some_keys
 from shardyard.errors import SourceError
@@ -12,22 +12,22 @@ _BATCH_ROWS = 256
 """Rows whose text is held as Python objects at a time."""
 
 
-def read(file: BinaryIO, span: Span, text_of: TextOf) -> Iterator[Section]:
+def read(file: BinaryIO, span: Span, text_of: TextOf) -> Iterator[TextSection]:
     """The text of the groups of rows that begin in the span.
 
     Raises:
         RequestError: pyarrow is not installed.
         SourceError: It is no Parquet file, or has no such column of text.
     """
-    path = shown(span.file.path)
+    path = escape_text(span.file.path)
     pyarrow = extra("parquet", "pyarrow", what=path)
     parquet = extra("parquet", "pyarrow.parquet", what=path)
     try:
         table = parquet.ParquetFile(file)
         if text_of.whole_row is None:
-            _refuse_column(pyarrow, table, path, text_of.key)
+            _check_column(pyarrow, table, path, text_of.key)
         else:
-            _refuse_twins(table.schema_arrow.names, path)
+            _check_unique_columns(table.schema_arrow.names, path)
         number = 0
         for group in range(table.num_row_groups):
             about = table.metadata.row_group(group)
@@ -42,13 +42,13 @@ def read(file: BinaryIO, span: Span, text_of: TextOf) -> Iterator[Section]:
         raise _unreadable(path, error) from error
 
 
-def _refuse_column(pyarrow: Any, table: Any, path: str, text_key: str) -> None:
+def _check_column(pyarrow: Any, table: Any, path: str, text_key: str) -> None:
     """Raise unless exactly one column has the name, and holds text."""
     names = table.schema_arrow.names
     if names.count(text_key) != 1:
         count = "no column" if text_key not in names else f"{names.count(text_key)} columns"
         raise SourceError(
-            f"{path}: {count} {shown(text_key)!r} (its columns: {some_keys(names)}). "
+            f"{path}: {count} {escape_text(text_key)!r} (its columns: {some_keys(names)}). "
             "data.text_key names the column that holds the text. Correct data.text_key or the file."
         )
     kind = table.schema_arrow.field(text_key).type
@@ -56,12 +56,12 @@ def _refuse_column(pyarrow: Any, table: Any, path: str, text_key: str) -> None:
     is_text = (pyarrow.types.is_string, pyarrow.types.is_large_string, pyarrow.types.is_string_view)
     if not any(is_it(values) for is_it in is_text):
         raise SourceError(
-            f"{path}: column {shown(text_key)!r} holds {kind}, not text. data.text_key names the "
+            f"{path}: column {escape_text(text_key)!r} holds {kind}, not text. data.text_key names the "
             "column that holds the text. Correct data.text_key or the file."
         )
 
 
-def _refuse_twins(names: Sequence[str], path: str) -> None:
+def _check_unique_columns(names: Sequence[str], path: str) -> None:
     """Raise if a row has two values of one name."""
     twins = {name for name in names if names.count(name) > 1}
     if twins:
@@ -83,7 +83,9 @@ def _first_byte(group: Any) -> int:
     return min(pages, default=0)
 
 
-def _texts(table: Any, group: int, number: int, path: str, text_of: TextOf) -> Iterator[Section]:
+def _texts(
+    table: Any, group: int, number: int, path: str, text_of: TextOf
+) -> Iterator[TextSection]:
     """Documents of a group whose first row is ``number`` rows behind the file's first."""
     columns = [text_of.key] if text_of.whole_row is None else None
     batches = table.iter_batches(
@@ -93,7 +95,7 @@ def _texts(table: Any, group: int, number: int, path: str, text_of: TextOf) -> I
         try:
             rows = batch.to_pylist()
         except UnicodeDecodeError as error:
-            which = "a column" if columns is None else f"column {shown(text_of.key)!r}"
+            which = "a column" if columns is None else f"column {escape_text(text_of.key)!r}"
             raise SourceError(
                 f"{path}: {which} holds bytes that are not UTF-8 in rows {number + 1:,} to "
                 f"{number + len(batch):,} ({error.reason}). Write the file again from sound text."
@@ -102,13 +104,13 @@ def _texts(table: Any, group: int, number: int, path: str, text_of: TextOf) -> I
             place = f"{path}, row {count:,}"
             text = text_of(row, place)
             if text:
-                yield Section(text, begins=True, ends=True, place=place)
+                yield TextSection(text, begins=True, ends=True, location=place)
         number += len(batch)
 
 
 def _unreadable(path: str, error: Exception) -> SourceError:
     why = " ".join(str(error).split())[:200].rstrip(".")
     return SourceError(
-        f"{path} cannot be read as Parquet: {shown(why)}. It is cut off, damaged, or something "
+        f"{path} cannot be read as Parquet: {escape_text(why)}. It is cut off, damaged, or something "
         "else by that name. Copy or write it again."
     )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from shardyard.config.sources import is_remote
-from shardyard.data.byte_ranges import SourceFile, shown
+from shardyard.data.byte_ranges import SourceFile, escape_text
 from shardyard.errors import SourceError
 
 Rewind = Callable[[], IO[bytes]]
@@ -16,7 +16,7 @@ _MOST_REREAD_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
-class Place:
+class FileLocation:
     """A place in a file; its line is counted when a message asks for it."""
 
     file: SourceFile
@@ -28,7 +28,7 @@ class Place:
     """Characters of ``text`` before the place."""
 
     def __str__(self) -> str:
-        path = shown(self.file.path)
+        path = escape_text(self.file.path)
         if is_remote(self.file.path) and self.offset > _MOST_REREAD_BYTES:
             return f"{path}, byte {self.offset:,}"
         number, left = 1 + self.text.count("\n", 0, self.at), self.offset
@@ -39,7 +39,7 @@ class Place:
         return f"{path}:{number}"
 
 
-def decode(content: bytes, place: Place) -> str:
+def decode(content: bytes, location: FileLocation) -> str:
     """Text of bytes that begin at a place.
 
     Raises:
@@ -48,22 +48,22 @@ def decode(content: bytes, place: Place) -> str:
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
-        at = place.offset + error.start
+        at = location.offset + error.start
         raise SourceError(
-            f"{Place(place.file, place.rewind, at)}: byte {at} of the file is not UTF-8, so this "
+            f"{FileLocation(location.file, location.rewind, at)}: byte {at} of the file is not UTF-8, so this "
             "is no text file or one in another encoding. Convert it (`iconv -t utf-8`) or take it "
             "out of data.source."
         ) from error
     if "\0" in text:
-        at = place.offset + content.index(0)
+        at = location.offset + content.index(0)
         raise SourceError(
-            f"{Place(place.file, place.rewind, at)}: byte {at} of the file is NUL, so this is a "
+            f"{FileLocation(location.file, location.rewind, at)}: byte {at} of the file is NUL, so this is a "
             "binary file. Take it out of data.source."
         )
     return text
 
 
-def rewound(file: IO[bytes]) -> IO[bytes]:
+def open_rewound(file: IO[bytes]) -> IO[bytes]:
     """The same file, at its beginning."""
     file.seek(0)
     return file

@@ -5,16 +5,16 @@ from collections.abc import Iterator
 from functools import partial
 from typing import BinaryIO
 
-from shardyard.data.byte_ranges import Section, Span
+from shardyard.data.byte_ranges import Span, TextSection
 from shardyard.data.formats import SECTION_BYTES
 from shardyard.data.readers.columns import TextOf
-from shardyard.data.readers.read_errors import Place, decode, rewound
+from shardyard.data.readers.read_errors import FileLocation, decode, open_rewound
 from shardyard.errors import SourceError
 
 _UTF8_CONTINUATION = bytes(range(0x80, 0xC0))
 
 
-def read_text(file: BinaryIO, span: Span, _text_of: TextOf) -> Iterator[Section]:
+def read_text(file: BinaryIO, span: Span, _text_of: TextOf) -> Iterator[TextSection]:
     """Sections of about ``SECTION_BYTES``, ended at line ends where there are any."""
     for start in range(span.start, span.stop, SECTION_BYTES):
         stop = min(start + SECTION_BYTES, span.stop)
@@ -23,9 +23,9 @@ def read_text(file: BinaryIO, span: Span, _text_of: TextOf) -> Iterator[Section]
         content = file.read(end_byte - first_byte)
         if start == 0:
             content = content.removeprefix(codecs.BOM_UTF8)
-        text = decode(content, Place(span.file, lambda: rewound(file), first_byte))
+        text = decode(content, FileLocation(span.file, lambda: open_rewound(file), first_byte))
         if text:
-            yield Section(text, begins=start == 0, ends=span.is_last and stop == span.stop)
+            yield TextSection(text, begins=start == 0, ends=span.is_last and stop == span.stop)
 
 
 def _section_border(file: BinaryIO, offset: int) -> int:
@@ -58,13 +58,13 @@ _READ_BYTES = 2**20
 _DOC, _END = b"<doc ", "</doc>"
 
 
-def read_documents(file: BinaryIO, span: Span, _text_of: TextOf) -> Iterator[Section]:
+def read_documents(file: BinaryIO, span: Span, _text_of: TextOf) -> Iterator[TextSection]:
     """The documents whose first lines begin in the span.
 
     Raises:
         SourceError: It is no text in UTF-8, or a document is too long.
     """
-    is_extracted = rewound(file).read(len(_DOC)) == _DOC
+    is_extracted = open_rewound(file).read(len(_DOC)) == _DOC
     lines: list[bytes] = []
     begin = size = 0
     follows_blank = _seek_line(file, span.start)
@@ -74,7 +74,7 @@ def read_documents(file: BinaryIO, span: Span, _text_of: TextOf) -> Iterator[Sec
         is_blank = len(line) <= _BLANK_BYTES and not line.strip()
         starts = line.startswith(_DOC) if is_extracted else follows_blank and not is_blank
         if lines and (starts or not line or (is_blank and not is_extracted)):
-            yield from _document(lines, Place(span.file, partial(rewound, file), begin))
+            yield from _document(lines, FileLocation(span.file, partial(open_rewound, file), begin))
             lines, size = [], 0
         if not line or (starts and offset >= span.stop):
             return
@@ -85,7 +85,7 @@ def read_documents(file: BinaryIO, span: Span, _text_of: TextOf) -> Iterator[Sec
             size += len(line)
         if size > MOST_DOCUMENT_BYTES:
             raise SourceError(
-                f"{Place(span.file, partial(rewound, file), begin)}: a document of more than "
+                f"{FileLocation(span.file, partial(open_rewound, file), begin)}: a document of more than "
                 f"{MOST_DOCUMENT_BYTES:,} bytes. Put blank lines between documents, or set "
                 "data.format=sentences if each file is one document."
             )
@@ -109,11 +109,11 @@ def _seek_line(file: BinaryIO, start: int) -> bool:
     return is_whole and not before[line_start:].strip()
 
 
-def _document(lines: list[bytes], place: Place) -> Iterator[Section]:
+def _document(lines: list[bytes], location: FileLocation) -> Iterator[TextSection]:
     """The text of some lines, if there is any."""
     is_extracted = lines[0].startswith(_DOC)
-    whole = decode(b"".join(lines), place).removeprefix("\ufeff").split("\n")
+    whole = decode(b"".join(lines), location).removeprefix("\ufeff").split("\n")
     own = [line.strip() for line in whole[1 if is_extracted else 0 :]]
     text = "\n\n".join(line for line in own if line and not (is_extracted and line == _END))
     if text:
-        yield Section(text, begins=True, ends=True)
+        yield TextSection(text, begins=True, ends=True)

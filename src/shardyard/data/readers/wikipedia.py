@@ -15,10 +15,10 @@ from collections.abc import Collection, Iterator
 from typing import BinaryIO
 from xml.parsers import expat
 
-from shardyard.data.byte_ranges import Section, SourceFile, Span, shown
+from shardyard.data.byte_ranges import SourceFile, Span, TextSection, escape_text
 from shardyard.data.readers.columns import TextOf
-from shardyard.data.readers.json import bunzipped, unpacking
-from shardyard.data.readers.read_errors import rewound
+from shardyard.data.readers.json import decompression_errors, open_bz2
+from shardyard.data.readers.read_errors import open_rewound
 from shardyard.errors import SourceError
 
 # Wikipedia's markup taken away: what is left is running text, in paragraphs.
@@ -96,16 +96,16 @@ def _without_structures(markup: str, namespaces: frozenset[str]) -> str:
     return "".join((*out, markup[place:]))
 
 
-def _role(found: re.Match[str]) -> tuple[str, str]:
+def _role(match: re.Match[str]) -> tuple[str, str]:
     """What a token closes, and what will close what it opens; "" if it does neither."""
-    if found["open"]:
-        return "", _CLOSED_BY[found["open"]]
-    if found["close"]:
-        return found["close"], ""
-    tag = (found["tag"] or "").lower()
-    if tag not in _DROPPED_TAGS or found["alone"]:
+    if match["open"]:
+        return "", _CLOSED_BY[match["open"]]
+    if match["close"]:
+        return match["close"], ""
+    tag = (match["tag"] or "").lower()
+    if tag not in _DROPPED_TAGS or match["alone"]:
         return "", ""
-    return (tag, "") if found["end"] else ("", tag)
+    return (tag, "") if match["end"] else ("", tag)
 
 
 def _closed(opened: list[tuple[str, int]], waiting: Counter[str], closes: str) -> int:
@@ -141,25 +141,25 @@ _KEPT = ("title", "ns", "text")
 _USUAL_NAMESPACES = (b"File", b"Image", b"Category", b"Media", b"Special")
 
 
-def read(file: BinaryIO, span: Span, _text_of: TextOf) -> Iterator[Section]:
+def read(file: BinaryIO, span: Span, _text_of: TextOf) -> Iterator[TextSection]:
     """The articles of a dump that is not packed whose pages begin in the span.
 
     Raises:
         SourceError: It is no dump, is cut off, or its XML is broken.
     """
-    names = _namespaces(rewound(file).read(_HEAD_BYTES))
-    yield from _articles(_plain(file, span), span.file, names, is_head=span.start == 0)
+    names = _namespaces(open_rewound(file).read(_HEAD_BYTES))
+    yield from _articles(_read_uncompressed(file, span), span.file, names, is_head=span.start == 0)
 
 
-def read_bz2(file: BinaryIO, span: Span, _text_of: TextOf) -> Iterator[Section]:
+def read_bz2(file: BinaryIO, span: Span, _text_of: TextOf) -> Iterator[TextSection]:
     """The articles of a packed dump that begin in the span.
 
     Raises:
         SourceError: As for ``read``, or it cannot be unpacked.
     """
-    with unpacking(span.file):
-        names = _namespaces(bunzipped(file).read(_HEAD_BYTES))
-        chunks = _unpacked(file, span)
+    with decompression_errors(span.file):
+        names = _namespaces(open_bz2(file).read(_HEAD_BYTES))
+        chunks = _read_compressed(file, span)
         yield from _articles(chunks, span.file, names, is_head=span.start == 0)
 
 
@@ -169,7 +169,7 @@ def _namespaces(head: bytes) -> frozenset[str]:
     return frozenset(name.decode(errors="replace").lower() for name in (*found, *_USUAL_NAMESPACES))
 
 
-def _plain(file: BinaryIO, span: Span) -> Iterator[tuple[bytes, bool]]:
+def _read_uncompressed(file: BinaryIO, span: Span) -> Iterator[tuple[bytes, bool]]:
     """From the beginning of the span to the end of the file, and what is behind the span."""
     file.seek(span.start)
     left = span.stop - span.start
@@ -178,7 +178,7 @@ def _plain(file: BinaryIO, span: Span) -> Iterator[tuple[bytes, bool]]:
         left -= len(chunk)
 
 
-def _unpacked(file: BinaryIO, span: Span) -> Iterator[tuple[bytes, bool]]:
+def _read_compressed(file: BinaryIO, span: Span) -> Iterator[tuple[bytes, bool]]:
     """From the first stream of the span to the end of the file: what is in it, and whether its
     stream begins behind the span."""
     offset = 0 if span.start == 0 else _stream_behind(file, span)
@@ -218,7 +218,7 @@ def _stream_behind(file: BinaryIO, span: Span) -> int | None:
 
 def _articles(
     chunks: Iterator[tuple[bytes, bool]], file: SourceFile, names: frozenset[str], *, is_head: bool
-) -> Iterator[Section]:
+) -> Iterator[TextSection]:
     """The articles whose pages begin before the first chunk that is behind the span.
 
     Args:
@@ -243,7 +243,7 @@ def _articles(
         for markup in pages.take():
             text = plain_text(markup, names)
             if text:
-                yield Section(text, begins=True, ends=True)
+                yield TextSection(text, begins=True, ends=True)
         if pages.is_over:
             return
     if window is None:
@@ -270,8 +270,8 @@ class _Pages:
         self._parser.buffer_text = True
         self._parser.StartElementHandler = self._start
         self._parser.EndElementHandler = self._stop
-        self._parser.CharacterDataHandler = self._hear
-        self._parser.StartDoctypeDeclHandler = self._refuse_doctype
+        self._parser.CharacterDataHandler = self._on_text
+        self._parser.StartDoctypeDeclHandler = self._reject_doctype
         if not is_head:
             self.feed(b"<mediawiki>")
 
@@ -294,7 +294,7 @@ class _Pages:
         self._fed += len(chunk)
         self._parse(chunk, is_end=False)
         if self._fed - self._parser.CurrentByteIndex > _MOST_PAGE_CHARACTERS and not self.is_over:
-            raise self._wrong("one tag or comment of more than 16 MiB")
+            raise self._error("one tag or comment of more than 16 MiB")
 
     def end(self) -> None:
         """Nothing follows.
@@ -314,26 +314,26 @@ class _Pages:
             self._parser.Parse(chunk, is_end)
         except expat.ExpatError as error:
             why = expat.ErrorString(error.code)
-            raise self._wrong(
+            raise self._error(
                 f"broken XML ({why})" if not is_end else f"cut off ({why})"
             ) from error
 
-    def _wrong(self, what: str) -> SourceError:
-        path = shown(self._file.path)
+    def _error(self, what: str) -> SourceError:
+        path = escape_text(self._file.path)
         place = f"{path}:{self._parser.CurrentLineNumber}" if self._is_head else path
-        behind = f", behind the page {shown(self._last)!r}" if self._last else ""
+        behind = f", behind the page {escape_text(self._last)!r}" if self._last else ""
         return SourceError(
             f"{place}{behind}: {what}. A dump of MediaWiki (pages-articles.xml) is read. Copy or "
             "fetch the file again, or take it out of data.source."
         )
 
-    def _refuse_doctype(self, *_: object) -> None:
-        raise self._wrong("a document type, which no dump has")
+    def _reject_doctype(self, *_: object) -> None:
+        raise self._error("a document type, which no dump has")
 
     def _start(self, name: str, _attributes: object) -> None:
         self._depth += 1
         if self._depth == 1 and name != "mediawiki":
-            raise self._wrong(f"no dump: it begins with <{shown(name[:40])}>")
+            raise self._error(f"no dump: it begins with <{escape_text(name[:40])}>")
         if name == "page":
             at = self._parser.CurrentByteIndex
             self.is_over = self.is_over or (self._border is not None and at >= self._border)
@@ -343,13 +343,13 @@ class _Pages:
         elif name in _KEPT:
             self._parts, self._size = [], 0
 
-    def _hear(self, text: str) -> None:
+    def _on_text(self, text: str) -> None:
         if self._parts is None:
             return
         self._parts.append(text)
         self._size += len(text)
         if self._size > _MOST_PAGE_CHARACTERS:
-            raise self._wrong("a text of more than 16 Mi characters")
+            raise self._error("a text of more than 16 Mi characters")
 
     def _stop(self, name: str) -> None:
         self._depth -= 1

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from shardyard.config.sources import store_class
-from shardyard.data.byte_ranges import SourceFile, shown
-from shardyard.data.stores.faulty import refuse_faulty
+from shardyard.data.byte_ranges import SourceFile, escape_text
+from shardyard.data.stores.faulty import reject_faulty
 from shardyard.errors import RequestError
 
 COMPILED = "__pycache__"
@@ -15,7 +15,7 @@ COMPILED = "__pycache__"
 
 
 @dataclass(frozen=True)
-class Found:
+class ListedFile:
     """A file that an entry of data.source names."""
 
     path: str
@@ -41,7 +41,7 @@ class Found:
 class Store(Protocol):
     """One kind of place."""
 
-    def find(self, entry: str, *, own: Collection[Path]) -> Iterator[Found]:
+    def find(self, entry: str, *, own: Collection[Path]) -> Iterator[ListedFile]:
         """Files that an entry of data.source names, in a fixed order.
 
         Args:
@@ -62,20 +62,20 @@ class Store(Protocol):
 
 def store_of(entry: str) -> Store:
     """Where an entry of data.source, or a file that it names, is; its scheme is a known one."""
-    found: type[Store] = store_class(entry)
-    missing = [name for name in ("find", "open") if not hasattr(found, name)]
+    store: type[Store] = store_class(entry)
+    missing = [name for name in ("find", "open") if not hasattr(store, name)]
     if missing:
         raise RequestError(
-            f"{entry.partition('://')[0]}:// is read by {found!r}, which has no "
+            f"{entry.partition('://')[0]}:// is read by {store!r}, which has no "
             f"{' and no '.join(missing)} (shardyard.data.stores.base.Store). Mend, update or "
             "uninstall the package that adds it."
         )
-    return found()
+    return store()
 
 
 def find_all(
     entries: Sequence[str], *, own: Collection[Path], setting: str = "data.source"
-) -> list[tuple[str, list[Found]]]:
+) -> list[tuple[str, list[ListedFile]]]:
     """Files of each entry of a setting, in order.
 
     Raises:
@@ -93,7 +93,7 @@ def find_all(
         listed.append((entry, found))
         if not found and len(entries) > 1:
             problems.append(
-                f"{setting}={shown(entry)!r} holds no file; hidden files in folders are left out. "
+                f"{setting}={escape_text(entry)!r} holds no file; hidden files in folders are left out. "
                 "Correct the path, or take it out of the list."
             )
     if problems:
@@ -107,9 +107,9 @@ def open_file(file: SourceFile) -> BinaryIO:
     Raises:
         SourceError: It is a pointer of Git LFS, a web page, or empty where its format has no such.
     """
-    return refuse_faulty(store_of(file.path).open(file), file)
+    return reject_faulty(store_of(file.path).open(file), file)
 
 
-def is_left_out(name: str) -> bool:
+def is_hidden(name: str) -> bool:
     """Whether a file in a folder is hidden, or lies below what is, or was made by Python."""
     return any(part[:1] == "." or part == COMPILED for part in name.split("/"))

@@ -2,9 +2,9 @@
 
 from typing import BinaryIO
 
-from shardyard.data.byte_ranges import SourceFile, shown
+from shardyard.data.byte_ranges import SourceFile, escape_text
 from shardyard.errors import SourceError
-from shardyard.file_faults import POINTER_BYTES, why_page, why_pointer
+from shardyard.file_faults import POINTER_BYTES, pointer_file_error, web_page_error
 
 _NEVER_PAGES = frozenset(
     {
@@ -21,7 +21,7 @@ _MOST_PAGE_BYTES = 2**20
 """Error pages that were saved in the place of a file are smaller."""
 
 
-def refuse_faulty(opened: BinaryIO, file: SourceFile) -> BinaryIO:
+def reject_faulty(opened: BinaryIO, file: SourceFile) -> BinaryIO:
     """The same file at its beginning, unless it is a pointer, a web page, or empty.
 
     Only small files are looked at, since pointers and error pages are small.
@@ -29,14 +29,14 @@ def refuse_faulty(opened: BinaryIO, file: SourceFile) -> BinaryIO:
     Raises:
         SourceError: It is one of these; names the cause and the command that fetches the file.
     """
-    why = _why_faulty(opened, file)
+    why = _faulty_reason(opened, file)
     if why is None:
         return opened
     opened.close()
-    raise SourceError(f"{shown(file.path)} {why}")
+    raise SourceError(f"{escape_text(file.path)} {why}")
 
 
-def _why_faulty(opened: BinaryIO, file: SourceFile) -> str | None:
+def _faulty_reason(opened: BinaryIO, file: SourceFile) -> str | None:
     size = file.size_bytes
     if size == 0 and file.format in _NEVER_EMPTY:
         return "is empty (0 bytes). Copy it again, or take it out of data.source."
@@ -45,6 +45,6 @@ def _why_faulty(opened: BinaryIO, file: SourceFile) -> str | None:
         return None
     start = opened.read(POINTER_BYTES)
     opened.seek(0)
-    folder = shown(file.path.rpartition("/")[0]) or "."
-    pointer = why_pointer(start, size=size, folder=folder)
-    return pointer or (why_page(start) if may_be_page else None)
+    folder = escape_text(file.path.rpartition("/")[0]) or "."
+    pointer = pointer_file_error(start, size=size, folder=folder)
+    return pointer or (web_page_error(start) if may_be_page else None)

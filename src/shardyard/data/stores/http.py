@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from shardyard.data.byte_ranges import SourceFile, shown
-from shardyard.data.stores.base import Found
-from shardyard.data.stores.range_reader import READ_AGAIN, RangedStore, changed, steadily
+from shardyard.data.byte_ranges import SourceFile, escape_text
+from shardyard.data.stores.base import ListedFile
+from shardyard.data.stores.range_reader import READ_AGAIN, RangedStore, changed, retry_on_disconnect
 from shardyard.errors import AccessError, LostError, RequestError, ShardyardError
 
 _TIMEOUT_S = 15.0
@@ -30,10 +30,10 @@ _RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+)")
 class HttpStore(RangedStore):
     """Files, each by its whole address: a web server has no folders that can be listed."""
 
-    def find(self, entry: str, *, own: Collection[Path]) -> Iterator[Found]:  # noqa: ARG002
-        yield steadily(lambda: self.look(entry))
+    def find(self, entry: str, *, own: Collection[Path]) -> Iterator[ListedFile]:  # noqa: ARG002
+        yield retry_on_disconnect(lambda: self.stat(entry))
 
-    def look(self, url: str) -> Found:
+    def stat(self, url: str) -> ListedFile:
         """Ask for the first byte, as not every server answers HEAD.
 
         Raises:
@@ -44,13 +44,13 @@ class HttpStore(RangedStore):
             version = _version(answer.headers)
         if version is None:
             raise RequestError(
-                f"{shown(url)}: the server says neither ETag nor Last-Modified, so a change while "
+                f"{escape_text(url)}: the server says neither ETag nor Last-Modified, so a change while "
                 f"it is read would go unnoticed. {_DOWNLOAD}"
             )
         name = urlsplit(url).path.rpartition("/")[2]
-        return Found(url, name, size_bytes, version, below="")
+        return ListedFile(url, name, size_bytes, version, below="")
 
-    def below(self, prefix: str) -> Iterator[Found]:
+    def below(self, prefix: str) -> Iterator[ListedFile]:
         """Nothing: no folder can be asked for."""
         raise NotImplementedError(prefix)
 
@@ -60,7 +60,7 @@ class HttpStore(RangedStore):
             if not str(file.version).startswith(version):
                 raise changed(file, "its ETag or Last-Modified is another one")
             if version != file.version:
-                raise LostError(f"{shown(file.path)}: an answer was cut off. {READ_AGAIN}")
+                raise LostError(f"{escape_text(file.path)}: an answer was cut off. {READ_AGAIN}")
             if _sent(answer, file.path) != (start, stop, file.size_bytes):
                 raise changed(file, "its size is another one")
             while block := answer.read(_BLOCK_BYTES):
@@ -81,11 +81,11 @@ def _sent(answer: Any, url: str) -> tuple[int, int, int]:
     found = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
     if answer.status not in (206, 416):
         raise RequestError(
-            f"{shown(url)}: the server sends the whole file where a part was asked for, and files "
+            f"{escape_text(url)}: the server sends the whole file where a part was asked for, and files "
             f"are read in parts. {_DOWNLOAD}"
         )
     if found is None:
-        raise LostError(f"{shown(url)}: an answer was cut off. {READ_AGAIN}")
+        raise LostError(f"{escape_text(url)}: an answer was cut off. {READ_AGAIN}")
     first, last, size_bytes = found.groups()
     return (int(first), int(last) + 1, int(size_bytes)) if first else (0, 0, int(size_bytes))
 
@@ -128,20 +128,20 @@ def _opened(url: str, start: int, stop: int) -> Iterator[Any]:
     except urllib.error.HTTPError as error:
         with error:
             if error.code != 416 or start:
-                raise _refused(url, error) from error
+                raise _http_error(url, error) from error
             yield error
     except (OSError, http.client.HTTPException) as error:
-        why: object = error.reason if isinstance(error, urllib.error.URLError) else error
-        if isinstance(why, ssl.SSLCertVerificationError):
+        reason: object = error.reason if isinstance(error, urllib.error.URLError) else error
+        if isinstance(reason, ssl.SSLCertVerificationError):
             raise RequestError(
-                f"{shown(url)}: the server's certificate is not trusted ({why.verify_message}). "
+                f"{escape_text(url)}: the server's certificate is not trusted ({reason.verify_message}). "
                 f"Correct the address, or name your own authorities with SSL_CERT_FILE. {_DOWNLOAD}"
             ) from error
-        raise LostError(f"{shown(url)} cannot be read: {why}. {READ_AGAIN}") from error
+        raise LostError(f"{escape_text(url)} cannot be read: {reason}. {READ_AGAIN}") from error
 
 
-def _refused(url: str, error: urllib.error.HTTPError) -> ShardyardError:
-    where = f"{shown(url)}: the server answers {error.code} {shown(str(error.reason))}"
+def _http_error(url: str, error: urllib.error.HTTPError) -> ShardyardError:
+    where = f"{escape_text(url)}: the server answers {error.code} {escape_text(str(error.reason))}"
     if error.code >= 500 or error.code in (408, 429):
         return LostError(f"{where}. {READ_AGAIN}")
     if error.code in (401, 403, 407):

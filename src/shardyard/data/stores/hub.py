@@ -22,10 +22,10 @@ from typing import Any, BinaryIO, cast
 from urllib.parse import unquote
 
 from shardyard.config.globs import count_literal
-from shardyard.config.model.hub_errors import hub_errors_told
+from shardyard.config.model.hub_errors import translate_hub_errors
 from shardyard.config.split_names import ABOUT, KEYWORDS
-from shardyard.data.byte_ranges import SourceFile, shown
-from shardyard.data.stores.base import Found, is_left_out
+from shardyard.data.byte_ranges import SourceFile, escape_text
+from shardyard.data.stores.base import ListedFile, is_hidden
 from shardyard.data.stores.range_reader import READ_AGAIN, RangedFile, changed, matcher
 from shardyard.errors import CapacityError, LostError, RequestError
 
@@ -42,7 +42,7 @@ _SHOWN = 6
 
 
 @dataclass(frozen=True)
-class _Place:
+class _DatasetAddress:
     """What an address names."""
 
     entry: str
@@ -52,7 +52,7 @@ class _Place:
 
     @property
     def words(self) -> str:
-        return f"data.source={shown(self.entry)}"
+        return f"data.source={escape_text(self.entry)}"
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class _Listing:
 class HubStore:
     """Files of datasets on the Hugging Face hub."""
 
-    def find(self, entry: str, *, own: Collection[Path]) -> Iterator[Found]:  # noqa: ARG002
+    def find(self, entry: str, *, own: Collection[Path]) -> Iterator[ListedFile]:  # noqa: ARG002
         """Files of a dataset, of one of its folders or splits, or of a glob, by their names.
 
         Raises:
@@ -75,8 +75,8 @@ class HubStore:
             AccessError: A token is missing, or of somebody who may not read it.
             CapacityError: The hub cannot be reached.
         """
-        place = _place(entry)
-        with hub_errors_told(place.words, setting="data.source"):
+        place = _parse_address(entry)
+        with translate_hub_errors(place.words, setting="data.source"):
             listing = _listed(place.name, place.revision)
         pattern = _pattern_of(place, listing)
         literal = place.path.removesuffix(pattern).rstrip("/")
@@ -86,23 +86,23 @@ class HubStore:
             name = path.removeprefix(f"{place.path}/")
             is_inside = not literal or path.startswith(f"{literal}/")  # else a file, or of a split
             below = path.removeprefix(f"{literal}/") if is_inside else ""
-            yield Found(url, name, size_bytes, version, below=below, pattern=pattern)
+            yield ListedFile(url, name, size_bytes, version, below=below, pattern=pattern)
 
     def open(self, file: SourceFile) -> BinaryIO:
         """A file to read and seek in; bytes are asked for when they are read."""
         return cast(BinaryIO, io.BufferedReader(RangedFile(file, _read)))
 
 
-def _place(entry: str) -> _Place:
+def _parse_address(entry: str) -> _DatasetAddress:
     found = _ADDRESS.fullmatch(entry)
     if found is None or entry.removeprefix("hf://").startswith(_OTHER_KINDS):
         raise RequestError(
-            f"data.source={shown(entry)!r} names no dataset of the Hugging Face hub. Write "
+            f"data.source={escape_text(entry)!r} names no dataset of the Hugging Face hub. Write "
             "hf://owner/name, with @revision behind it if you want one, and a path, glob or split "
             "behind a slash: hf://owner/name@main/data/*.parquet."
         )
     revision = None if found["revision"] is None else unquote(found["revision"])
-    return _Place(entry, found["name"], revision, (found["path"] or "").strip("/"))
+    return _DatasetAddress(entry, found["name"], revision, (found["path"] or "").strip("/"))
 
 
 @lru_cache(maxsize=64)
@@ -119,42 +119,42 @@ def _listed(name: str, revision: str | None) -> _Listing:
     return _Listing(about.sha, files)
 
 
-def _pattern_of(place: _Place, listing: _Listing) -> str:
+def _pattern_of(address: _DatasetAddress, listing: _Listing) -> str:
     """The part of an address's path that is a pattern; empty: there is none."""
 
     def exists(name: str) -> bool:
         return name in listing.files or any(path.startswith(f"{name}/") for path in listing.files)
 
-    parts = place.path.split("/")
+    parts = address.path.split("/")
     return "/".join(parts[count_literal(parts, exists) :])
 
 
-def _paths(place: _Place, listing: _Listing) -> list[str]:
+def _paths(address: _DatasetAddress, listing: _Listing) -> list[str]:
     """Files of a repository that an address names, in the order of their names."""
     everything = sorted(listing.files)
-    if place.path in listing.files:
-        return [place.path]
-    pattern = _pattern_of(place, listing)
+    if address.path in listing.files:
+        return [address.path]
+    pattern = _pattern_of(address, listing)
     if pattern:
-        literal = glob.escape(place.path.removesuffix(pattern))
+        literal = glob.escape(address.path.removesuffix(pattern))
         fits: Callable[[str], object] = matcher(f"{literal}{pattern}")
-    elif any(path.startswith(f"{place.path}/") for path in everything):
-        fits = partial(_is_below, place.path)
+    elif any(path.startswith(f"{address.path}/") for path in everything):
+        fits = partial(_is_below, address.path)
     else:
-        script = f"{place.name.partition('/')[2]}.py"
+        script = f"{address.name.partition('/')[2]}.py"
         if script in listing.files:
             raise RequestError(
-                f"{place.words}: the dataset is made by a script, {script}, and code of others is "
+                f"{address.words}: the dataset is made by a script, {script}, and code of others is "
                 "not run. The hub keeps many of them as Parquet too: try "
-                f"hf://{place.name}@refs/convert/parquet; or name files of it, if it has any."
+                f"hf://{address.name}@refs/convert/parquet; or name files of it, if it has any."
             )
-        fits = _of_split(place.path, everything)
+        fits = _of_split(address.path, everything)
     found = [path for path in everything if fits(path)]
     if not found:
-        few = ", ".join(shown(path) for path in everything if _is_text(path)) or "none"
+        few = ", ".join(escape_text(path) for path in everything if _is_text(path)) or "none"
         raise RequestError(
-            f"{place.words}: the dataset at commit {listing.commit[:12]} has no file, folder or "
-            f"split of that name; its files: {_cut(few)}. Correct what stands behind its name."
+            f"{address.words}: the dataset at commit {listing.commit[:12]} has no file, folder or "
+            f"split of that name; its files: {_shorten(few)}. Correct what stands behind its name."
         )
     return found
 
@@ -172,14 +172,14 @@ def _of_split(split: str, paths: Sequence[str]) -> Callable[[str], object]:
 
 
 def _is_text(path: str) -> bool:
-    return not is_left_out(path) and ABOUT.fullmatch(path) is None
+    return not is_hidden(path) and ABOUT.fullmatch(path) is None
 
 
 def _is_below(folder: str, path: str) -> bool:
-    return path.startswith(f"{folder}/") and not is_left_out(path.removeprefix(f"{folder}/"))
+    return path.startswith(f"{folder}/") and not is_hidden(path.removeprefix(f"{folder}/"))
 
 
-def _cut(words: str) -> str:
+def _shorten(words: str) -> str:
     names = words.split(", ")
     more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
@@ -191,7 +191,7 @@ def _read(file: SourceFile, start: int, stop: int) -> Iterator[bytes]:
 
     client: Any = import_module("huggingface_hub.utils")  # public names, without types
 
-    place = _place(file.path)
+    place = _parse_address(file.path)
     url = hf_hub_url(place.name, place.path, repo_type="dataset", revision=place.revision)
     headers = {
         **client.build_hf_headers(),
@@ -199,12 +199,12 @@ def _read(file: SourceFile, start: int, stop: int) -> Iterator[bytes]:
         "Accept-Encoding": "identity",
     }
     try:
-        with hub_errors_told(place.words, setting="data.source"):
+        with translate_hub_errors(place.words, setting="data.source"):
             answer = client.get_session().get(url, headers=headers, timeout=_TIMEOUT_S)
             client.hf_raise_for_status(answer)
     except CapacityError as error:
         raise LostError(
-            f"{shown(file.path)} cannot be read: {error.__cause__}. {READ_AGAIN}"
+            f"{escape_text(file.path)} cannot be read: {error.__cause__}. {READ_AGAIN}"
         ) from error
     if answer.status_code != 206 or len(answer.content) > stop - start:
         raise changed(file, "the hub sends other bytes than were asked for")

@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
-from shardyard.config.globs import how_to_escape, matches_of, split_pattern
-from shardyard.data.byte_ranges import SourceFile, shown
-from shardyard.data.stores.base import COMPILED, Found
+from shardyard.config.globs import escape_hint, matches_of, split_pattern
+from shardyard.data.byte_ranges import SourceFile, escape_text
+from shardyard.data.stores.base import COMPILED, ListedFile
 from shardyard.errors import RequestError
-from shardyard.file_faults import why_broken_link
+from shardyard.file_faults import broken_link_error
 
 PYTHON_STDLIB = "python-stdlib"
 _SKIPPED_STDLIB_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
@@ -21,25 +21,25 @@ _SKIPPED_STDLIB_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "i
 class LocalStore:
     """What this machine's file system holds."""
 
-    def find(self, entry: str, *, own: Collection[Path]) -> Iterator[Found]:
+    def find(self, entry: str, *, own: Collection[Path]) -> Iterator[ListedFile]:
         """As of ``Store``."""
         if entry == PYTHON_STDLIB:
             for path, name in _stdlib_files():
-                yield replace(_look_at(path, name), below="")
+                yield replace(_stat_file(path, name), below="")
             return
         folder, pattern = _split(entry)
         if pattern:
             yield from _matches(entry, folder, pattern)
             return
         for path, name in _expand(entry, own):
-            yield _look_at(path, name)
+            yield _stat_file(path, name)
 
     def open(self, file: SourceFile) -> BinaryIO:
         """As of ``Store``; what changes meanwhile shows when files are listed again."""
         return Path(file.path).open("rb")
 
 
-def _look_at(path: Path, name: str) -> Found:
+def _stat_file(path: Path, name: str) -> ListedFile:
     """A regular file, by its one path.
 
     Raises:
@@ -49,14 +49,14 @@ def _look_at(path: Path, name: str) -> Found:
         status = path.stat()
         key = str(path.resolve())
     except (OSError, RuntimeError) as error:  # RuntimeError: links that lead to each other
-        raise _cannot_look_at(path, error) from error
+        raise _stat_error(path, error) from error
     for is_kind, kind in _IRREGULAR:
         if is_kind(status.st_mode):
             raise RequestError(
-                f"data.source: {shown(str(path))} is {kind}, and text is read more than once and "
+                f"data.source: {escape_text(str(path))} is {kind}, and text is read more than once and "
                 "by several processes. Write its content into a file and name that."
             )
-    return Found(key, name, status.st_size, status.st_mtime_ns)
+    return ListedFile(key, name, status.st_size, status.st_mtime_ns)
 
 
 _IRREGULAR = (
@@ -68,12 +68,12 @@ _IRREGULAR = (
 )
 
 
-def _cannot_look_at(path: Path, error: Exception) -> RequestError:
-    link = why_broken_link(path)
+def _stat_error(path: Path, error: Exception) -> RequestError:
+    link = broken_link_error(path)
     if link is not None:
-        return RequestError(f"data.source: {shown(str(path))} {link}")
+        return RequestError(f"data.source: {escape_text(str(path))} {link}")
     why = error.strerror if isinstance(error, OSError) else str(error)
-    text = shown(str(path))
+    text = escape_text(str(path))
     return RequestError(
         f"data.source: {text if len(text) <= 200 else f'{text[:200]}...'} cannot be looked at: "
         f"{why}. Correct the path, or take it away."
@@ -84,10 +84,10 @@ def _split(entry: str) -> tuple[str, str]:
     try:
         return split_pattern(entry)
     except RuntimeError as error:  # ~ of an unknown user
-        raise _cannot_look_at(Path(entry), error) from error
+        raise _stat_error(Path(entry), error) from error
 
 
-def _matches(entry: str, folder: str, pattern: str) -> Iterator[Found]:
+def _matches(entry: str, folder: str, pattern: str) -> Iterator[ListedFile]:
     """Files that a pattern names, sorted.
 
     Raises:
@@ -96,12 +96,12 @@ def _matches(entry: str, folder: str, pattern: str) -> Iterator[Found]:
     files = [match for match in sorted(matches_of(entry)) if not Path(match).is_dir()]
     if not files:
         raise RequestError(
-            f"data.source={shown(entry)!r}: no file matches {shown(pattern)!r} in {shown(folder)}. "
-            f"Correct the pattern, or take it out.{how_to_escape(pattern)}"
+            f"data.source={escape_text(entry)!r}: no file matches {escape_text(pattern)!r} in {escape_text(folder)}. "
+            f"Correct the pattern, or take it out.{escape_hint(pattern)}"
         )
     for match in files:
         below = os.path.relpath(match, folder)
-        yield replace(_look_at(Path(match), match), below=below, pattern=pattern)
+        yield replace(_stat_file(Path(match), match), below=below, pattern=pattern)
 
 
 def _expand(entry: str, own: Collection[Path]) -> Iterator[tuple[Path, str]]:
@@ -112,7 +112,7 @@ def _expand(entry: str, own: Collection[Path]) -> Iterator[tuple[Path, str]]:
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: ~ of nobody
         is_missing = isinstance(error, FileNotFoundError | NotADirectoryError)
         if not is_missing or path.is_symlink():
-            raise _cannot_look_at(path, error) from error
+            raise _stat_error(path, error) from error
         raise RequestError(
             f"data.source={entry!r} does not exist (looked for {path.absolute()}). "
             f"Correct the path, or use {PYTHON_STDLIB} for text that is always there."
@@ -134,10 +134,10 @@ def _folder_files(
     named: list[tuple[str, Path]] = []
     seen = {os.path.realpath(place) for place in own}
 
-    def refuse(error: OSError) -> NoReturn:
-        raise _cannot_look_at(Path(str(error.filename)), error) from error
+    def raise_error(error: OSError) -> NoReturn:
+        raise _stat_error(Path(str(error.filename)), error) from error
 
-    for parent, folders, names in os.walk(folder, onerror=refuse, followlinks=follows_links):
+    for parent, folders, names in os.walk(folder, onerror=raise_error, followlinks=follows_links):
         real = os.path.realpath(parent)
         if real in seen:  # ours, or one that a link leads to again
             folders.clear()

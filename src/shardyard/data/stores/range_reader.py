@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TypeVar, cast
 
-from shardyard.config.globs import MAGIC, count_literal, has_magic, how_to_escape
-from shardyard.data.byte_ranges import SourceFile, shown
-from shardyard.data.stores.base import Found, is_left_out
+from shardyard.config.globs import MAGIC, count_literal, escape_hint, has_magic
+from shardyard.data.byte_ranges import SourceFile, escape_text
+from shardyard.data.stores.base import ListedFile, is_hidden
 from shardyard.errors import LostError, RequestError, SourceError
-from shardyard.io.polling import growing_wait_s
+from shardyard.io.polling import backoff_s
 
 _LEAST_BYTES = 256 * 1024
 """Asked for at once where reading begins, as much as the beginning of a file takes to check."""
@@ -42,18 +42,18 @@ class RangedStore(ABC):
     """Finds files by names that are folders only by their slashes, and reads them by ranges."""
 
     @abstractmethod
-    def look(self, url: str) -> Found | None:
+    def stat(self, url: str) -> ListedFile | None:
         """The file of this very address, if there is one."""
 
     @abstractmethod
-    def below(self, prefix: str) -> Iterator[Found]:
+    def below(self, prefix: str) -> Iterator[ListedFile]:
         """All files whose addresses begin so, named by their whole address, in any order."""
 
     @abstractmethod
     def read(self, file: SourceFile, start: int, stop: int) -> Iterator[bytes]:
         """As ``ReadRange``."""
 
-    def find(self, entry: str, *, own: Collection[Path]) -> Iterator[Found]:  # noqa: ARG002
+    def find(self, entry: str, *, own: Collection[Path]) -> Iterator[ListedFile]:  # noqa: ARG002
         """Files of an address, of a folder, or of a glob, in the order of their names.
 
         Raises:
@@ -62,11 +62,11 @@ class RangedStore(ABC):
         bucket = entry.split("/")[2] if entry.count("/") >= 2 else entry
         if has_magic(bucket):
             raise RequestError(
-                f"data.source={shown(entry)!r} has a wildcard in the name of a bucket or host, and "
+                f"data.source={escape_text(entry)!r} has a wildcard in the name of a bucket or host, and "
                 "those cannot be listed. Write the name, and wildcards behind it."
             )
         is_folder = entry.endswith("/")
-        found = None if is_folder else steadily(lambda: self.look(entry))
+        found = None if is_folder else retry_on_disconnect(lambda: self.stat(entry))
         if found is not None:
             yield replace(found, name=entry.rpartition("/")[2], below="")
             return
@@ -74,7 +74,7 @@ class RangedStore(ABC):
         named = self._matches(entry, literal, pattern) if pattern else self._inside(literal)
         if not named:
             raise RequestError(
-                f"data.source={shown(entry)!r} does not exist: there is neither a file of "
+                f"data.source={escape_text(entry)!r} does not exist: there is neither a file of "
                 "that name nor one below it that is not hidden. Correct the address."
             )
         for name, below, each in sorted(named, key=lambda row: row[:2]):
@@ -85,30 +85,30 @@ class RangedStore(ABC):
 
         def exists(name: str) -> bool:
             folder = f"{name}/"
-            return steadily(lambda: next(iter(self.below(folder)), None)) is not None
+            return retry_on_disconnect(lambda: next(iter(self.below(folder)), None)) is not None
 
         parts = entry.split("/")
         count = 3 + count_literal(parts[3:], lambda name: exists("/".join((*parts[:3], name))))
         return "/".join(parts[:count]), "/".join(parts[count:])
 
-    def _matches(self, entry: str, literal: str, pattern: str) -> list[tuple[str, str, Found]]:
+    def _matches(self, entry: str, literal: str, pattern: str) -> list[tuple[str, str, ListedFile]]:
         matches = matcher(pattern)
         begins = f"{literal}/{_MAGIC.split(pattern, maxsplit=1)[0]}"
-        found = steadily(lambda: [*self.below(begins)])
+        found = retry_on_disconnect(lambda: [*self.below(begins)])
         named = [(each.path, each.path.removeprefix(f"{literal}/"), each) for each in found]
         named = [row for row in named if matches(row[1])]
         if not named:
             raise RequestError(
-                f"data.source={shown(entry)!r}: no file matches {shown(pattern)!r} in "
-                f"{shown(literal)}. Correct the pattern, or take it out.{how_to_escape(pattern)}"
+                f"data.source={escape_text(entry)!r}: no file matches {escape_text(pattern)!r} in "
+                f"{escape_text(literal)}. Correct the pattern, or take it out.{escape_hint(pattern)}"
             )
         return named
 
-    def _inside(self, literal: str) -> list[tuple[str, str, Found]]:
+    def _inside(self, literal: str) -> list[tuple[str, str, ListedFile]]:
         """Files below a folder; hidden ones are left out."""
-        found = steadily(lambda: [*self.below(f"{literal}/")])
+        found = retry_on_disconnect(lambda: [*self.below(f"{literal}/")])
         named = [(each.path.removeprefix(f"{literal}/"), each) for each in found]
-        return [(name, name, each) for name, each in named if name and not is_left_out(name)]
+        return [(name, name, each) for name, each in named if name and not is_hidden(name)]
 
     def open(self, file: SourceFile) -> BinaryIO:
         """A file to read and seek in; bytes are asked for when they are read."""
@@ -118,7 +118,7 @@ class RangedStore(ABC):
 T = TypeVar("T")
 
 
-def steadily(ask: Callable[[], T]) -> T:
+def retry_on_disconnect(ask: Callable[[], T]) -> T:
     """What a place answers, asked again where the connection broke.
 
     Raises:
@@ -135,12 +135,12 @@ def steadily(ask: Callable[[], T]) -> T:
     return ask()
 
 
-def _is_silent_since(began_s: float) -> bool:
-    return time.monotonic() - began_s >= _LONGEST_SILENCE_S
+def _is_silent_since(started_s: float) -> bool:
+    return time.monotonic() - started_s >= _LONGEST_SILENCE_S
 
 
 def _pause(in_vain: int, sleep: Callable[[float], None] = time.sleep) -> None:
-    sleep(growing_wait_s(in_vain, first_s=0.25, longest_s=_LONGEST_PAUSE_S))
+    sleep(backoff_s(in_vain, first_s=0.25, longest_s=_LONGEST_PAUSE_S))
 
 
 class _Block(NamedTuple):
@@ -199,11 +199,11 @@ class RangedFile(io.RawIOBase):
         self._at += len(part)
         return len(part)
 
-    def _next_block(self, wanted_bytes: int) -> _Block:
+    def _next_block(self, min_bytes: int) -> _Block:
         """Ask for more the longer reading goes on without a leap."""
         goes_on = any(block.stop == self._at for block in self._blocks)
         self._ask_bytes = min(2 * self._ask_bytes, _MOST_BYTES) if goes_on else _LEAST_BYTES
-        stop = min(self._at + max(wanted_bytes, self._ask_bytes), self._file.size_bytes)
+        stop = min(self._at + max(min_bytes, self._ask_bytes), self._file.size_bytes)
         block = _Block(self._at, self._whole(self._at, stop))
         self._blocks = [*self._blocks[-1:], block]
         return block
@@ -230,7 +230,7 @@ class RangedFile(io.RawIOBase):
             in_vain += 1
             if in_vain == _TRIES or _is_silent_since(heard_s):
                 raise lost or LostError(
-                    f"{shown(self._file.path)}: connections end before any byte comes, "
+                    f"{escape_text(self._file.path)}: connections end before any byte comes, "
                     f"{in_vain} times in a row. {READ_AGAIN}"
                 )
             _pause(in_vain, self._sleep)
@@ -239,14 +239,14 @@ class RangedFile(io.RawIOBase):
 READ_AGAIN = "Check the network, then prepare again: finished pieces are kept."
 
 
-def changed(file: SourceFile, how: str) -> SourceError:
+def changed(file: SourceFile, reason: str) -> SourceError:
     """The error for a file that is not the one that was listed.
 
     Args:
-        how: What shows it.
+        reason: What shows it.
     """
     return SourceError(
-        f"{shown(file.path)} changed since it was listed: {how}. Its tokens would mix old and new "
+        f"{escape_text(file.path)} changed since it was listed: {reason}. Its tokens would mix old and new "
         "text. Prepare again once nothing writes there."
     )
 

@@ -26,8 +26,8 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from shardyard import torch_private
-from shardyard.elastic.agent_messages import OwnClock
-from shardyard.elastic.meeting_wait import MeetingWait
+from shardyard.elastic.agent_messages import LocalClockBackend
+from shardyard.elastic.meeting_wait import RendezvousWait
 from shardyard.elastic.seal import Seal, SealedStore
 from shardyard.elastic.store_backend import StoreBackend
 from shardyard.errors import LostNodeError, RequestError
@@ -52,7 +52,7 @@ _FORGET_TRIES = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meeting:
+class RendezvousConfig:
     """Who meets where."""
 
     id: str
@@ -64,7 +64,7 @@ class Meeting:
     endpoint: str | None
     """HOST:PORT of node 0; None: one node, any free port of the loopback interface."""
     node_rank: int
-    place: str = ""
+    location: str = ""
     """Where they meet instead, as people read it: etcd."""
     keep_alive_s: int
     """How long the others wait for a node's next sign of life, each by its own clock."""
@@ -74,7 +74,7 @@ class Meeting:
     """Between two resizes for nodes that came meanwhile."""
     serving_rank: int = 0
     """The node whose agent serves the store."""
-    wait: MeetingWait = field(default_factory=lambda: MeetingWait(0), compare=False)
+    wait: RendezvousWait = field(default_factory=lambda: RendezvousWait(0), compare=False)
     """What this node waits for, where somebody tells it."""
 
     @property
@@ -94,13 +94,13 @@ class Rendezvous(DynamicRendezvousHandler):
     """Whether the agent of rank 0 serves the store of a meeting; else that of node 0 has it."""
     takes_in = True
     """Whether nodes that wait are told of; until then this node's workers go on."""
-    has_left = False
+    has_departed = False
     """Whether the others meet without this node."""
-    own_clock: OwnClock
+    local_clock: LocalClockBackend
     """By which it tells times."""
     seal: Seal
     """Marks what the nodes of the attempt write."""
-    meeting: Meeting
+    config: RendezvousConfig
     """Who meets where."""
 
     def num_nodes_waiting(self) -> int:
@@ -113,33 +113,35 @@ class Rendezvous(DynamicRendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Meet."""
-        torch_private.look_at_meeting_every(self, _LOOK_S)
+        torch_private.set_rendezvous_poll_interval(self, _LOOK_S)
         within_s = self.settings.timeout.join.total_seconds()
         try:
-            with self.meeting.wait.waits_for(self._others, within_s=within_s):
+            with self.config.wait.waits_for(self._others, within_s=within_s):
                 return super().next_rendezvous()
         finally:
-            torch_private.look_at_meeting_every(self, _SELDOM_S)
+            torch_private.set_rendezvous_poll_interval(self, _SELDOM_S)
 
     def _others(self) -> str:
-        return others(self.meeting, max(1, len(torch_private.ranks_by_name(self))))
+        return others(self.config, max(1, len(torch_private.node_ranks(self))))
 
-    def expect(self, left: int) -> None:
+    def expect(self, remaining: int) -> None:
         """Have the next meeting end once all are there that live, and those that wait to come in.
 
         Args:
-            left: Nodes of the last meeting that live.
+            remaining: Nodes of the last meeting that live.
         """
-        self.own_clock.expected = left + self.nodes_waiting()
+        self.local_clock.expected = remaining + self.nodes_waiting()
 
     @property
     def round(self) -> int:
         """The number of the newest meeting that this node knows of."""
-        return torch_private.meeting_number(self)
+        return torch_private.rendezvous_round(self)
 
     def forget(self, group_ranks: Collection[int], *, round: int) -> None:
         """Have nodes of a round that is over count as gone at once; safe to repeat, by any node."""
-        torch_private.forget_nodes(self, group_ranks, meeting=round, tries=_FORGET_TRIES)
+        torch_private.forget_nodes(
+            self, group_ranks, round_number=round, max_attempts=_FORGET_TRIES
+        )
 
     def leave(self, group_rank: int) -> None:
         """Be gone for the others at once, who go on meeting here; they may meet at this node.
@@ -147,21 +149,21 @@ class Rendezvous(DynamicRendezvousHandler):
         Args:
             group_rank: Of this node.
         """
-        self.has_left = True
-        torch_private.stop_signs_of_life(self)
+        self.has_departed = True
+        torch_private.stop_heartbeats(self)
         self.forget([group_rank], round=self.round)
 
     def has_others(self) -> bool:
         """Whether any other node has given a sign of life of late."""
-        return bool(torch_private.others_of_meeting(self))
+        return bool(torch_private.other_participants(self))
 
     def shutdown(self) -> bool:
         """Close the meeting for all nodes; one that has left it closes nothing."""
-        return self.has_left or bool(super().shutdown())
+        return self.has_departed or bool(super().shutdown())
 
 
 def build_rendezvous(
-    meeting: Meeting, store: TCPStore | None = None
+    config: RendezvousConfig, store: TCPStore | None = None
 ) -> tuple[Rendezvous, TCPStore]:
     """Serve the store or connect to it.
 
@@ -178,35 +180,37 @@ def build_rendezvous(
         RequestError: The endpoint is no HOST:PORT, is missing, or its port is in use.
         LostNodeError: Node 0 does not answer.
     """
-    host, port = _endpoint(meeting)
+    host, port = _endpoint(config)
     if is_loopback(host):
         check_loopback()
     have_a_store_each()
-    if store is None and meeting.serves:
+    if store is None and config.serves:
         store = serve_store(host, port)
     elif store is None:
-        whom = f"the agent of node {meeting.serving_rank} at {endpoint_of(host, port)}"
-        with meeting.wait.waits_for(lambda: whom, within_s=_OPERATION.total_seconds()):
+        whom = f"the agent of node {config.serving_rank} at {endpoint_of(host, port)}"
+        with config.wait.waits_for(lambda: whom, within_s=_OPERATION.total_seconds()):
             store = connect_store(host, port)
-    clock = OwnClock(StoreBackend(store, meeting.id, meeting.seal), last_call=LAST_CALL_TIMEOUT)
+    clock = LocalClockBackend(
+        StoreBackend(store, config.id, config.seal), last_call=LAST_CALL_TIMEOUT
+    )
     handler = Rendezvous.from_backend(
-        meeting.id,
+        config.id,
         store,
         clock,
-        meeting.min_nodes,
-        meeting.max_nodes,
-        local_addr=host if meeting.serves else address_towards(host, port),
+        config.min_nodes,
+        config.max_nodes,
+        local_addr=host if config.serves else address_towards(host, port),
         timeout=RendezvousTimeout(
-            join=timedelta(seconds=meeting.restart_timeout_s + meeting.join_interval_s),
+            join=timedelta(seconds=config.restart_timeout_s + config.join_interval_s),
             last_call=LAST_CALL_TIMEOUT,
         ),
-        keep_alive_interval=max(1, meeting.keep_alive_s // _BEATS),
+        keep_alive_interval=max(1, config.keep_alive_s // _BEATS),
         keep_alive_max_attempt=_BEATS,
     )
-    handler.own_clock, handler.seal, handler.meeting = clock, meeting.seal, meeting
+    handler.local_clock, handler.seal, handler.config = clock, config.seal, config
     me = weakref.proxy(handler)  # it and its store end when nobody holds it any more
-    torch_private.give_each_meeting(
-        handler, lambda: SealedStore(store, f"shardyard/round/{me.round}", meeting.seal)
+    torch_private.set_store_factory(
+        handler, lambda: SealedStore(store, f"shardyard/round/{me.round}", config.seal)
     )
     return handler, store
 
@@ -216,20 +220,20 @@ def have_a_store_each() -> None:
     os.environ.update(OWN_STORE)
 
 
-def others(meeting: Meeting, there: int) -> str:
+def others(config: RendezvousConfig, arrived: int) -> str:
     """Whom a node waits for, in words.
 
     Args:
-        there: Nodes that have come, this one among them.
+        arrived: Nodes that have come, this one among them.
     """
-    fewest, most = meeting.min_nodes, meeting.max_nodes
+    fewest, most = config.min_nodes, config.max_nodes
     wanted = f"{most}" if fewest == most else f"{fewest} to {most}"
-    where = meeting.place or meeting.endpoint or "this machine"
-    return f"other nodes at {where}: {there} of {wanted} came"
+    where = config.location or config.endpoint or "this machine"
+    return f"other nodes at {where}: {arrived} of {wanted} came"
 
 
 def wait_for_all(
-    meeting: Meeting,
+    config: RendezvousConfig,
     store: TCPStore,
     *,
     nodes: int,
@@ -250,7 +254,7 @@ def wait_for_all(
         there = store.add("shardyard/arrived", 0)
         return there >= nodes or is_over() or bool(store.check(["shardyard/begun"]))
 
-    with meeting.wait.waits_for(lambda: others(meeting, there), within_s=wait_s):
+    with config.wait.waits_for(lambda: others(config, there), within_s=wait_s):
         wait_for(is_enough, within_s=wait_s, every_s=_ARRIVAL_POLL_S)
     store.set("shardyard/begun", "")
 
@@ -350,15 +354,15 @@ def _only_address(host: str) -> str | None:
     return None if found or is_loopback(address) else address
 
 
-def _endpoint(meeting: Meeting) -> tuple[str, int]:
-    if meeting.endpoint is None:
-        if meeting.max_nodes == 1:
+def _endpoint(config: RendezvousConfig) -> tuple[str, int]:
+    if config.endpoint is None:
+        if config.max_nodes == 1:
             return _LOOPBACK, 0
         raise RequestError(
-            f"{meeting.max_nodes} nodes need a place to meet. Start the agent of each node with "
+            f"{config.max_nodes} nodes need a place to meet. Start the agent of each node with "
             "--rendezvous HOST:PORT (an address of node 0) and --node-rank K."
         )
-    return parse_endpoint(meeting.endpoint)
+    return parse_endpoint(config.endpoint)
 
 
 def parse_endpoint(endpoint: str) -> tuple[str, int]:

@@ -33,12 +33,12 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from shardyard import torch_private
-from shardyard.config.endpoints import EtcdPlace
-from shardyard.elastic.agent_messages import OwnClock
+from shardyard.config.endpoints import EtcdEndpoint
+from shardyard.elastic.agent_messages import LocalClockBackend
 from shardyard.elastic.rendezvous.c10d import (
     LAST_CALL_TIMEOUT,
-    Meeting,
     Rendezvous,
+    RendezvousConfig,
     connect_store,
     have_a_store_each,
     others,
@@ -46,9 +46,9 @@ from shardyard.elastic.rendezvous.c10d import (
     serve_store,
 )
 from shardyard.elastic.rendezvous.etcd_client import (
-    Entry,
     Etcd,
     EtcdSilentError,
+    KeyValue,
     LeaseEndedError,
     delete,
     delete_all,
@@ -88,9 +88,9 @@ class Presence:
         self._nodes = f"{root}/nodes/"
         # Known to all: whoever comes first makes it, and all of them keep it.
         digest = hashlib.sha256(root.encode()).digest()
-        self.meeting_lease = int.from_bytes(digest[:8]) >> 1 or 1
+        self.rendezvous_lease = int.from_bytes(digest[:8]) >> 1 or 1
         """What all nodes write together vanishes with it."""
-        self.is_heard = True
+        self.is_reachable = True
         """Whether etcd answered the last sign of life."""
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="etcd-lease", daemon=True)
@@ -103,7 +103,7 @@ class Presence:
 
     def renew(self) -> None:
         """Take leases where there are none, and show the node's key."""
-        self._etcd.grant_lease(_KEPT_S, self.meeting_lease)
+        self._etcd.grant_lease(_KEPT_S, self.rendezvous_lease)
         if not self._lease or not self._etcd.keep_lease(self._lease):
             self._lease = self._etcd.grant_lease(self._ttl_s)
         self._etcd.transact([self.sign()])
@@ -124,19 +124,19 @@ class Presence:
         while not self._is_over.wait(self._ttl_s / 3):
             try:
                 is_kept = self._etcd.keep_lease(self._lease)
-                is_kept &= self._etcd.keep_lease(self.meeting_lease)
+                is_kept &= self._etcd.keep_lease(self.rendezvous_lease)
                 if not is_kept:
-                    self._take_again()
+                    self._replace_lease()
             except (EtcdSilentError, LeaseEndedError, ShardyardError) as error:
-                if self.is_heard:
+                if self.is_reachable:
                     log.warning("%s. Training goes on; nodes can meet again once it does.", error)
-                self.is_heard = False
+                self.is_reachable = False
                 continue
-            if not self.is_heard:
+            if not self.is_reachable:
                 log.warning("%s answers again", self._etcd)
-            self.is_heard = True
+            self.is_reachable = True
 
-    def _take_again(self) -> None:
+    def _replace_lease(self) -> None:
         log.warning(
             "the lease of this node (%s) in %s has ended: it heard nothing from here for %d s, or "
             "has lost its data. The other nodes count this one as gone when they next meet; a new "
@@ -150,9 +150,9 @@ class Presence:
 class EtcdBackend(RendezvousBackend):
     """The state of torch's rendezvous in one key of etcd."""
 
-    def __init__(self, etcd: Etcd, root: str, presence: Presence, meeting: Meeting) -> None:
+    def __init__(self, etcd: Etcd, root: str, presence: Presence, config: RendezvousConfig) -> None:
         self._etcd = etcd
-        self.seal, self._wait = meeting.seal, meeting.wait
+        self.seal, self._wait = config.seal, config.wait
         self.presence = presence
         self._nodes = f"{root}/nodes/"
         self._key = f"{root}/meeting/state"
@@ -180,10 +180,10 @@ class EtcdBackend(RendezvousBackend):
         """Write the state if nobody else has since; what is there then, and whether we wrote it."""
         written = self.seal.sealed(self._key, to_json(state))
 
-        def swap() -> tuple[bool, list[list[Entry]]]:
+        def swap() -> tuple[bool, list[list[KeyValue]]]:
             return self._etcd.transact(
                 [
-                    put(self._key, written, lease=self.presence.meeting_lease),
+                    put(self._key, written, lease=self.presence.rendezvous_lease),
                     self.presence.sign(),
                     *self._read(),
                 ],
@@ -221,8 +221,8 @@ class EtcdBackend(RendezvousBackend):
     def _read(self) -> list[dict[str, Any]]:
         return [get(self._key), get_all(self._nodes)]
 
-    def _decoded(self, found: list[list[Entry]]) -> tuple[bytes, int] | None:
-        states, nodes = found
+    def _decoded(self, responses: list[list[KeyValue]]) -> tuple[bytes, int] | None:
+        states, nodes = responses
         if not states:
             return None
         alive = {node.key.removeprefix(self._nodes) for node in nodes}
@@ -247,9 +247,9 @@ class EtcdRendezvous(Rendezvous):
         """
         self._etcd, self._root, self._shared, self._address = etcd, root, backend, address
         self._served: TCPStore | None = None
-        self._place = (address, 0)
+        self._store_address = (address, 0)
         self._ranks: dict[str, int] = {}
-        torch_private.give_each_meeting(self, self._store_of_meeting)
+        torch_private.set_store_factory(self, self._open_round_store)
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Meet, and wait for an etcd that does not answer as long as for nodes.
@@ -260,19 +260,19 @@ class EtcdRendezvous(Rendezvous):
         patience_s = self.settings.timeout.join.total_seconds()
         try:
             with self._shared.patience(patience_s):
-                info = self._meet()
+                info = self._next_rendezvous()
         except EtcdSilentError as error:
             raise LostNodeError(
                 f"{error}, and has not for {patience_s:.0f} s. Nodes meet there after a loss. See "
                 "whether it runs (`etcdctl endpoint health`), then start the job again."
             ) from error
         return RendezvousInfo(
-            info.store, info.rank, info.world_size, RendezvousStoreInfo(*self._place)
+            info.store, info.rank, info.world_size, RendezvousStoreInfo(*self._store_address)
         )
 
     def nodes_waiting(self) -> int:
         """None while etcd does not answer: who trains needs nobody."""
-        if not self._shared.presence.is_heard:
+        if not self._shared.presence.is_reachable:
             return 0
         try:
             return super().nodes_waiting()
@@ -304,7 +304,7 @@ class EtcdRendezvous(Rendezvous):
 
     def shutdown(self) -> bool:
         """Close the meeting, leave it, and tidy up if this node is the last."""
-        if self.has_left:
+        if self.has_departed:
             return True
         is_closed = super().shutdown()
         with suppress(EtcdSilentError):
@@ -325,23 +325,23 @@ class EtcdRendezvous(Rendezvous):
             here = len(there)
             return here >= nodes or bool(has_begun) or is_over()
 
-        waiting = self.meeting.wait.waits_for(lambda: others(self.meeting, here), within_s=wait_s)
+        waiting = self.config.wait.waits_for(lambda: others(self.config, here), within_s=wait_s)
         with self._shared.patience(wait_s + _FIRST_ANSWER_S), waiting:
             wait_for(is_enough, within_s=wait_s, every_s=_POLL_S)
-            lease = self._shared.presence.meeting_lease
+            lease = self._shared.presence.rendezvous_lease
             self._shared.patiently(lambda: self._etcd.transact([put(begun, b"", lease=lease)]))
 
-    def _meet(self) -> RendezvousInfo:
+    def _next_rendezvous(self) -> RendezvousInfo:
         while True:
             try:
                 return super().next_rendezvous()
             except StoreGoneError as error:
                 log.warning("%s", error)
 
-    def _store_of_meeting(self) -> SealedStore:
+    def _open_round_store(self) -> SealedStore:
         """What torch hands to the agents of a meeting that is complete."""
-        self._ranks = torch_private.ranks_by_name(self)
-        rank = self._ranks[torch_private.name_of_node(self)]
+        self._ranks = torch_private.node_ranks(self)
+        rank = self._ranks[torch_private.node_name(self)]
         key = f"{self._root}/meeting/store/{self.round}"
         store = self._serve(key) if rank == 0 else self._connect(key)
         return SealedStore(store, "shardyard/round", self._shared.seal)
@@ -349,9 +349,9 @@ class EtcdRendezvous(Rendezvous):
     def _serve(self, key: str) -> TCPStore:
         # The one before is let go of here: all that live have left its meeting.
         self._served = serve_store(self._address, 0)
-        self._place = (self._address, self._served.port)
-        where = self._shared.seal.sealed(key, json.dumps(self._place).encode())
-        lease = self._shared.presence.meeting_lease
+        self._store_address = (self._address, self._served.port)
+        where = self._shared.seal.sealed(key, json.dumps(self._store_address).encode())
+        lease = self._shared.presence.rendezvous_lease
         self._shared.patiently(lambda: self._etcd.transact([put(key, where, lease=lease)]))
         return self._served
 
@@ -364,14 +364,14 @@ class EtcdRendezvous(Rendezvous):
                 host, port = parse_json(self._shared.seal.opened(key, places[0].value))
                 with suppress(LostNodeError):  # of a node that may have died since
                     store = connect_store(host, port, within=_CONNECT)
-                    self._served, self._place = None, (host, port)
+                    self._served, self._store_address = None, (host, port)
                     return store
             if not alive:
                 raise StoreGoneError(f"{server}, which was to serve the store, is gone")
             time.sleep(_POLL_S)
 
 
-def etcd_rendezvous(meeting: Meeting, place: EtcdPlace) -> EtcdRendezvous:
+def etcd_rendezvous(config: RendezvousConfig, etcd_endpoint: EtcdEndpoint) -> EtcdRendezvous:
     """Enter a meeting in etcd.
 
     Raises:
@@ -379,33 +379,33 @@ def etcd_rendezvous(meeting: Meeting, place: EtcdPlace) -> EtcdRendezvous:
         AccessError: etcd does not let this client in.
         LostNodeError: No etcd answers, or the meeting is over and its agents do not end.
     """
-    address = _address(meeting, place)
+    address = _address(config, etcd_endpoint)
     have_a_store_each()
-    etcd, root = Etcd(place), f"{_ROOT}/{meeting.id}"
-    presence = Presence(etcd, root, ttl_s=meeting.keep_alive_s)
-    meeting = replace(meeting, place=str(etcd))
-    backend = EtcdBackend(etcd, root, presence, meeting)
-    clock = OwnClock(backend, last_call=LAST_CALL_TIMEOUT)
+    etcd, root = Etcd(etcd_endpoint), f"{_ROOT}/{config.id}"
+    presence = Presence(etcd, root, ttl_s=config.keep_alive_s)
+    config = replace(config, location=str(etcd))
+    backend = EtcdBackend(etcd, root, presence, config)
+    clock = LocalClockBackend(backend, last_call=LAST_CALL_TIMEOUT)
     handler: EtcdRendezvous = EtcdRendezvous.from_backend(
-        meeting.id,
+        config.id,
         HashStore(),  # never asked: each meeting has its own
         clock,
-        meeting.min_nodes,
-        meeting.max_nodes,
+        config.min_nodes,
+        config.max_nodes,
         local_addr=address,
         timeout=RendezvousTimeout(
-            join=timedelta(seconds=meeting.restart_timeout_s + meeting.join_interval_s),
+            join=timedelta(seconds=config.restart_timeout_s + config.join_interval_s),
             last_call=LAST_CALL_TIMEOUT,
         ),
         keep_alive_interval=_KEPT_S,  # leases say who lives
     )
-    handler.own_clock, handler.seal, handler.meeting = clock, meeting.seal, meeting
+    handler.local_clock, handler.seal, handler.config = clock, config.seal, config
     handler.enter(etcd, root, backend, address)
     try:
-        waiting = meeting.wait.waits_for(lambda: f"an answer of {etcd}", within_s=_FIRST_ANSWER_S)
+        waiting = config.wait.waits_for(lambda: f"an answer of {etcd}", within_s=_FIRST_ANSWER_S)
         with backend.patience(_FIRST_ANSWER_S), waiting:
-            backend.patiently(lambda: _wait_for_an_end(etcd, root, backend, meeting))
-            backend.patiently(lambda: presence.begin(torch_private.name_of_node(handler)))
+            backend.patiently(lambda: _wait_for_closed_rendezvous(etcd, root, backend, config))
+            backend.patiently(lambda: presence.begin(torch_private.node_name(handler)))
     except EtcdSilentError as error:
         raise LostNodeError(
             f"{error}. All agents meet there (elastic.rendezvous). Check that it runs, that its "
@@ -419,24 +419,26 @@ def tidy_up(etcd: Etcd, root: str) -> None:
     etcd.transact([delete_all(f"{root}/meeting/")], only_if=[is_empty(f"{root}/nodes/")])
 
 
-def _wait_for_an_end(etcd: Etcd, root: str, backend: EtcdBackend, meeting: Meeting) -> None:
+def _wait_for_closed_rendezvous(
+    etcd: Etcd, root: str, backend: EtcdBackend, config: RendezvousConfig
+) -> None:
     """A run with the name of an earlier one must not find the meeting of that, which is closed."""
 
     def is_open() -> bool:
         tidy_up(etcd, root)
         return not backend.is_closed()
 
-    if not wait_for(is_open, within_s=2.0 * meeting.keep_alive_s, every_s=_POLL_S):
+    if not wait_for(is_open, within_s=2.0 * config.keep_alive_s, every_s=_POLL_S):
         raise LostNodeError(
-            f"the agents of {meeting.id} in {etcd} are ending, and this node came too late to join "
+            f"the agents of {config.id} in {etcd} are ending, and this node came too late to join "
             "them. Start the job again once they have."
         )
 
 
-def _address(meeting: Meeting, place: EtcdPlace) -> str:
+def _address(config: RendezvousConfig, etcd_endpoint: EtcdEndpoint) -> str:
     """Of this node: where it reaches etcd from, others mostly reach it too."""
-    found = address_towards(*place.endpoints[0])
-    if not is_loopback(found) or meeting.endpoint is None:
+    found = address_towards(*etcd_endpoint.endpoints[0])
+    if not is_loopback(found) or config.endpoint is None:
         return found
-    host, port = parse_endpoint(meeting.endpoint)  # etcd is on this very machine
-    return host if meeting.node_rank == 0 else address_towards(host, port)
+    host, port = parse_endpoint(config.endpoint)  # etcd is on this very machine
+    return host if config.node_rank == 0 else address_towards(host, port)

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 
-from shardyard.config.endpoints import EtcdPlace
+from shardyard.config.endpoints import EtcdEndpoint
 from shardyard.errors import AccessError, RequestError
 from shardyard.io.files import parse_json
 
@@ -43,7 +43,7 @@ class LeaseEndedError(Exception):
     """A key was to be put under a lease that is not there."""
 
 
-class _Refused(Exception):  # noqa: N818  answered by the caller
+class _ErrorResponse(Exception):  # noqa: N818  answered by the caller
     """An answer that is an error."""
 
     def __init__(self, code: int, words: str) -> None:
@@ -56,7 +56,7 @@ class _Silent(Exception):  # noqa: N818  the next server is asked
 
 
 @dataclass(frozen=True)
-class Entry:
+class KeyValue:
     """A key with its value."""
 
     key: str
@@ -68,7 +68,7 @@ class Entry:
 class Etcd:
     """A cluster of etcd; safe to use from several threads."""
 
-    def __init__(self, place: EtcdPlace, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, endpoint: EtcdEndpoint, environ: Mapping[str, str] = os.environ) -> None:
         """Asks nothing yet.
 
         Args:
@@ -78,15 +78,15 @@ class Etcd:
         Raises:
             RequestError: These contradict the place, or a file cannot be used.
         """
-        self._place = place
-        self._servers = deque(place.endpoints)
-        self._tls = _tls(place, environ)
-        self._end_hint = _end_hint(place, environ)
+        self._endpoint = endpoint
+        self._servers = deque(endpoint.endpoints)
+        self._tls = _tls(endpoint, environ)
+        self._end_hint = _end_hint(endpoint, environ)
         self._login = _login(environ)
         self._token: str | None = None
 
     def __str__(self) -> str:
-        return str(self._place)
+        return str(self._endpoint)
 
     def transact(
         self,
@@ -94,7 +94,7 @@ class Etcd:
         *,
         only_if: Sequence[Operation] = (),
         otherwise: Sequence[Operation] = (),
-    ) -> tuple[bool, list[list[Entry]]]:
+    ) -> tuple[bool, list[list[KeyValue]]]:
         """All of ``then`` at once if all conditions hold, else all of ``otherwise``.
 
         Returns:
@@ -106,7 +106,7 @@ class Etcd:
         request = {"compare": list(only_if), "success": list(then), "failure": list(otherwise)}
         try:
             answer = self.call("/v3/kv/txn", request)
-        except _Refused as error:
+        except _ErrorResponse as error:
             if error.code == _NOT_FOUND:
                 raise LeaseEndedError(str(error)) from error
             raise self._unexpected("/v3/kv/txn", error) from error
@@ -121,7 +121,7 @@ class Etcd:
         """
         try:
             return int(self.call("/v3/lease/grant", {"TTL": ttl_s, "ID": lease})["ID"])
-        except _Refused as error:
+        except _ErrorResponse as error:
             if lease and "already exists" in str(error):
                 return lease
             raise self._unexpected("/v3/lease/grant", error) from error
@@ -135,7 +135,7 @@ class Etcd:
         """Remove it with all its keys; one that has ended is no error."""
         try:
             self.call("/v3/lease/revoke", {"ID": lease})
-        except _Refused as error:
+        except _ErrorResponse as error:
             if error.code != _NOT_FOUND:
                 raise self._unexpected("/v3/lease/revoke", error) from error
 
@@ -163,14 +163,14 @@ class Etcd:
         is_new = self._token is None
         try:
             return self._post(server, path, request, token=self._token or self._log_in(server))
-        except _Refused as error:
+        except _ErrorResponse as error:
             is_stale = error.code == _UNAUTHENTICATED or "revision of auth store" in str(error)
             if not is_stale or is_new:
                 raise self._explained(path, error) from error
         self._token = None
         try:
             return self._post(server, path, request, token=self._log_in(server))
-        except _Refused as error:
+        except _ErrorResponse as error:
             raise self._explained(path, error) from error
 
     def _log_in(self, server: tuple[str, int]) -> str | None:
@@ -201,7 +201,7 @@ class Etcd:
             raise self._no_version_3(server, status)
         if code in _UNAVAILABLE:
             raise _Silent(words)
-        raise _Refused(code, words)
+        raise _ErrorResponse(code, words)
 
     def _exchange(
         self, server: tuple[str, int], method: str, path: str, body: bytes | None,
@@ -245,7 +245,7 @@ class Etcd:
             "Use etcd 3.4 or newer, started without --enable-grpc-gateway=false."
         )
 
-    def _explained(self, path: str, error: _Refused) -> Exception:
+    def _explained(self, path: str, error: _ErrorResponse) -> Exception:
         """What a refusal means to who runs the job; itself, if only the caller knows."""
         words = str(error)
         if "authentication is not enabled" in words:
@@ -269,7 +269,7 @@ class Etcd:
             return AccessError(f"{self} refused a token that it had just given out ({words}).")
         return error
 
-    def _unexpected(self, path: str, error: _Refused) -> RequestError:
+    def _unexpected(self, path: str, error: _ErrorResponse) -> RequestError:
         return RequestError(f"{self} refused {path}: {error} (gRPC code {error.code}).")
 
 
@@ -317,11 +317,11 @@ def _b64(text: str | bytes) -> str:
     return base64.b64encode(text.encode() if isinstance(text, str) else text).decode()
 
 
-def _entries(response: Mapping[str, Any]) -> list[Entry]:
+def _entries(response: Mapping[str, Any]) -> list[KeyValue]:
     """What an operation of a transaction has read; others read nothing. Zeros are left out."""
     found = response.get("response_range", {}).get("kvs", [])
     return [
-        Entry(
+        KeyValue(
             key=base64.b64decode(each["key"]).decode(),
             value=base64.b64decode(each.get("value", "")),
             revision=int(each["mod_revision"]),
@@ -345,10 +345,10 @@ def _login(environ: Mapping[str, str]) -> tuple[str, str] | None:
     return user, password
 
 
-def _tls(place: EtcdPlace, environ: Mapping[str, str]) -> ssl.SSLContext | None:
+def _tls(endpoint: EtcdEndpoint, environ: Mapping[str, str]) -> ssl.SSLContext | None:
     names = ("ETCDCTL_CACERT", "ETCDCTL_CERT", "ETCDCTL_KEY")
     authority, certificate, key = (environ.get(name) or None for name in names)
-    if not place.is_encrypted:
+    if not endpoint.is_encrypted:
         if given := [name for name in names if environ.get(name)]:
             raise RequestError(
                 f"{' and '.join(given)} in the environment, but elastic.rendezvous says etcd://, "
@@ -372,9 +372,9 @@ def _tls(place: EtcdPlace, environ: Mapping[str, str]) -> ssl.SSLContext | None:
     return context
 
 
-def _end_hint(place: EtcdPlace, environ: Mapping[str, str]) -> str:
+def _end_hint(endpoint: EtcdEndpoint, environ: Mapping[str, str]) -> str:
     """Why a server may end a connection that it would answer from another client."""
-    if not place.is_encrypted:
+    if not endpoint.is_encrypted:
         return "; one with TLS does so, and its address is etcds://..."
     if environ.get("ETCDCTL_CERT"):
         return ""

@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from shardyard.io.files import parse_json
-from shardyard.torch_private import LONG_AGO, empty_meeting, node_of_meeting
+from shardyard.torch_private import LONG_AGO, empty_rendezvous_state, rendezvous_node
 
 
 def empty_state() -> bytes:
     """As a handler expects it before any node has come."""
-    return pickle.dumps(empty_meeting())
+    return pickle.dumps(empty_rendezvous_state())
 
 
 def to_json(pickled: bytes, *, signs: bool = False) -> bytes:
@@ -48,7 +48,7 @@ def from_json(written: bytes, *, alive: Collection[str] | None = None) -> bytes:
             has their signs of life.
     """
     content = parse_json(written)
-    state = empty_meeting()
+    state = empty_rendezvous_state()
     state.round, state.complete, state.closed = (
         int(content["round"]), bool(content["complete"]), bool(content["closed"]),
     )  # fmt: skip
@@ -82,4 +82,4 @@ def _plain(node: Any) -> list[Any]:
 
 def _node(plain: Any) -> Any:
     address, pid, number = plain
-    return node_of_meeting(str(address), int(pid), int(number))
+    return rendezvous_node(str(address), int(pid), int(number))

@@ -22,9 +22,9 @@ from shardyard.elastic.rendezvous.c10d import (
 from shardyard.errors import LostNodeError, RequestError
 from shardyard.io.polling import wait_for
 from shardyard.network_interface import address_towards
-from shardyard.rundir.attempt_files import StorePlace, read_store_place, write_store_place
+from shardyard.rundir.attempt_files import StoreLocation, read_store_location, write_store_location
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lease import Lease, is_held
+from shardyard.rundir.lease import Lease, is_locked
 from shardyard.rundir.state import has_attempt_ended
 
 _WITHIN_S = 60.0
@@ -36,13 +36,13 @@ _POLL_S = 0.1
 
 
 @dataclass
-class Succession:
+class StoreFailover:
     """One agent's view of where the store is."""
 
     run: RunDir
     attempt: int
     node_rank: int
-    place: StorePlace
+    location: StoreLocation
     """Where it is, or was when it was lost."""
     own_host: str | None = None
     """This node's name, as the others reach it; None: the address from which it reached the lost
@@ -52,14 +52,14 @@ class Succession:
     @property
     def serves(self) -> bool:
         """Whether this agent does."""
-        return self.place.node_rank == self.node_rank
+        return self.location.node_rank == self.node_rank
 
-    def is_run_left(self) -> bool:
+    def is_lease_available(self) -> bool:
         """Whether no agent of another node holds the run's lease.
 
         The agent that serves holds it itself, whichever rank its node has in the group.
         """
-        return self.serves or self._lease is not None or not is_held(self.run.lease)
+        return self.serves or self._lease is not None or not is_locked(self.run.lease)
 
     def find(self, *, turn: int, is_over: Callable[[], bool]) -> TCPStore | None:
         """Serve the store, or find who does.
@@ -78,12 +78,12 @@ class Succession:
             time.sleep(_POLL_S)
         return None
 
-    def take_over(self, nodes: Sequence[Node], left_out: Sequence[Node] = ()) -> bool:
+    def take_over(self, nodes: Sequence[Node], excluded: Sequence[Node] = ()) -> bool:
         """Where each meeting has a store of its own: do what a lost node did beside training.
 
         Args:
             nodes: Of the meeting; the first of them does it.
-            left_out: Nodes that do not meet, and are not lost: such a one does it still.
+            excluded: Nodes that do not meet, and are not lost: such a one does it still.
 
         Returns:
             Whether this agent does from now on.
@@ -91,26 +91,28 @@ class Succession:
         Raises:
             LostNodeError: The lost one, or somebody else, holds the run's lease.
         """
-        self.place = read_store_place(self.run, self.attempt) or self.place
+        self.location = read_store_location(self.run, self.attempt) or self.location
         ranks = [node.rank for node in nodes]
-        if self.place.node_rank in ranks or ranks[0] != self.node_rank:
+        if self.location.node_rank in ranks or ranks[0] != self.node_rank:
             return False
-        if self.place.node_rank in [node.rank for node in left_out] and is_held(self.run.lease):
+        if self.location.node_rank in [node.rank for node in excluded] and is_locked(
+            self.run.lease
+        ):
             return False
         if not wait_for(self._take_lease, within_s=_WITHIN_S, every_s=_POLL_S):
             raise LostNodeError(
-                f"node {self.place.node_rank} does not meet the others, and {self.run.lease} is "
+                f"node {self.location.node_rank} does not meet the others, and {self.run.lease} is "
                 "held still. It may be cut off from them alone, or the run was started again. "
                 "Look at who holds it; two at once would overwrite each other's checkpoints."
             )
-        self._write(self.place.endpoint)
+        self._write(self.location.endpoint)
         return True
 
     def _follow(self) -> TCPStore | None:
-        place = read_store_place(self.run, self.attempt)
-        if place is None or place.moves <= self.place.moves:
+        place = read_store_location(self.run, self.attempt)
+        if place is None or place.moves <= self.location.moves:
             return None
-        self.place = place
+        self.location = place
         try:
             return connect_store(*parse_endpoint(place.endpoint), within=_CONNECT)
         except LostNodeError:
@@ -121,7 +123,7 @@ class Succession:
             return None  # its holder serves, or is about to leave it
         if self.has_ended():  # its holder wrote so before it left it
             return None
-        address = self.own_host or address_towards(*parse_endpoint(self.place.endpoint))
+        address = self.own_host or address_towards(*parse_endpoint(self.location.endpoint))
         store = serve_store(address, 0)
         self._write(endpoint_of(address, store.port))
         return store
@@ -134,10 +136,10 @@ class Succession:
         return True
 
     def _write(self, endpoint: str) -> None:
-        self.place = StorePlace(
-            moves=self.place.moves + 1, node_rank=self.node_rank, endpoint=endpoint
+        self.location = StoreLocation(
+            moves=self.location.moves + 1, node_rank=self.node_rank, endpoint=endpoint
         )
-        write_store_place(self.run, self.attempt, self.place)
+        write_store_location(self.run, self.attempt, self.location)
 
     def has_ended(self) -> bool:
         """Whether a node ended the attempt for all: it was not lost."""

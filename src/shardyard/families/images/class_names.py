@@ -49,57 +49,63 @@ def outputs_in(config: Mapping[str, Any]) -> int:
     return int(len(names) or config.get("num_labels") or _UNSAID)
 
 
-def head_order(ours: Sequence[str], theirs: Sequence[str] | None, *, outputs: int) -> HeadOrder:
+def head_order(
+    data_names: Sequence[str], network_names: Sequence[str] | None, *, outputs: int
+) -> HeadOrder:
     """Match the outputs of a folder's network with the classes of the data.
 
     Args:
-        ours: Names of the data's classes, in the order of their numbers.
-        theirs: Names of the folder's outputs; None: they have none.
+        data_names: Names of the data's classes, in the order of their numbers.
+        network_names: Names of the folder's outputs; None: they have none.
         outputs: How many outputs the folder's network has.
     """
-    in_order = tuple(range(len(ours)))
-    if theirs is not None and list(ours) == list(theirs):
+    in_order = tuple(range(len(data_names)))
+    if network_names is not None and list(data_names) == list(network_names):
         return HeadOrder(rows=in_order)
-    if theirs is not None and sorted(ours) == sorted(theirs) and len(set(theirs)) == len(theirs):
-        places = {name: number for number, name in enumerate(theirs)}
+    if (
+        network_names is not None
+        and sorted(data_names) == sorted(network_names)
+        and len(set(network_names)) == len(network_names)
+    ):
+        places = {name: number for number, name in enumerate(network_names)}
         return HeadOrder(
-            rows=tuple(places[name] for name in ours),
+            rows=tuple(places[name] for name in data_names),
             note="the rows of its head are put into the order of the data's classes, by id2label",
         )
-    if len(ours) != outputs:
+    if len(data_names) != outputs:
         return HeadOrder(
             rows=None,
-            note=f"it has {outputs:,} outputs, the data {len(ours):,} classes: its head is left, "
+            note=f"it has {outputs:,} outputs, the data {len(data_names):,} classes: its head is left, "
             "and a new one begins at random",
         )
-    if theirs is None:
+    if network_names is None:
         why = "it does not name its classes in id2label"
-    elif list(ours) == [str(number) for number in in_order]:
+    elif list(data_names) == [str(number) for number in in_order]:
         why = "the data's classes are numbers"
-    elif _is_imagenet(ours, theirs):
+    elif _is_imagenet(data_names, network_names):
         return HeadOrder(rows=in_order)
     else:
         return HeadOrder(
             rows=None,
-            note=f"its classes have other names in id2label ({_shown(theirs)}) than in the data "
-            f"({_shown(ours)}): its head is left, and a new one begins at random. If they are the "
+            note=f"its classes have other names in id2label ({_preview(network_names)}) than in the data "
+            f"({_preview(data_names)}): its head is left, and a new one begins at random. If they are the "
             "same classes, rename one of the two",
         )
     return HeadOrder(
         rows=in_order,
-        note=f"{why}, so output n stands for the n-th class of the data ({_shown(ours)})",
+        note=f"{why}, so output n stands for the n-th class of the data ({_preview(data_names)})",
     )
 
 
-def _is_imagenet(ours: Sequence[str], theirs: Sequence[str]) -> bool:
+def _is_imagenet(data_names: Sequence[str], network_names: Sequence[str]) -> bool:
     """Whether the data has ImageNet's WordNet ids, and the network its words for them."""
     return (
-        len(ours) == 1000
-        and all(map(_WNID.fullmatch, ours))
-        and all(theirs[number].startswith(word) for number, word in _IMAGENET.items())
+        len(data_names) == 1000
+        and all(map(_WNID.fullmatch, data_names))
+        and all(network_names[number].startswith(word) for number, word in _IMAGENET.items())
     )
 
 
-def _shown(names: Sequence[str]) -> str:
+def _preview(names: Sequence[str]) -> str:
     more = ", ..." if len(names) > 3 else ""
     return f"{', '.join(names[:3])}{more}"

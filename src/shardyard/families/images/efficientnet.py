@@ -12,8 +12,8 @@ from typing import Any
 from shardyard.families.images.network import (
     ImageKind,
     ImageNetwork,
+    check_supported_values,
     network_of,
-    refuse_other_values,
 )
 from shardyard.families.images.operators import Operator, Tower
 
@@ -55,7 +55,7 @@ def _network(
 
 
 def _of_config(config: Mapping[str, Any], source: str) -> ImageNetwork:
-    refuse_other_values(config, source, {"pooling_type": ("mean",), "num_channels": (3,)})
+    check_supported_values(config, source, {"pooling_type": ("mean",), "num_channels": (3,)})
     return network_of(
         MODEL_TYPE,
         config,
@@ -135,18 +135,18 @@ def _mbconv(
     if expansion > 1:
         _conv_norm_act(tower, "expand", expansion * inputs, 1)
     tower.depthwise("depthwise.conv", kernel, stride=stride)
-    tower.norm("depthwise.norm", kept=True)  # SiLU needs its input
+    tower.norm("depthwise.norm", saved=True)  # SiLU needs its input
     tower.act("depthwise.act")
     tower.squeeze_excite("se", max(1, int(inputs * squeeze)))
     tower.conv("project.conv", channels, 1)
-    tower.norm("project.norm", kept=is_first)
+    tower.norm("project.norm", saved=is_first)
     if not is_first:
-        tower.add("add", kept=True)
+        tower.add("add", saved=True)
 
 
 def _conv_norm_act(tower: Tower, name: str, channels: int, kernel: int, *, stride: int = 1) -> None:
     tower.conv(f"{name}.conv", channels, kernel, stride=stride)
-    tower.norm(f"{name}.norm", kept=True)  # SiLU needs its input
+    tower.norm(f"{name}.norm", saved=True)  # SiLU needs its input
     tower.act(f"{name}.act")
 
 

@@ -68,13 +68,13 @@ class ImageKind:
 
 
 def network_of(
-    model_type: str, config: Mapping[str, Any], source: str, *, size: Any, **known: float
+    model_type: str, config: Mapping[str, Any], source: str, *, size: Any, **fields: float
 ) -> ImageNetwork:
     """The network of a config.json.
 
     Args:
         size: As it says it: a number, or two that are equal.
-        known: Other fields of ``ImageNetwork``.
+        fields: Other fields of ``ImageNetwork``.
 
     Raises:
         RequestError: It is for images that are no squares.
@@ -90,11 +90,11 @@ def network_of(
         config={key: value for key, value in config.items() if key not in _CLASSES},
         num_classes=outputs_in(config),
         size=next(iter(sides)),
-        **known,
+        **fields,
     )
 
 
-def refuse_other_values(
+def check_supported_values(
     config: Mapping[str, Any], source: str, built: Mapping[str, Sequence[Any]]
 ) -> None:
     """Refuse a config.json that asks for what is not built.

@@ -32,9 +32,9 @@ class Operator:
     """Forward, two for a multiply-add; 0 for operators that memory bounds."""
     input_elements: int
     output_elements: int
-    kept_elements: int = 0
+    saved_elements: int = 0
     """Of its output, what a later backward needs."""
-    kept_indices: int = 0
+    saved_indices: int = 0
     """64-bit positions that max pooling keeps."""
     matrix: tuple[int, int, int] | None = None
     """Positions a sample, output and input channels of a convolution as a matrix product."""
@@ -77,7 +77,7 @@ class Tower:
             Operator(
                 name=name, kind="conv", parameters=weights + channels * bias,
                 flops=2 * weights * self.size**2, input_elements=before,
-                output_elements=self.elements, kept_elements=self.elements,
+                output_elements=self.elements, saved_elements=self.elements,
                 matrix=(self.size**2, channels, _padded(inputs)), area=kernel**2,
             )
         )  # fmt: skip
@@ -91,28 +91,28 @@ class Tower:
             Operator(
                 name=name, kind="depthwise", parameters=weights, flops=2 * weights * self.size**2,
                 input_elements=before, output_elements=self.elements,
-                kept_elements=self.elements,
+                saved_elements=self.elements,
             )
         )  # fmt: skip
 
-    def norm(self, name: str, *, kept: bool) -> None:
+    def norm(self, name: str, *, saved: bool) -> None:
         """Batch normalisation."""
         elements = self.elements
         self.push(
             Operator(
                 name=name, kind="norm", parameters=2 * self.channels, buffers=2 * self.channels,
                 input_elements=elements, output_elements=elements,
-                kept_elements=elements if kept else 0,
+                saved_elements=elements if saved else 0,
             )
         )  # fmt: skip
 
     def act(self, name: str) -> None:
         """An activation function."""
-        self._elementwise(name, "act", kept=True)
+        self._elementwise(name, "act", saved=True)
 
-    def add(self, name: str, *, kept: bool) -> None:
+    def add(self, name: str, *, saved: bool) -> None:
         """The sum with a residual branch."""
-        self._elementwise(name, "add", kept=kept)
+        self._elementwise(name, "add", saved=saved)
 
     def max_pool(self, name: str) -> None:
         """3x3, stride 2."""
@@ -120,7 +120,7 @@ class Tower:
         self.push(
             Operator(
                 name=name, kind="pool", input_elements=before, output_elements=self.elements,
-                kept_elements=self.elements, kept_indices=self.elements,
+                saved_elements=self.elements, saved_indices=self.elements,
             )
         )  # fmt: skip
 
@@ -133,9 +133,9 @@ class Tower:
         self.linear(f"{name}.expand", wide)
         self.act(f"{name}.sigmoid")
         self.size = size
-        self._elementwise(f"{name}.scale", "scale", kept=True)
+        self._elementwise(f"{name}.scale", "scale", saved=True)
 
-    def linear(self, name: str, outputs: int, *, kept: bool = True) -> None:
+    def linear(self, name: str, outputs: int, *, saved: bool = True) -> None:
         """With bias, on each position."""
         before, inputs = self.elements, self.channels
         self.channels = outputs
@@ -143,7 +143,7 @@ class Tower:
             Operator(
                 name=name, kind="linear", parameters=inputs * outputs + outputs,
                 flops=2 * inputs * outputs * self.size**2, input_elements=before,
-                output_elements=self.elements, kept_elements=self.elements if kept else 0,
+                output_elements=self.elements, saved_elements=self.elements if saved else 0,
                 matrix=(self.size**2, outputs, inputs),
             )
         )  # fmt: skip
@@ -162,16 +162,16 @@ class Tower:
         self.push(
             Operator(
                 name=name, kind=kind, input_elements=before, output_elements=self.channels,
-                kept_elements=self.channels,
+                saved_elements=self.channels,
             )
         )  # fmt: skip
 
-    def _elementwise(self, name: str, kind: Kind, *, kept: bool) -> None:
+    def _elementwise(self, name: str, kind: Kind, *, saved: bool) -> None:
         elements = self.elements
         self.push(
             Operator(
                 name=name, kind=kind, input_elements=elements, output_elements=elements,
-                kept_elements=elements if kept else 0,
+                saved_elements=elements if saved else 0,
             )
         )  # fmt: skip
 

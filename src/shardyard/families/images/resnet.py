@@ -6,8 +6,8 @@ from typing import Any
 from shardyard.families.images.network import (
     ImageKind,
     ImageNetwork,
+    check_supported_values,
     network_of,
-    refuse_other_values,
 )
 from shardyard.families.images.operators import Operator, Tower
 
@@ -40,7 +40,7 @@ def _network(
 
 
 def _of_config(config: Mapping[str, Any], source: str) -> ImageNetwork:
-    refuse_other_values(
+    check_supported_values(
         config, source, {"layer_type": ("bottleneck", "basic"), "num_channels": (3,)}
     )
     momentum = 0.1  # torch's own, which no config.json says
@@ -90,7 +90,7 @@ def resnet_operators(
     """
     tower = Tower(size, config["num_channels"])
     tower.conv("stem.conv", config["embedding_size"], 7, stride=2)
-    tower.norm("stem.norm", kept=False)  # ReLU keeps its result
+    tower.norm("stem.norm", saved=False)  # ReLU keeps its result
     tower.act("stem.act")
     tower.max_pool("stem.pool")
     is_first_strided = config["downsample_in_first_stage"]
@@ -120,12 +120,12 @@ def _residual_block(tower: Tower, convs: tuple[Conv, ...]) -> None:
     width = convs[-1][0]
     if stride > 1 or channels != width:
         tower.conv("shortcut.conv", width, 1, stride=stride)
-        tower.norm("shortcut.norm", kept=False)
+        tower.norm("shortcut.norm", saved=False)
         tower.size, tower.channels = size, channels
     for index, (outputs, kernel, step) in enumerate(convs, start=1):
         tower.conv(f"conv{index}", outputs, kernel, stride=step)
-        tower.norm(f"norm{index}", kept=False)
+        tower.norm(f"norm{index}", saved=False)
         if index < len(convs):
             tower.act(f"act{index}")
-    tower.add("add", kept=False)
+    tower.add("add", saved=False)
     tower.act("act")

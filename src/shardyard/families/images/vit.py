@@ -6,8 +6,8 @@ from typing import Any
 from shardyard.families.images.network import (
     ImageKind,
     ImageNetwork,
+    check_supported_values,
     network_of,
-    refuse_other_values,
 )
 from shardyard.families.images.operators import Kind, Operator, Tower
 
@@ -16,7 +16,7 @@ MODEL_TYPE = "vit"
 
 def _of_config(config: Mapping[str, Any], source: str) -> ImageNetwork:
     none = (0.0,)
-    refuse_other_values(
+    check_supported_values(
         config,
         source,
         {"num_channels": (3,), "hidden_dropout_prob": none, "attention_probs_dropout_prob": none},
@@ -72,14 +72,14 @@ def vit_operators(
     tokens = _Tokens(tower, count=tower.size**2 + 1)
     # the class's own token and all positions are counted with what adds them
     tokens.elementwise(
-        "positions", "add", hidden, kept=True, parameters=hidden * (tokens.count + 1)
+        "positions", "add", hidden, saved=True, parameters=hidden * (tokens.count + 1)
     )
     for index in range(config["num_hidden_layers"]):
         with tower.block(f"block{index + 1}"):
             _block(tokens, config)
     tokens.norm("norm", hidden)
     tokens.count = 1
-    tokens.linear("classifier", num_classes, hidden, kept=True)
+    tokens.linear("classifier", num_classes, hidden, saved=True)
     return tuple(tower.operators)
 
 
@@ -90,7 +90,7 @@ class _Tokens:
         self.tower, self.count = tower, count
 
     def linear(
-        self, name: str, outputs: int, inputs: int, *, kept: bool, bias: bool = True
+        self, name: str, outputs: int, inputs: int, *, saved: bool, bias: bool = True
     ) -> None:
         """A product on every token."""
         self.tower.push(
@@ -98,24 +98,24 @@ class _Tokens:
                 name=name, kind="linear", parameters=inputs * outputs + outputs * bias,
                 flops=2 * inputs * outputs * self.count, input_elements=self.count * inputs,
                 output_elements=self.count * outputs,
-                kept_elements=self.count * outputs if kept else 0,
+                saved_elements=self.count * outputs if saved else 0,
                 matrix=(self.count, outputs, inputs),
             )
         )  # fmt: skip
 
     def norm(self, name: str, width: int) -> None:
         """Layer normalisation: the products after it need its output."""
-        self.elementwise(name, "norm", width, kept=True, parameters=2 * width)
+        self.elementwise(name, "norm", width, saved=True, parameters=2 * width)
 
     def elementwise(
-        self, name: str, kind: Kind, width: int, *, kept: bool, parameters: int = 0
+        self, name: str, kind: Kind, width: int, *, saved: bool, parameters: int = 0
     ) -> None:
         """An operator that memory bounds."""
         elements = self.count * width
         self.tower.push(
             Operator(
                 name=name, kind=kind, parameters=parameters, input_elements=elements,
-                output_elements=elements, kept_elements=elements if kept else 0,
+                output_elements=elements, saved_elements=elements if saved else 0,
             )
         )  # fmt: skip
 
@@ -125,7 +125,7 @@ class _Tokens:
             Operator(
                 name="attention", kind="attention", flops=4 * self.count**2 * width,
                 input_elements=3 * self.count * width, output_elements=self.count * width,
-                kept_elements=self.count * width,
+                saved_elements=self.count * width,
             )
         )  # fmt: skip
 
@@ -134,12 +134,12 @@ def _block(tokens: _Tokens, config: Mapping[str, Any]) -> None:
     hidden, inside = config["hidden_size"], config["intermediate_size"]
     tokens.norm("norm1", hidden)
     for name in ("query", "key", "value"):
-        tokens.linear(name, hidden, hidden, kept=True, bias=config["qkv_bias"])
+        tokens.linear(name, hidden, hidden, saved=True, bias=config["qkv_bias"])
     tokens.attention(hidden)
-    tokens.linear("output", hidden, hidden, kept=False)
-    tokens.elementwise("add1", "add", hidden, kept=True)
+    tokens.linear("output", hidden, hidden, saved=False)
+    tokens.elementwise("add1", "add", hidden, saved=True)
     tokens.norm("norm2", hidden)
-    tokens.linear("up", inside, hidden, kept=True)
-    tokens.elementwise("act", "act", inside, kept=True)
-    tokens.linear("down", hidden, inside, kept=False)
-    tokens.elementwise("add2", "add", hidden, kept=True)
+    tokens.linear("up", inside, hidden, saved=True)
+    tokens.elementwise("act", "act", inside, saved=True)
+    tokens.linear("down", hidden, inside, saved=False)
+    tokens.elementwise("add2", "add", hidden, saved=True)

@@ -7,16 +7,16 @@ from typing import Any
 
 from shardyard.errors import CheckpointError, RequestError
 from shardyard.importers.checkpoints import dcp, deepspeed, megatron, torch_save_file
-from shardyard.importers.checkpoints.hf_writer import DTYPES, dealt, write_folder
+from shardyard.importers.checkpoints.hf_writer import DTYPES, split_into_shards, write_folder
 from shardyard.importers.checkpoints.reference_model import (
     CONFIG,
-    Like,
-    Model,
+    ModelWeights,
+    ReferenceModel,
     find_model,
-    read_like,
+    read_reference_model,
     shape_in,
 )
-from shardyard.importers.checkpoints.tensors import STEPS, Checkpoint
+from shardyard.importers.checkpoints.tensors import STEPS, SourceCheckpoint
 from shardyard.io.digests import ITEM_BYTES
 from shardyard.io.files import read_json
 from shardyard.units import format_bytes, format_count
@@ -35,9 +35,9 @@ _BELOW = ("pytorch_model_fsdp_0", "pytorch_model_fsdp.bin", "pytorch_model.bin")
 class Import:
     """What will be written; making it writes nothing."""
 
-    checkpoint: Checkpoint
-    model: Model
-    like: Like
+    checkpoint: SourceCheckpoint
+    model: ModelWeights
+    like: ReferenceModel
     dtype: str | None
 
     @property
@@ -51,31 +51,31 @@ class Import:
         return sum(each.elements * ITEM_BYTES[self.dtype or each.dtype] for each in tensors)
 
     @property
-    def where(self) -> str:
+    def step_summary(self) -> str:
         """The step, in words."""
         step = self.checkpoint.step
         return "which does not say after which step" if step is None else f"saved at step {step}"
 
     @property
-    def size(self) -> str:
+    def size_summary(self) -> str:
         """Of the weights, in words."""
         kinds = ", ".join(self.to_json()["dtypes"])
         return f"{format_count(self.parameters)} parameters, {format_bytes(self.bytes)} in {kinds}"
 
     @property
-    def not_taken(self) -> tuple[str, ...]:
+    def skipped(self) -> tuple[str, ...]:
         """What the checkpoint holds and the folder will not."""
-        left = {word: count for word, count in self.model.left.items() if word not in STEPS}
+        left = {word: count for word, count in self.model.unused.items() if word not in STEPS}
         found = [f"{word} ({count} tensors)" for word, count in left.items()]
-        found += [word for word in self.checkpoint.beside if word not in left]
+        found += [word for word in self.checkpoint.other_state if word not in left]
         return tuple(found)
 
     @property
-    def lacks(self) -> tuple[str, ...]:
+    def missing_state(self) -> tuple[str, ...]:
         """What a training that goes on would need, in sentences."""
-        names = [*self.model.left, *self.checkpoint.beside]
+        names = [*self.model.unused, *self.checkpoint.other_state]
         has_optimizer = any(name.startswith("optim") for name in names)
-        lines = [f"not taken: {', '.join(self.not_taken)}"] if self.not_taken else []
+        lines = [f"not taken: {', '.join(self.skipped)}"] if self.skipped else []
         if not has_optimizer:
             lines.append("the checkpoint holds no state of an optimizer")
         return (*lines, "a training that starts from the folder begins with a new optimizer")
@@ -92,9 +92,9 @@ class Import:
             "parameters": self.parameters,
             "bytes": self.bytes,
             "dtypes": sorted(words.get(kind, kind) for kind in kinds),
-            "files": list(dealt(self.model.tensors, self.dtype)),
-            "not_taken": list(self.not_taken),
-            "remarks": list(self.checkpoint.remarks),
+            "files": list(split_into_shards(self.model.tensors, self.dtype)),
+            "not_taken": list(self.skipped),
+            "remarks": list(self.checkpoint.notes),
         }
 
 
@@ -123,8 +123,8 @@ def plan_import(
         CheckpointError: It is damaged, or not of that model.
         RequestError: It is of no kind that is known.
     """
-    model_like = read_like(like)
-    _refuse_other_config(path, model_like)
+    model_like = read_reference_model(like)
+    _check_same_model(path, model_like)
     try:
         checkpoint = read_checkpoint(path, model_like, without=without)
         model = find_model(checkpoint, model_like, prefix=prefix)
@@ -135,7 +135,7 @@ def plan_import(
     )
 
 
-def _refuse_other_config(path: Path, like: Like) -> None:
+def _check_same_model(path: Path, like: ReferenceModel) -> None:
     """Raise where a config.json beside the checkpoint (Trainer writes one) is of another model."""
     try:
         config = read_json(path / CONFIG)
@@ -158,7 +158,9 @@ def _refuse_other_config(path: Path, like: Like) -> None:
         )
 
 
-def read_checkpoint(path: Path, like: Like, *, without: tuple[str, ...] = ()) -> Checkpoint:
+def read_checkpoint(
+    path: Path, like: ReferenceModel, *, without: tuple[str, ...] = ()
+) -> SourceCheckpoint:
     """Recognise a checkpoint by its files.
 
     Args:
@@ -188,10 +190,10 @@ def read_checkpoint(path: Path, like: Like, *, without: tuple[str, ...] = ()) ->
     below = [path / name for name in _BELOW if (path / name).exists()]
     if len(below) == 1:
         return read_checkpoint(below[0], like)
-    raise RequestError(f"{path} is no checkpoint that is known here. {_what_it_is(path)}")
+    raise RequestError(f"{path} is no checkpoint that is known here. {_describe_format(path)}")
 
 
-def _what_it_is(path: Path) -> str:
+def _describe_format(path: Path) -> str:
     if (path / CONFIG).is_file() and any(path.glob("*.safetensors")):
         return f"It is a Hugging Face folder already: model.path={path} trains from it."
     inner = sorted(
@@ -206,7 +208,7 @@ def _what_it_is(path: Path) -> str:
     )
 
 
-def run_import(planned: Import, to: Path, told: Callable[[int], None]) -> dict[str, Any]:
+def run_import(planned: Import, to: Path, on_progress: Callable[[int], None]) -> dict[str, Any]:
     """Write the folder.
 
     Returns:
@@ -217,5 +219,12 @@ def run_import(planned: Import, to: Path, told: Callable[[int], None]) -> dict[s
         CheckpointError: A file of the checkpoint is shorter than it said.
     """
     origin = planned.to_json()
-    write_folder(to, planned.model.tensors, planned.like, origin, dtype=planned.dtype, told=told)
+    write_folder(
+        to,
+        planned.model.tensors,
+        planned.like,
+        origin,
+        dtype=planned.dtype,
+        on_progress=on_progress,
+    )
     return origin

@@ -11,21 +11,21 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from shardyard.errors import CheckpointError
-from shardyard.importers.checkpoints.pickles import Record, load, loads
+from shardyard.importers.checkpoints.pickles import PickledObject, load, loads
 from shardyard.importers.checkpoints.tensors import (
     STEPS,
-    Checkpoint,
-    Piece,
-    Stored,
-    first_words,
+    SourceCheckpoint,
+    TensorChunk,
+    TensorView,
     step_in,
+    top_level_names,
 )
 
 METADATA = ".metadata"
 _TENSOR, _BYTES = "TensorStorageMetadata", "BytesStorageMetadata"
 
 
-def read(folder: Path) -> Checkpoint:
+def read(folder: Path) -> SourceCheckpoint:
     """What the folder holds.
 
     Raises:
@@ -35,7 +35,7 @@ def read(folder: Path) -> Checkpoint:
     file = folder / METADATA
     described = loads(file.read_bytes(), str(file))
     try:
-        names: Mapping[str, Record] = described.state["state_dict_metadata"]
+        names: Mapping[str, PickledObject] = described.state["state_dict_metadata"]
         places = {
             (key.state["fqn"], key.state.get("offset")): value.state
             for key, value in described.state["storage_data"].items()
@@ -45,7 +45,7 @@ def read(folder: Path) -> Checkpoint:
             f"{file} says nothing of where tensors are ({type(error).__name__}: {error}): it was "
             "written by another storage than torch's own files, or is damaged."
         ) from error
-    tensors: dict[str, Stored] = {}
+    tensors: dict[str, TensorView] = {}
     loose: dict[str, Any] = {}
     for name, entry in names.items():
         kind = entry.name.rpartition(".")[2]
@@ -59,24 +59,26 @@ def read(folder: Path) -> Checkpoint:
             raise CheckpointError(f"{file}: {name} is a {kind}, which torch 2.13 does not write.")
     if not tensors:
         raise CheckpointError(f"{folder} holds no tensors: it is no checkpoint of a model.")
-    beside = first_words(loose) - first_words(tensors)
-    return Checkpoint(
+    beside = top_level_names(loose) - top_level_names(tensors)
+    return SourceCheckpoint(
         format="torch.distributed.checkpoint",
         path=folder,
         tensors=tensors,
         step=step_in(loose | _numbers(tensors)),
-        beside=tuple(sorted(beside - {*STEPS, "epoch"})),
+        other_state=tuple(sorted(beside - {*STEPS, "epoch"})),
     )
 
 
-def _tensor(folder: Path, name: str, entry: Record, places: Mapping[Any, Any]) -> Stored:
+def _tensor(
+    folder: Path, name: str, entry: PickledObject, locations: Mapping[Any, Any]
+) -> TensorView:
     state = entry.state
     shape = tuple(state["size"])
     dtype = None
     pieces = []
     for chunk in state["chunks"]:
         at, sizes = tuple(chunk.state["offsets"]), tuple(chunk.state["sizes"])
-        where = places.get((name, at), places.get((name, None)))
+        where = locations.get((name, at), locations.get((name, None)))
         if where is None:
             raise CheckpointError(f"{folder}: {name} has a part at {at} that no file holds.")
         held = _part(folder, where)
@@ -89,14 +91,14 @@ def _tensor(folder: Path, name: str, entry: Record, places: Mapping[Any, Any]) -
         pieces.append(replace(held.pieces[0], at=at))
     if dtype is None:
         raise CheckpointError(f"{folder}: {name} has no parts.")
-    return Stored(dtype=dtype, shape=shape, pieces=tuple(pieces))
+    return TensorView(dtype=dtype, shape=shape, pieces=tuple(pieces))
 
 
-def _part(folder: Path, where: Mapping[str, Any]) -> Stored:
+def _part(folder: Path, where: Mapping[str, Any]) -> TensorView:
     if where.get("transform_descriptors"):
         raise CheckpointError(f"{folder}: its files are compressed, which is not read here.")
     held = load(_file(folder, where), first_byte=where["offset"], length=where["length"])
-    if not isinstance(held, Stored):
+    if not isinstance(held, TensorView):
         raise CheckpointError(
             f"{folder}: {where['relative_path']} holds no tensor where one is due."
         )
@@ -119,7 +121,7 @@ def _file(folder: Path, where: Mapping[str, Any]) -> Path:
     return file
 
 
-def _numbers(tensors: Mapping[str, Stored]) -> dict[str, int]:
+def _numbers(tensors: Mapping[str, TensorView]) -> dict[str, int]:
     """Steps that are tensors of one element."""
     found = {}
     for name, tensor in tensors.items():
@@ -129,7 +131,7 @@ def _numbers(tensors: Mapping[str, Stored]) -> dict[str, int]:
     return found
 
 
-def _integer(piece: Piece) -> int:
+def _integer(piece: TensorChunk) -> int:
     with piece.file.open("rb") as file:
         file.seek(piece.first_byte)
         return int.from_bytes(file.read(8), "little", signed=True)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.errors import CheckpointError
-from shardyard.importers.checkpoints.pickles import Record, load
-from shardyard.importers.checkpoints.tensors import Checkpoint, Piece, Shape, Stored
+from shardyard.importers.checkpoints.pickles import PickledObject, load
+from shardyard.importers.checkpoints.tensors import Shape, SourceCheckpoint, TensorChunk, TensorView
 from shardyard.io.digests import ITEM_BYTES
 
 LATEST = "latest"
@@ -41,7 +41,7 @@ def find(folder: Path) -> Path | None:
     return below if any(below.glob("*mp_rank_*_model_states.pt")) else None
 
 
-def read(folder: Path) -> Checkpoint:
+def read(folder: Path) -> SourceCheckpoint:
     """What the folder of one step holds.
 
     Raises:
@@ -61,21 +61,23 @@ def read(folder: Path) -> Checkpoint:
         )
     if not isinstance(first, dict) or not isinstance(first.get("module"), dict):
         raise CheckpointError(f"{models[0]} is no file of DeepSpeed's model states.")
-    held = _masters(folder, optimizers)
+    held = _read_masters(folder, optimizers)
     if held is None or "param_shapes" not in first:
-        whole = {name: each for name, each in first["module"].items() if isinstance(each, Stored)}
+        whole = {
+            name: each for name, each in first["module"].items() if isinstance(each, TensorView)
+        }
         remark = "no fp32 master weights are there: those of the model itself are taken"
         return _checkpoint(folder, first, whole, "DeepSpeed", (remark,))
     groups = [dict(group) for group in first["param_shapes"]]
     if held.stage == 3:
-        tensors = dict(_of_shares(held, groups))
+        tensors = dict(_unflatten_stage_3(held, groups))
         beside = _frozen(folder, models, first)
     else:
-        tensors = dict(_of_stretches(held, groups))
+        tensors = dict(_unflatten_stage_1_2(held, groups))
         beside = {
             name: each
             for name, each in first["module"].items()
-            if isinstance(each, Stored) and name not in tensors
+            if isinstance(each, TensorView) and name not in tensors
         }  # buffers, what is frozen, and other names of shared parameters
     shared = {
         str(name): tensors[str(source)]
@@ -88,21 +90,21 @@ def read(folder: Path) -> Checkpoint:
 def _checkpoint(
     folder: Path,
     first: Mapping[str, Any],
-    tensors: Mapping[str, Stored],
+    tensors: Mapping[str, TensorView],
     words: str,
-    remarks: tuple[str, ...] = (),
-) -> Checkpoint:
+    notes: tuple[str, ...] = (),
+) -> SourceCheckpoint:
     step = first.get("global_steps")
     beside = [name for name in ("optimizer", "lr_scheduler", "data_sampler") if first.get(name)]
     if any(folder.glob("*_optim_states.pt")) and "optimizer" not in beside:
         beside.insert(0, "optimizer")
-    return Checkpoint(
+    return SourceCheckpoint(
         format=f"{words} ({first.get('ds_version', 'no version said')})",
         path=folder,
         tensors=tensors,
         step=step if type(step) is int else None,
-        beside=tuple(beside),
-        remarks=remarks,
+        other_state=tuple(beside),
+        notes=notes,
     )
 
 
@@ -134,11 +136,11 @@ class _Masters:
 
     stage: int
     folder: Path
-    flat: Sequence[Sequence[Stored]]
+    flat: Sequence[Sequence[TensorView]]
     """Of each rank, its flat tensors, one a group."""
 
 
-def _masters(folder: Path, files: Sequence[Path]) -> _Masters | None:
+def _read_masters(folder: Path, files: Sequence[Path]) -> _Masters | None:
     """None: there are none."""
     flat, stages, ranks = [], set(), set()
     for path in files:
@@ -150,7 +152,7 @@ def _masters(folder: Path, files: Sequence[Path]) -> _Masters | None:
         stages.add(_stage(state.get("zero_stage")))
         count = state.get("partition_count")
         ranks.add(max(count) if isinstance(count, list | tuple) else count)
-        flat.append([each for each in state[key] if isinstance(each, Stored)])
+        flat.append([each for each in state[key] if isinstance(each, TensorView)])
     if not flat:
         return None
     if len(stages) != 1 or ranks != {len(files)}:
@@ -162,51 +164,59 @@ def _masters(folder: Path, files: Sequence[Path]) -> _Masters | None:
     return _Masters(stage=stages.pop(), folder=folder, flat=flat)
 
 
-def _stage(said: Any) -> int:
-    value = said.args[0] if isinstance(said, Record) and said.args else said
+def _stage(raw_stage: Any) -> int:
+    value = (
+        raw_stage.args[0] if isinstance(raw_stage, PickledObject) and raw_stage.args else raw_stage
+    )
     if value not in (1, 2, 3):
         raise CheckpointError(f"ZeRO stage {value!r} is not known here (1, 2 and 3 are).")
     return int(value)
 
 
-def _of_stretches(held: _Masters, groups: Sequence[_Group]) -> Iterator[tuple[str, Stored]]:
+def _unflatten_stage_1_2(
+    masters: _Masters, groups: Sequence[_Group]
+) -> Iterator[tuple[str, TensorView]]:
     """ZeRO 1 and 2: the stretches of all ranks are a group, its parameters one behind the other."""
     for number, group in enumerate(groups):
-        runs = [_run(rank[number], held) for rank in held.flat]
+        runs = [_run(rank[number], masters) for rank in masters.flat]
         start = 0
         for name, shape in group.items():
             sizes = _sizes(name, shape)
-            yield str(name), _stretch(name, sizes, runs, start, held.folder)
+            yield str(name), _flat_slice(name, sizes, runs, start, masters.folder)
             start += math.prod(sizes)
 
 
-def _of_shares(held: _Masters, groups: Sequence[_Group]) -> Iterator[tuple[str, Stored]]:
+def _unflatten_stage_3(
+    masters: _Masters, groups: Sequence[_Group]
+) -> Iterator[tuple[str, TensorView]]:
     """ZeRO 3: of each parameter a share, the same on all ranks, with the rest of the last empty."""
-    ranks = len(held.flat)
+    ranks = len(masters.flat)
     start = 0
     for name, shape in {name: size for group in groups for name, size in group.items()}.items():
         sizes = _sizes(name, shape)
         share = -(-math.prod(sizes) // ranks)
-        pieces: list[Piece] = []
-        for number, flats in enumerate(held.flat):
+        pieces: list[TensorChunk] = []
+        for number, flats in enumerate(masters.flat):
             size = min(share, math.prod(sizes) - number * share)
             if size > 0:
-                runs = [_run(each, held) for each in flats]
-                part = _stretch(name, (size,), runs, start, held.folder)
+                runs = [_run(each, masters) for each in flats]
+                part = _flat_slice(name, (size,), runs, start, masters.folder)
                 at = number * share
                 pieces += [replace(each, at=(each.at[0] + at,)) for each in part.pieces]
-        yield str(name), Stored(dtype="F32", shape=sizes, pieces=tuple(pieces), is_flat=True)
+        yield str(name), TensorView(dtype="F32", shape=sizes, pieces=tuple(pieces), is_flat=True)
         start += share
 
 
-def _run(flat: Stored, held: _Masters) -> Piece:
+def _run(flat: TensorView, masters: _Masters) -> TensorChunk:
     (piece,) = flat.pieces
     if flat.dtype != "F32" or len(flat.shape) != 1 or piece.stride is not None:
-        raise CheckpointError(f"{held.folder}: master weights are {flat.shape} in {flat.dtype}.")
+        raise CheckpointError(f"{masters.folder}: master weights are {flat.shape} in {flat.dtype}.")
     return piece
 
 
-def _stretch(name: object, shape: Shape, runs: Sequence[Piece], start: int, folder: Path) -> Stored:
+def _flat_slice(
+    name: object, shape: Shape, runs: Sequence[TensorChunk], start: int, folder: Path
+) -> TensorView:
     """Elements from ``start`` on of runs that lie one behind the other."""
     pieces = []
     wanted, done, begin = math.prod(shape), 0, 0
@@ -215,7 +225,7 @@ def _stretch(name: object, shape: Shape, runs: Sequence[Piece], start: int, fold
         count = min(start + wanted, begin + run.elements) - first
         if count > 0:
             byte = run.first_byte + (first - begin) * ITEM_BYTES["F32"]
-            pieces.append(Piece(file=run.file, first_byte=byte, shape=(count,), at=(done,)))
+            pieces.append(TensorChunk(file=run.file, first_byte=byte, shape=(count,), at=(done,)))
             done += count
         begin += run.elements
     if done != wanted:
@@ -223,7 +233,7 @@ def _stretch(name: object, shape: Shape, runs: Sequence[Piece], start: int, fold
             f"{folder} ends within {name}: its ranks hold {begin:,} elements. A file of another "
             "step, or of another run, may be among them."
         )
-    return Stored(dtype="F32", shape=shape, pieces=tuple(pieces), is_flat=True)
+    return TensorView(dtype="F32", shape=shape, pieces=tuple(pieces), is_flat=True)
 
 
 def _sizes(name: object, shape: Any) -> Shape:
@@ -232,13 +242,15 @@ def _sizes(name: object, shape: Any) -> Shape:
     return shape
 
 
-def _frozen(folder: Path, models: Sequence[Path], first: Mapping[str, Any]) -> dict[str, Stored]:
+def _frozen(
+    folder: Path, models: Sequence[Path], first: Mapping[str, Any]
+) -> dict[str, TensorView]:
     """What ZeRO 3 keeps beside master weights: buffers, and shares of what is not trained."""
     names = [str(name) for name in first.get("buffer_names") or ()]
     found = {
         name: first["module"][name]
         for name in names
-        if isinstance(first["module"].get(name), Stored)
+        if isinstance(first["module"].get(name), TensorView)
     }
     shapes = dict(first.get("frozen_param_shapes") or {})
     if not shapes:
@@ -248,11 +260,11 @@ def _frozen(folder: Path, models: Sequence[Path], first: Mapping[str, Any]) -> d
         sizes, at, pieces = _sizes(name, shape), 0, []
         for each in fragments:
             part = each.get(name)
-            if not isinstance(part, Stored):
+            if not isinstance(part, TensorView):
                 raise CheckpointError(f"{folder}: a rank has no share of {name}, which is frozen.")
             size = min(part.elements, math.prod(sizes) - at)
             pieces.append(replace(part.pieces[0], shape=(size,), at=(at,)))
             at += size
         dtype = fragments[0][name].dtype
-        found[str(name)] = Stored(dtype=dtype, shape=sizes, pieces=tuple(pieces), is_flat=True)
+        found[str(name)] = TensorView(dtype=dtype, shape=sizes, pieces=tuple(pieces), is_flat=True)
     return found

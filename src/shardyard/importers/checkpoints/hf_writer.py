@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.errors import RequestError, StorageError
-from shardyard.importers.checkpoints.reference_model import CONFIG, INDEX, Like
-from shardyard.importers.checkpoints.tensors import Stored, blocks, can_be_copied, copy
+from shardyard.importers.checkpoints.reference_model import CONFIG, INDEX, ReferenceModel
+from shardyard.importers.checkpoints.tensors import TensorView, blocks, can_be_copied, copy
 from shardyard.io.digests import ITEM_BYTES, header
 from shardyard.io.files import publish_folder
 
@@ -27,8 +27,8 @@ ORIGIN = "imported.json"
 """Where the weights came from, and what of the checkpoint is not in the folder."""
 
 
-def dealt(
-    tensors: Mapping[str, Stored], dtype: str | None, most_bytes: int = MAX_SHARD_BYTES
+def split_into_shards(
+    tensors: Mapping[str, TensorView], dtype: str | None, most_bytes: int = MAX_SHARD_BYTES
 ) -> dict[str, list[str]]:
     """Name of each weights file -> its tensors."""
     groups: list[list[str]] = [[]]
@@ -51,19 +51,19 @@ def dealt(
 
 def write_folder(
     to: Path,
-    tensors: Mapping[str, Stored],
-    like: Like,
+    tensors: Mapping[str, TensorView],
+    like: ReferenceModel,
     origin: Mapping[str, Any],
     *,
     dtype: str | None,
-    told: Callable[[int], None],
+    on_progress: Callable[[int], None],
     most_bytes: int = MAX_SHARD_BYTES,
 ) -> list[str]:
     """Write it beside where it shall be, and rename it when it is whole.
 
     Args:
         dtype: Of all weights, as safetensors calls it; None: each as it was.
-        told: Is given how many bytes were written since it was last called.
+        on_progress: Is given how many bytes were written since it was last called.
 
     Returns:
         Names of the files of weights.
@@ -75,12 +75,14 @@ def write_folder(
     if to.exists():
         raise RequestError(f"{to} exists already. Name another folder with --to, or remove it.")
     scratch = to.with_name(f".{to.name}.importing")
-    files = dealt(tensors, dtype, most_bytes)
+    files = split_into_shards(tensors, dtype, most_bytes)
     try:
         shutil.rmtree(scratch, ignore_errors=True)  # of a call that was killed
         scratch.mkdir(parents=True)
         for file, names in files.items():
-            _write_weights(scratch / file, {name: tensors[name] for name in names}, dtype, told)
+            _write_weights(
+                scratch / file, {name: tensors[name] for name in names}, dtype, on_progress
+            )
         if len(files) > 1:
             _write_json(scratch / INDEX, _index(files, tensors, dtype))
         for name, source in like.copied.items():
@@ -101,7 +103,10 @@ def write_folder(
 
 
 def _write_weights(
-    path: Path, tensors: Mapping[str, Stored], dtype: str | None, told: Callable[[int], None]
+    path: Path,
+    tensors: Mapping[str, TensorView],
+    dtype: str | None,
+    on_progress: Callable[[int], None],
 ) -> None:
     written = {name: (dtype or each.dtype, each.shape) for name, each in tensors.items()}
     # wide elements first: then every tensor is aligned to its element
@@ -110,10 +115,10 @@ def _write_weights(
         file.write(header({name: written[name] for name in order}, {"format": "pt"}))
         for name in order:
             for count in _written(file, tensors[name], written[name][0]):
-                told(count)
+                on_progress(count)
 
 
-def _written(file: Any, tensor: Stored, dtype: str) -> Iterator[int]:
+def _written(file: Any, tensor: TensorView, dtype: str) -> Iterator[int]:
     """Write a tensor; how many bytes, again and again."""
     begin = file.tell()
     if can_be_copied(tensor, dtype):
@@ -132,14 +137,16 @@ def _written(file: Any, tensor: Stored, dtype: str) -> Iterator[int]:
 
 
 def _index(
-    files: Mapping[str, list[str]], tensors: Mapping[str, Stored], dtype: str | None
+    files: Mapping[str, list[str]], tensors: Mapping[str, TensorView], dtype: str | None
 ) -> dict[str, Any]:
     sizes = (each.elements * ITEM_BYTES[dtype or each.dtype] for each in tensors.values())
     places = {name: file for file, names in files.items() for name in names}
     return {"metadata": {"total_size": sum(sizes)}, "weight_map": dict(sorted(places.items()))}
 
 
-def _config(like: Like, tensors: Mapping[str, Stored], dtype: str | None) -> dict[str, Any]:
+def _config(
+    like: ReferenceModel, tensors: Mapping[str, TensorView], dtype: str | None
+) -> dict[str, Any]:
     """The folder's config.json, with the dtype that the weights have now."""
     kinds = {dtype or each.dtype for each in tensors.values()}
     names = [word for word, kind in DTYPES.items() if kinds == {kind}]

@@ -20,9 +20,9 @@ from typing import Any
 from shardyard.errors import CheckpointError, RequestError
 from shardyard.families.shape import ModelShape
 from shardyard.importers.checkpoints.megatron_args import differences
-from shardyard.importers.checkpoints.pickles import Record, load
-from shardyard.importers.checkpoints.reference_model import Like
-from shardyard.importers.checkpoints.tensors import Checkpoint, Stored, joined
+from shardyard.importers.checkpoints.pickles import PickledObject, load
+from shardyard.importers.checkpoints.reference_model import ReferenceModel
+from shardyard.importers.checkpoints.tensors import SourceCheckpoint, TensorView, concatenate
 from shardyard.importers.checkpoints.torch_save_file import leaves_of
 
 LATEST = "latest_checkpointed_iteration.txt"
@@ -70,7 +70,7 @@ _OLDEST_VERSION = 2.0
 """Of ``checkpoint_version``; before it rows of query_key_value had another order. Source:
 ``fix_query_key_value_ordering`` in megatron/training/checkpointing.py."""
 
-Parts = Mapping[str, Sequence[Stored]]
+Parts = Mapping[str, Sequence[TensorView]]
 """What a matrix is in the words above -> its part on each rank of tensor parallelism."""
 
 
@@ -84,7 +84,7 @@ def find(folder: Path) -> Path | None:
     return below if below is not None and any(below.glob("mp_rank_*")) else None
 
 
-def read(folder: Path, like: Like, *, without: tuple[str, ...] = ()) -> Checkpoint:
+def read(folder: Path, like: ReferenceModel, *, without: tuple[str, ...] = ()) -> SourceCheckpoint:
     """What the folder holds, under Hugging Face's names.
 
     Args:
@@ -96,12 +96,12 @@ def read(folder: Path, like: Like, *, without: tuple[str, ...] = ()) -> Checkpoi
         RequestError: The model is of a kind whose layout is not known.
         OSError: A file cannot be read.
     """
-    shape = _known_shape(like)
+    shape = _check_shape(like)
     ranks = _ranks(folder)
     tensor_ranks = sorted({rank for rank, _ in ranks})
     stages = sorted({stage for _, stage in ranks})
     first: dict[str, Any] = {}
-    tensors: dict[str, Stored] = {}
+    tensors: dict[str, TensorView] = {}
     blocks_before = 0
     for stage in stages:
         contents = [_content(ranks, rank, stage) for rank in tensor_ranks]
@@ -120,22 +120,22 @@ def read(folder: Path, like: Like, *, without: tuple[str, ...] = ()) -> Checkpoi
             tensors |= _whole(parts, place, shape)
         blocks_before += blocks
     iteration = first.get("iteration")
-    return Checkpoint(
+    return SourceCheckpoint(
         format=f"Megatron, {len(tensor_ranks)} x {len(stages)} (tensor x pipeline)",
         path=folder,
         tensors=tensors,
         step=iteration if type(iteration) is int else None,
-        beside=tuple(
+        other_state=tuple(
             key for key in ("optimizer", "opt_param_scheduler", "rng_state") if key in first
         ),
-        remarks=(
+        notes=(
             "put together by Megatron's documented layout: compare a few outputs with yours",
             *(() if has_args else (_WITHOUT_ARGS,)),
         ),
     )
 
 
-def _known_shape(like: Like) -> ModelShape:
+def _check_shape(like: ReferenceModel) -> ModelShape:
     shape = like.shape
     is_known = shape is not None and all(
         (row.in_files or row.module) in _WRITTEN and row.fused is None for row in shape.family.block
@@ -183,7 +183,7 @@ def _check_args(
     content: Mapping[str, Any],
     shape: ModelShape,
     folder: Path,
-    like: Like,
+    like: ReferenceModel,
     without: tuple[str, ...],
 ) -> bool:
     """Whether the checkpoint says what its weights mean.
@@ -198,7 +198,7 @@ def _check_args(
             "of rows. Load and save it once with a newer Megatron."
         )
     args = content.get("args")
-    values = args.state if isinstance(args, Record) else args
+    values = args.state if isinstance(args, PickledObject) else args
     if not isinstance(values, dict):
         return False
     wrong, unknown = differences(values, shape, without=without)
@@ -219,11 +219,11 @@ def _check_args(
     return True
 
 
-def _words_of(content: Mapping[str, Any], folder: Path) -> dict[tuple[int | None, str], Stored]:
+def _words_of(content: Mapping[str, Any], folder: Path) -> dict[tuple[int | None, str], TensorView]:
     """Number of the block in its stage, None outside of one, and what it is -> its part."""
-    found: dict[tuple[int | None, str], Stored] = {}
+    parts: dict[tuple[int | None, str], TensorView] = {}
     for name, value in leaves_of(content["model"]):
-        if not isinstance(value, Stored):
+        if not isinstance(value, TensorView):
             continue
         place, word = _word(name)
         if word is None:
@@ -232,8 +232,8 @@ def _words_of(content: Mapping[str, Any], folder: Path) -> dict[tuple[int | None
             raise CheckpointError(
                 f"{folder}: {name} has no place in the layout that is known here."
             )
-        found[place, word] = value
-    return found
+        parts[place, word] = value
+    return parts
 
 
 def _word(name: str) -> tuple[int | None, str | None]:
@@ -248,19 +248,21 @@ def _word(name: str) -> tuple[int | None, str | None]:
     return None, end
 
 
-def _whole(parts: Parts, block: int | None, shape: ModelShape) -> dict[str, Stored]:
+def _whole(parts: Parts, block: int | None, shape: ModelShape) -> dict[str, TensorView]:
     """Tensors of a block, or of what is in none, under Hugging Face's names."""
-    found: dict[str, Stored] = {}
+    tensors: dict[str, TensorView] = {}
     for word, split in parts.items():
         if block is None:
-            found |= dict(_of_ends(word, split, shape))
+            tensors |= dict(_of_ends(word, split, shape))
         else:
             before = f"model.layers.{block}."
-            found |= {before + name: each for name, each in _of_block(word, split, shape)}
-    return found
+            tensors |= {before + name: each for name, each in _of_block(word, split, shape)}
+    return tensors
 
 
-def _of_ends(word: str, split: Sequence[Stored], shape: ModelShape) -> Iterator[tuple[str, Stored]]:
+def _of_ends(
+    word: str, split: Sequence[TensorView], shape: ModelShape
+) -> Iterator[tuple[str, TensorView]]:
     if word == "last norm":
         yield "model.norm.weight", split[0]
         return
@@ -269,12 +271,12 @@ def _of_ends(word: str, split: Sequence[Stored], shape: ModelShape) -> Iterator[
     for part in split:
         kept.append(part.rows(0, min(left, part.shape[0])))
         left -= kept[-1].shape[0]
-    yield name, joined([part for part in kept if part.elements])
+    yield name, concatenate([part for part in kept if part.elements])
 
 
 def _of_block(
-    word: str, split: Sequence[Stored], shape: ModelShape
-) -> Iterator[tuple[str, Stored]]:
+    word: str, split: Sequence[TensorView], shape: ModelShape
+) -> Iterator[tuple[str, TensorView]]:
     kind = word.removesuffix(" bias")
     end = "weight" if kind == word else "bias"
     if kind == "qkv":
@@ -282,19 +284,19 @@ def _of_block(
     elif kind == "gate_up":
         halves = [part.shape[0] // 2 for part in split]
         both = list(zip(split, halves, strict=True))
-        yield f"mlp.gate_proj.{end}", joined([part.rows(0, half) for part, half in both])
-        yield f"mlp.up_proj.{end}", joined([part.rows(half, 2 * half) for part, half in both])
+        yield f"mlp.gate_proj.{end}", concatenate([part.rows(0, half) for part, half in both])
+        yield f"mlp.up_proj.{end}", concatenate([part.rows(half, 2 * half) for part, half in both])
     elif kind in ("o", "down"):
         name = {"o": "self_attn.o_proj", "down": "mlp.down_proj"}[kind]
-        yield f"{name}.{end}", joined(split, dim=1) if end == "weight" else split[0]
+        yield f"{name}.{end}", concatenate(split, dim=1) if end == "weight" else split[0]
     else:
         name = _NORMS[kind]
         yield f"{name}.{end}", split[0]
 
 
 def _queries_keys_values(
-    split: Sequence[Stored], shape: ModelShape, end: str
-) -> Iterator[tuple[str, Stored]]:
+    split: Sequence[TensorView], shape: ModelShape, end: str
+) -> Iterator[tuple[str, TensorView]]:
     head = shape.head_width
     queries = head * (shape.num_attention_heads // shape.num_key_value_heads)
     group = queries + 2 * head
@@ -306,4 +308,4 @@ def _queries_keys_values(
     starts = [(part, first) for part in split for first in range(0, part.shape[0], group)]
     for name, begin, size in (("q", 0, queries), ("k", queries, head), ("v", queries + head, head)):
         rows = [part.rows(first + begin, first + begin + size) for part, first in starts]
-        yield f"self_attn.{name}_proj.{end}", joined(rows)
+        yield f"self_attn.{name}_proj.{end}", concatenate(rows)

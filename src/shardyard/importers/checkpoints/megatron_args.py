@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from shardyard.families.family import Row
+from shardyard.families.family import ModuleSpec
 from shardyard.families.shape import ModelShape
 
 Args = Mapping[str, Any]
@@ -172,7 +172,7 @@ def _has_query_norm(shape: ModelShape) -> bool:
     return _row(shape, "self_attn.q_norm") is not None
 
 
-def _row(shape: ModelShape, module: str) -> Row | None:
+def _row(shape: ModelShape, module: str) -> ModuleSpec | None:
     return next((row for row in shape.family.block if row.module == module), None)
 
 

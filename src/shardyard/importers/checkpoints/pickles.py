@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from shardyard.errors import CheckpointError
-from shardyard.importers.checkpoints.tensors import Piece, Stored
+from shardyard.importers.checkpoints.tensors import TensorChunk, TensorView
 from shardyard.io.digests import ITEM_BYTES
 
 MAX_PICKLE_BYTES = 2**30
@@ -50,14 +50,14 @@ _INERT = {
 _LOCAL = "torch.distributed._shard"
 
 
-class Record:
+class PickledObject:
     """What stands for an object of a class that is not imported: what it was made of."""
 
     name: ClassVar[str] = ""
     args: tuple[Any, ...]
     state: Any
 
-    def __new__(cls, *args: Any, **_: Any) -> "Record":
+    def __new__(cls, *args: Any, **_: Any) -> "PickledObject":
         made = super().__new__(cls)
         made.args, made.state = args, None
         return made
@@ -111,7 +111,7 @@ def load(path: Path, *, first_byte: int = 0, length: int | None = None) -> Any:
     """
     with path.open("rb") as file:
         size = path.stat().st_size - first_byte if length is None else length
-        stretch = _Stretch(file, first_byte, size)
+        stretch = _FileWindow(file, first_byte, size)
         try:
             with zipfile.ZipFile(stretch) as archive:
                 return _load(path, archive, stretch)
@@ -128,14 +128,14 @@ def loads(data: bytes, what: str) -> Any:
     Raises:
         CheckpointError: It is damaged, or asks for what is not in a checkpoint.
     """
-    return _unpickled(data, what, lambda *_: _refuse_storage(what))
+    return _unpickled(data, what, lambda *_: _reject_storage(what))
 
 
-def _refuse_storage(what: str) -> Any:
+def _reject_storage(what: str) -> Any:
     raise CheckpointError(f"{what} speaks of a tensor's bytes, which it does not hold.")
 
 
-def _load(path: Path, archive: zipfile.ZipFile, stretch: "_Stretch") -> Any:
+def _load(path: Path, archive: zipfile.ZipFile, window: "_FileWindow") -> Any:
     entries = {info.filename.partition("/")[2]: info for info in archive.infolist()}
     described = entries.get("data.pkl")
     if described is None:
@@ -154,8 +154,8 @@ def _load(path: Path, archive: zipfile.ZipFile, stretch: "_Stretch") -> Any:
         size = elements * ITEM_BYTES[dtype]
         if info is None or info.compress_type != zipfile.ZIP_STORED or info.file_size < size:
             raise CheckpointError(f"{path} has no {size:,} bytes of data/{key}: it is damaged.")
-        begin = stretch.data_begin(info)
-        if begin + size > stretch.end:
+        begin = window.data_begin(info)
+        if begin + size > window.end:
             raise CheckpointError(f"{path} ends within data/{key}: it was cut off.")
         return _Storage(dtype, begin, size)
 
@@ -167,12 +167,12 @@ def _unpickled(
 ) -> Any:
     reader = _Reader(data, storage, file)
     try:
-        _refuse_places(data)
+        _check_memo_indices(data)
         made = reader.load()
-        _refuse_growth(made, most=_TIMES_ITS_BYTES * len(data))
+        _check_growth(made, most=_TIMES_ITS_BYTES * len(data))
         return made
-    except _RefusedError as error:
-        raise CheckpointError(f"{what}: {error.why}{_hint(data)}") from error
+    except _RejectedError as error:
+        raise CheckpointError(f"{what}: {error.reason}{_hint(data)}") from error
     except CheckpointError as error:
         text = str(error)
         raise CheckpointError(text if text.startswith(what) else f"{what}: {text}") from error
@@ -189,7 +189,7 @@ _PLACED = ("PUT", "BINPUT", "LONG_BINPUT")
 _DAMAGED = "{}: no checkpoint has that. It was not read"
 
 
-def _refuse_places(data: bytes) -> None:
+def _check_memo_indices(data: bytes) -> None:
     """A number of a place in memory takes all places before it, without a byte of the file.
 
     Raises:
@@ -199,21 +199,21 @@ def _refuse_places(data: bytes) -> None:
     for operation, argument, _ in pickletools.genops(data):
         place = argument if operation.name in _PLACED else None
         if isinstance(place, int) and place > len(data):
-            raise _RefusedError(_DAMAGED.format(f"it names place {place} of its memory"))
+            raise _RejectedError(_DAMAGED.format(f"it names place {place} of its memory"))
 
 
-def _refuse_growth(made: Any, *, most: int) -> None:
+def _check_growth(root: Any, *, most: int) -> None:
     """A few bytes can hold a tree that holds itself, or doubles with each level.
 
     Raises:
         _RefusedError: It has more values than its bytes account for, or is too deep.
     """
-    count, inside = 0, [(made, 0)]
+    count, inside = 0, [(root, 0)]
     while inside:
         value, depth = inside.pop()
         count += 1
         if count > most or depth > _MOST_DEPTH:
-            raise _RefusedError(
+            raise _RejectedError(
                 _DAMAGED.format("it holds itself, or grows far beyond its bytes when it is read")
             )
         inside += [(each, depth + 1) for each in _parts(value)]
@@ -225,7 +225,7 @@ def _parts(value: Any) -> Iterable[Any]:
             return (*value.keys(), *value.values())
         case list() | tuple() | set():
             return value
-        case Record():
+        case PickledObject():
             return (value.args, value.state)
         case _:
             return ()
@@ -250,9 +250,9 @@ def _hint(data: bytes) -> str:
     )
 
 
-class _RefusedError(Exception):
-    def __init__(self, why: str) -> None:
-        self.why = why
+class _RejectedError(Exception):
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
 
 
 class _Reader(pickle.Unpickler):
@@ -270,12 +270,12 @@ class _Reader(pickle.Unpickler):
             return _STORAGES[name]
         if module == "torch" and name in _DTYPES:
             return _DTYPES[name]
-        made = self._made.get((module, name))
+        made = self._rebuilders.get((module, name))
         if made is not None:
-            return _Function(partial_of(self, made))
+            return _Function(bind_method(self, made))
         if (module, name) in _INERT or f"{module}.".startswith(_INERT_MODULES):
-            return type("Record", (Record,), {"name": f"{module}.{name}"})
-        raise _RefusedError(f"it asks for {module}.{name}.")
+            return type("Record", (PickledObject,), {"name": f"{module}.{name}"})
+        raise _RejectedError(f"it asks for {module}.{name}.")
 
     def persistent_load(self, identity: Any) -> _Storage:
         kind, dtype, key, _, elements = identity
@@ -285,12 +285,12 @@ class _Reader(pickle.Unpickler):
             or type(elements) is not int
             or elements < 0
         ):
-            raise _RefusedError("it asks for something that is no tensor's bytes.")
+            raise _RejectedError("it asks for something that is no tensor's bytes.")
         return self._storage(dtype, str(key), elements)
 
     def _tensor(
         self, storage: _Storage, first: int, shape: Any, stride: Any, *_: Any, dtype: str = ""
-    ) -> Stored:
+    ) -> TensorView:
         dtype = dtype or storage.dtype
         item = ITEM_BYTES[dtype]
         sizes, steps = _sizes(shape), _sizes(stride)
@@ -301,19 +301,19 @@ class _Reader(pickle.Unpickler):
         if elements and (first + reach) * item > storage.bytes:
             raise CheckpointError(f"a tensor of {sizes} reaches beyond its bytes")
         assert self._file is not None, "without a file there is no storage"
-        piece = Piece(
+        piece = TensorChunk(
             file=self._file,
             first_byte=storage.first_byte + first * item,
             shape=sizes,
             at=(0,) * len(sizes),
             stride=None if _is_row_by_row(sizes, steps) else steps,
         )
-        return Stored(dtype=dtype, shape=sizes, pieces=(piece,))
+        return TensorView(dtype=dtype, shape=sizes, pieces=(piece,))
 
     def _tensor_of_bytes(
         self, storage: _Storage, first: int, shape: Any, stride: Any, _grad: Any, _hooks: Any,
         dtype: Any, *_: Any,
-    ) -> Stored:  # fmt: skip
+    ) -> TensorView:  # fmt: skip
         if dtype not in ITEM_BYTES:
             raise CheckpointError(f"a tensor of dtype {dtype!r}")
         return self._tensor(storage, first, shape, stride, dtype=dtype)
@@ -321,10 +321,10 @@ class _Reader(pickle.Unpickler):
     def _parameter(self, data: Any, *_: Any) -> Any:
         return data
 
-    def _of_type(self, made: Any, _type: Any, args: Any, _state: Any) -> Any:
-        if not isinstance(made, _Function):
+    def _of_type(self, function: Any, _type: Any, args: Any, _state: Any) -> Any:
+        if not isinstance(function, _Function):
             raise CheckpointError("a tensor that is made by something else")
-        return made(*args)
+        return function(*args)
 
     def _dict(self, *args: Any) -> dict[Any, Any]:
         self._count_copied(*args)
@@ -344,14 +344,14 @@ class _Reader(pickle.Unpickler):
         """What is copied again and again takes memory that the file has no bytes for."""
         self._most_copied -= sum(len(arg) for arg in args)
         if self._most_copied < 0:
-            raise _RefusedError(_DAMAGED.format("it copies the same values over and over"))
+            raise _RejectedError(_DAMAGED.format("it copies the same values over and over"))
 
     def _encoded(self, text: Any, encoding: Any = "latin1") -> bytes:
         if not isinstance(text, str) or encoding != "latin1":
             raise CheckpointError("bytes in an encoding that torch does not write")
         return text.encode("latin1")
 
-    _made: ClassVar[dict[tuple[str, str], Callable[..., Any]]] = {
+    _rebuilders: ClassVar[dict[tuple[str, str], Callable[..., Any]]] = {
         ("torch._utils", "_rebuild_tensor_v2"): _tensor,
         ("torch._utils", "_rebuild_tensor_v3"): _tensor_of_bytes,
         ("torch._utils", "_rebuild_parameter"): _parameter,
@@ -366,9 +366,9 @@ class _Reader(pickle.Unpickler):
     }
 
 
-def partial_of(reader: _Reader, made: Callable[..., Any]) -> Callable[..., Any]:
+def bind_method(reader: _Reader, method: Callable[..., Any]) -> Callable[..., Any]:
     """A method of the reader, bound."""
-    return lambda *args: made(reader, *args)
+    return lambda *args: method(reader, *args)
 
 
 _MOST_DIMENSIONS = 64
@@ -394,7 +394,7 @@ def _is_row_by_row(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     return True
 
 
-class _Stretch(io.RawIOBase):
+class _FileWindow(io.RawIOBase):
     """A stretch of a file as a file."""
 
     def __init__(self, file: Any, first_byte: int, length: int) -> None:

@@ -13,11 +13,11 @@ from shardyard.families.registry import family_of, is_family
 from shardyard.families.shape import ModelShape
 from shardyard.importers.checkpoints.tensors import (
     FLOATS,
-    Checkpoint,
-    Stored,
+    SourceCheckpoint,
+    TensorView,
     blocks,
     check_cover,
-    first_words,
+    top_level_names,
 )
 from shardyard.io.files import parse_json, read_json, read_json_object
 
@@ -29,14 +29,14 @@ _MAX_HEADER_BYTES = 10**8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Like:
+class ReferenceModel:
     """What is known of a model before its weights are read."""
 
     folder: Path
     config: Mapping[str, Any]
     shape: ModelShape | None
     """None: it is not known here."""
-    known: Mapping[str, tuple[int, ...]] | None
+    tensor_shapes: Mapping[str, tuple[int, ...]] | None
     """Shapes of its tensors; None: the folder holds no weights, so names are not known."""
     copied: Mapping[str, Path]
     """Name of a file that goes along -> file."""
@@ -55,8 +55,8 @@ class Like:
         if self.shape is not None:
             row = family_of(self.shape.model_type).embedding
             return row.in_files or f"{row.module}.{row.parameter}"
-        if self.known:
-            return min(self.known)
+        if self.tensor_shapes:
+            return min(self.tensor_shapes)
         raise RequestError(
             f"{self.folder} is of model type {self.config.get('model_type')!r}, whose names are "
             "not known here, and holds no weights that would tell them. Give a folder of the same "
@@ -64,7 +64,7 @@ class Like:
         )
 
 
-def read_like(folder: Path) -> Like:
+def read_reference_model(folder: Path) -> ReferenceModel:
     """Look at a Hugging Face folder.
 
     Raises:
@@ -85,7 +85,13 @@ def read_like(folder: Path) -> Like:
         for path in sorted(folder.iterdir())
         if path.is_file() and path.suffix in _TAKEN and path.name not in (CONFIG, *_OF_WEIGHTS)
     }
-    return Like(folder=folder, config=config, shape=shape, known=_known(folder), copied=copied)
+    return ReferenceModel(
+        folder=folder,
+        config=config,
+        shape=shape,
+        tensor_shapes=_read_tensor_shapes(folder),
+        copied=copied,
+    )
 
 
 def shape_in(config: Mapping[str, Any], folder: Path) -> ModelShape | None:
@@ -93,11 +99,13 @@ def shape_in(config: Mapping[str, Any], folder: Path) -> ModelShape | None:
     if not is_family(config.get("model_type")):
         return None
     with suppress(RequestError):  # what cannot be trained here may be imported all the same
-        return shape_of_config(config, str(folder / CONFIG), is_random=False, says_dropout=True)
+        return shape_of_config(
+            config, str(folder / CONFIG), is_random=False, overrides_dropout=True
+        )
     return None
 
 
-def _known(folder: Path) -> dict[str, tuple[int, ...]] | None:
+def _read_tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]] | None:
     """Names and shapes of the weights that the folder holds; None: it holds none."""
     try:
         if (folder / INDEX).is_file():
@@ -105,15 +113,15 @@ def _known(folder: Path) -> dict[str, tuple[int, ...]] | None:
             files = {folder / str(name) for name in index["weight_map"].values()}
         else:
             files = {folder / WEIGHTS} & set(folder.iterdir())
-        found: dict[str, tuple[int, ...]] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         for file in sorted(files):
-            found |= _shapes(file)
+            shapes |= _shapes(file)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RequestError(
             f"the weights of {folder} cannot be read ({type(error).__name__}: {error}). Give a "
             "whole folder, or one without weights."
         ) from error
-    return found or None
+    return shapes or None
 
 
 def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
@@ -143,15 +151,17 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class ModelWeights:
     """The weights to write, and what was left."""
 
-    tensors: Mapping[str, Stored]
-    left: Mapping[str, int]
+    tensors: Mapping[str, TensorView]
+    unused: Mapping[str, int]
     """What else the checkpoint holds, by the first step of its names -> tensors."""
 
 
-def find_model(checkpoint: Checkpoint, like: Like, *, prefix: str | None = None) -> Model:
+def find_model(
+    checkpoint: SourceCheckpoint, like: ReferenceModel, *, prefix: str | None = None
+) -> ModelWeights:
     """Pick the model's tensors, and hold them to what the folder says of it.
 
     Args:
@@ -178,25 +188,27 @@ def find_model(checkpoint: Checkpoint, like: Like, *, prefix: str | None = None)
         raise RequestError(f"--prefix {before!r}: no tensor of the model has it. {_names(named)}")
     taken = {name: check_cover(name, tensor) for name, tensor in taken.items()}
     taken = _untied(taken, like)
-    _refuse_other(taken, like, checkpoint)
+    _check_tensors(taken, like, checkpoint)
     used = {before + name for name in taken}
     rest = [name for name in named if name not in used and not name.startswith(before)]
     rest += [name for name in under if name not in taken and name.partition(".")[0] not in firsts]
     left = Counter(name.partition(".")[0] for name in rest)
-    return Model(tensors=dict(sorted(taken.items())), left=dict(sorted(left.items())))
+    return ModelWeights(tensors=dict(sorted(taken.items())), unused=dict(sorted(left.items())))
 
 
-def _without_wrappers(checkpoint: Checkpoint) -> dict[str, Stored]:
-    found: dict[str, Stored] = {}
+def _without_wrappers(checkpoint: SourceCheckpoint) -> dict[str, TensorView]:
+    tensors: dict[str, TensorView] = {}
     for name, tensor in checkpoint.tensors.items():
         plain = ".".join(step for step in name.split(".") if step not in WRAPPERS)
-        if plain in found:
+        if plain in tensors:
             raise CheckpointError(f"{checkpoint.path} holds {plain} twice, once as {name}.")
-        found[plain] = tensor
-    return found
+        tensors[plain] = tensor
+    return tensors
 
 
-def _prefix(named: Mapping[str, Stored], like: Like, checkpoint: Checkpoint) -> str:
+def _prefix(
+    named: Mapping[str, TensorView], like: ReferenceModel, checkpoint: SourceCheckpoint
+) -> str:
     anchor = like.anchor
     before = sorted(
         {name.removesuffix(anchor) for name in named if f".{name}".endswith(f".{anchor}")}
@@ -215,22 +227,22 @@ def _prefix(named: Mapping[str, Stored], like: Like, checkpoint: Checkpoint) -> 
     )
 
 
-def _names(named: Mapping[str, Stored]) -> str:
+def _names(named: Mapping[str, TensorView]) -> str:
     shown = ", ".join(sorted(named)[:_SHOWN])
     return f"It has {len(named)} tensors: {shown}{', ...' if len(named) > _SHOWN else ''}."
 
 
-def _firsts(like: Like) -> set[str]:
+def _firsts(like: ReferenceModel) -> set[str]:
     """What names of the model begin with."""
-    firsts = first_words(like.known or ())
+    firsts = top_level_names(like.tensor_shapes or ())
     if like.shape is not None:
         family = family_of(like.shape.model_type)
         rows = (*family.before, *family.after)
-        firsts |= first_words([family.blocks, *(row.in_files or row.module for row in rows)])
+        firsts |= top_level_names([family.blocks, *(row.in_files or row.module for row in rows)])
     return firsts
 
 
-def _untied(taken: Mapping[str, Stored], like: Like) -> dict[str, Stored]:
+def _untied(taken: Mapping[str, TensorView], like: ReferenceModel) -> dict[str, TensorView]:
     """Without a head that is the table of tokens, as Hugging Face's files leave it out."""
     if like.shape is None or not like.is_tied:
         return dict(taken)
@@ -246,14 +258,16 @@ def _untied(taken: Mapping[str, Stored], like: Like) -> dict[str, Stored]:
     return {name: tensor for name, tensor in taken.items() if name != head}
 
 
-def _are_equal(one: Stored, other: Stored) -> bool:
+def _are_equal(one: TensorView, other: TensorView) -> bool:
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
     pairs = zip(blocks(one, one.dtype), blocks(other, other.dtype), strict=True)
     return all(bytes(first) == bytes(second) for first, second in pairs)
 
 
-def _refuse_other(taken: Mapping[str, Stored], like: Like, checkpoint: Checkpoint) -> None:
+def _check_tensors(
+    taken: Mapping[str, TensorView], like: ReferenceModel, checkpoint: SourceCheckpoint
+) -> None:
     """Raise where the tensors are not those of the model that the folder describes."""
     odd = sorted(name for name, tensor in taken.items() if tensor.dtype not in FLOATS)
     if odd:
@@ -261,15 +275,17 @@ def _refuse_other(taken: Mapping[str, Stored], like: Like, checkpoint: Checkpoin
             f"{checkpoint.path}: {', '.join(odd[:_SHOWN])}: {taken[odd[0]].dtype} is no dtype of "
             "weights that are trained; quantised weights are not read."
         )
-    if like.known is not None:
+    if like.tensor_shapes is not None:
         shapes = {name: tensor.shape for name, tensor in taken.items()}
         wrong = sorted(
-            name for name in {*shapes, *like.known} if shapes.get(name) != like.known.get(name)
+            name
+            for name in {*shapes, *like.tensor_shapes}
+            if shapes.get(name) != like.tensor_shapes.get(name)
         )
         if wrong:
             raise CheckpointError(
                 f"{checkpoint.path} is not the model of {like.folder}: "
-                f"{_differences(wrong, shapes, like.known)}. --like names a folder of this model."
+                f"{_differences(wrong, shapes, like.tensor_shapes)}. --like names a folder of this model."
             )
     elif like.shape is not None:
         count = sum(tensor.elements for tensor in taken.values())
@@ -282,18 +298,18 @@ def _refuse_other(taken: Mapping[str, Stored], like: Like, checkpoint: Checkpoin
 
 
 def _differences(
-    wrong: Iterable[str],
-    held: Mapping[str, tuple[int, ...]],
-    known: Mapping[str, tuple[int, ...]],
+    mismatched: Iterable[str],
+    actual: Mapping[str, tuple[int, ...]],
+    expected: Mapping[str, tuple[int, ...]],
 ) -> str:
-    names = list(wrong)
+    names = list(mismatched)
     words = []
     for name in names[:_SHOWN]:
-        if name not in held:
+        if name not in actual:
             words.append(f"{name} is missing")
-        elif name not in known:
+        elif name not in expected:
             words.append(f"{name} is not in that model")
         else:
-            words.append(f"{name} is {held[name]}, there {known[name]}")
+            words.append(f"{name} is {actual[name]}, there {expected[name]}")
     more = len(names) - _SHOWN
     return ", ".join(words) + (f" and {more} more" if more > 0 else "")

@@ -39,7 +39,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class TensorChunk:
     """A part of a tensor, in one file."""
 
     file: Path
@@ -56,13 +56,13 @@ class Piece:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stored:
+class TensorView:
     """A tensor."""
 
     dtype: str
     """As safetensors calls it."""
     shape: Shape
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TensorChunk, ...]
     is_flat: bool = False
     """Pieces lie in its elements, one behind the other, whatever its shape."""
 
@@ -79,7 +79,7 @@ class Stored:
         """The shape in which its pieces lie."""
         return (self.elements,) if self.is_flat else self.shape
 
-    def rows(self, start: int, stop: int) -> "Stored":
+    def rows(self, start: int, stop: int) -> "TensorView":
         """Some of its rows: of one piece that lies row by row.
 
         Raises:
@@ -94,7 +94,7 @@ class Stored:
         return replace(self, shape=shape, pieces=(replace(piece, first_byte=first, shape=shape),))
 
 
-def joined(parts: Sequence[Stored], dim: int = 0) -> Stored:
+def concatenate(parts: Sequence[TensorView], dim: int = 0) -> TensorView:
     """One tensor of several, of one piece each, beside each other in a dimension.
 
     Raises:
@@ -117,10 +117,10 @@ def joined(parts: Sequence[Stored], dim: int = 0) -> Stored:
         pieces.append(replace(piece, at=at))
         size += part.shape[dim]
     shape = (*first.shape[:dim], size, *first.shape[dim + 1 :])
-    return Stored(dtype=first.dtype, shape=shape, pieces=tuple(pieces))
+    return TensorView(dtype=first.dtype, shape=shape, pieces=tuple(pieces))
 
 
-def check_cover(name: str, tensor: Stored) -> Stored:
+def check_cover(name: str, tensor: TensorView) -> TensorView:
     """The tensor with each piece once, in order.
 
     Raises:
@@ -142,7 +142,7 @@ def check_cover(name: str, tensor: Stored) -> Stored:
     return replace(tensor, pieces=tuple(pieces))
 
 
-def _overlap(pieces: Sequence[Piece]) -> bool:
+def _overlap(pieces: Sequence[TensorChunk]) -> bool:
     """Whether two of them have an element in common; in the order of where they begin."""
     for number, one in enumerate(pieces):
         for other in pieces[number + 1 :]:
@@ -154,12 +154,12 @@ def _overlap(pieces: Sequence[Piece]) -> bool:
     return False
 
 
-def lies_in_order(tensor: Stored) -> bool:
+def is_contiguous(tensor: TensorView) -> bool:
     """Whether its pieces follow each other as its rows do."""
     return all(piece.shape[1:] == tensor.laid[1:] for piece in tensor.pieces)
 
 
-def copy(tensor: Stored, into: int) -> Iterator[int]:
+def copy(tensor: TensorView, into: int) -> Iterator[int]:
     """Write its bytes as they are, which then never leave the kernel; how many, again and again.
 
     Args:
@@ -181,13 +181,13 @@ def copy(tensor: Stored, into: int) -> Iterator[int]:
                 yield count
 
 
-def can_be_copied(tensor: Stored, dtype: str) -> bool:
+def can_be_copied(tensor: TensorView, dtype: str) -> bool:
     """Whether its bytes are written as they lie."""
     is_row_by_row = all(piece.stride is None for piece in tensor.pieces)
-    return tensor.dtype == dtype and is_row_by_row and lies_in_order(tensor)
+    return tensor.dtype == dtype and is_row_by_row and is_contiguous(tensor)
 
 
-def blocks(tensor: Stored, dtype: str) -> Iterator[Any]:
+def blocks(tensor: TensorView, dtype: str) -> Iterator[Any]:
     """Its bytes, row by row, in another dtype or its own.
 
     Pieces that lie in this order pass through a few megabytes; of others the tensor is put together
@@ -197,7 +197,7 @@ def blocks(tensor: Stored, dtype: str) -> Iterator[Any]:
         OSError: A file cannot be read.
         CheckpointError: A file is shorter than it said.
     """
-    if lies_in_order(tensor):
+    if is_contiguous(tensor):
         for piece in tensor.pieces:
             for block in _elements(piece, tensor.dtype):
                 yield converted(block, tensor.dtype, dtype).view(np.uint8).data
@@ -213,7 +213,7 @@ def blocks(tensor: Stored, dtype: str) -> Iterator[Any]:
         yield block.view(np.uint8).data
 
 
-def _elements(piece: Piece, dtype: str) -> Iterator[Any]:
+def _elements(piece: TensorChunk, dtype: str) -> Iterator[Any]:
     """The elements of a piece, flat, in blocks."""
     item = np.dtype(NUMPY[dtype])
     with piece.file.open("rb", buffering=0) as file:
@@ -272,19 +272,19 @@ STEPS = ("step", "global_step", "global_steps", "iteration")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint:
+class SourceCheckpoint:
     """Tensors by name, and what is there beside them."""
 
     format: str
     """In words."""
     path: Path
-    tensors: Mapping[str, Stored]
+    tensors: Mapping[str, TensorView]
     step: int | None
     """After which it was saved; None: it does not say."""
-    beside: tuple[str, ...] = ()
+    other_state: tuple[str, ...] = ()
     """What is there and is no weight, such as an optimizer's state, as far as it is not among the
     tensors."""
-    remarks: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = field(default=())
     """What whoever imports it should know."""
 
 
@@ -301,6 +301,6 @@ def step_in(values: Mapping[str, object]) -> int | None:
     return None
 
 
-def first_words(names: Iterable[str]) -> set[str]:
+def top_level_names(names: Iterable[str]) -> set[str]:
     """What dotted names begin with."""
     return {name.partition(".")[0] for name in names}

@@ -6,10 +6,16 @@ from typing import Any
 
 from shardyard.errors import CheckpointError
 from shardyard.importers.checkpoints.pickles import load
-from shardyard.importers.checkpoints.tensors import STEPS, Checkpoint, Stored, first_words, step_in
+from shardyard.importers.checkpoints.tensors import (
+    STEPS,
+    SourceCheckpoint,
+    TensorView,
+    step_in,
+    top_level_names,
+)
 
 
-def read(path: Path) -> Checkpoint:
+def read(path: Path) -> SourceCheckpoint:
     """What the file holds.
 
     Raises:
@@ -22,16 +28,16 @@ def read(path: Path) -> Checkpoint:
             f"{path} holds {type(content).__name__}, no state dict. Save model.state_dict()."
         )
     leaves = dict(leaves_of(content))
-    tensors = {name: value for name, value in leaves.items() if isinstance(value, Stored)}
+    tensors = {name: value for name, value in leaves.items() if isinstance(value, TensorView)}
     if not tensors:
         raise CheckpointError(f"{path} holds no tensors: it is no checkpoint of a model.")
-    kinds = first_words(leaves) - first_words(tensors)
-    return Checkpoint(
+    kinds = top_level_names(leaves) - top_level_names(tensors)
+    return SourceCheckpoint(
         format="torch.save",
         path=path,
         tensors=tensors,
         step=step_in(leaves),
-        beside=tuple(sorted(kinds - {*STEPS, "epoch"})),
+        other_state=tuple(sorted(kinds - {*STEPS, "epoch"})),
     )
 
 

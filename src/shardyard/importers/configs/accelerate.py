@@ -8,18 +8,18 @@ from typing import Any
 
 from shardyard.importers.configs import fsdp
 from shardyard.importers.configs.rules import (
-    Entry,
-    Facts,
+    ConfigEntry,
     Rows,
     Rule,
-    Verdict,
+    RuleResult,
+    SourceConfig,
     auto,
     choose,
     mapped,
     none,
     nowhere,
-    refuse_if_on,
-    refused,
+    reject_if_on,
+    rejected,
     same,
     switch,
     to,
@@ -33,7 +33,7 @@ _MEET = "nodes find each other by themselves"
 _TPU = "of TPUs, on which nothing is trained"
 
 
-def _distributed_type(entry: Entry, facts: Facts) -> Verdict:
+def _distributed_type(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
     match str(entry.value).upper():
         case "MULTI_GPU" | "MULTI_CPU" | "MULTI_XPU" | "MULTI_HPU" | "MULTI_MLU" as name:
             device = {"MULTI_CPU": "cpu", "MULTI_XPU": "xpu", "MULTI_HPU": "hpu"}.get(name)
@@ -41,20 +41,20 @@ def _distributed_type(entry: Entry, facts: Facts) -> Verdict:
         case "FSDP":
             return (
                 same("its settings say how")
-                if facts.below("fsdp_config")
+                if config.below("fsdp_config")
                 else mapped({"parallel.zero": 3})
             )
         case "DEEPSPEED":
             return same("its settings say how")
         case "NO":
             return same("one process")
-    return refused(
+    return rejected(
         f"={entry.value!r} is not there. Give the degrees, such as parallel.tp=..., and leave it "
         "out with --without distributed_type."
     )
 
 
-def _ids(entry: Entry, _: Facts) -> Verdict:
+def _ids(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
     if str(entry.value) == "all":
         return same("all")
     return none("a run takes the first cluster.devices of a node; CUDA_VISIBLE_DEVICES says others")
@@ -77,7 +77,7 @@ _DEEPSPEED: Rows = {
         {
             "cpu": mapped({"offload_optimizer": True}),
             "none": same("off", offload_optimizer=False),
-            "nvme": refused(
+            "nvme": rejected(
                 "=nvme: nothing is kept on NVMe here. Give memory.offload=optimizer, or none.",
                 "memory.offload",
             ),
@@ -87,7 +87,7 @@ _DEEPSPEED: Rows = {
         {
             "cpu": mapped({"offload_params": True}),
             "none": same("off", offload_params=False),
-            "nvme": refused(
+            "nvme": rejected(
                 "=nvme: nothing is kept on NVMe here. Give memory.offload=params, or none.",
                 "memory.offload",
             ),
@@ -129,9 +129,9 @@ def _only(kind: str, rows: Rows) -> Rows:
     """Rows of a part that accelerate reads with one distributed_type alone."""
 
     def guarded(rule: Rule) -> Rule:
-        def guard(entry: Entry, facts: Facts) -> Verdict:
-            asked = str(facts.whole().get("distributed_type", kind)).upper()
-            return rule(entry, facts) if asked == kind else none(f"read with {kind} alone")
+        def guard(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
+            asked = str(config.whole().get("distributed_type", kind)).upper()
+            return rule(entry, config) if asked == kind else none(f"read with {kind} alone")
 
         return guard
 
@@ -142,7 +142,7 @@ ROWS: Rows = {
     "compute_environment": choose(
         {
             "local_machine": same("LOCAL_MACHINE"),
-            "amazon_sagemaker": refused(
+            "amazon_sagemaker": rejected(
                 "=AMAZON_SAGEMAKER: jobs go to Slurm, Kubernetes or AWS Batch. Leave it out with "
                 "--without, and its other keys."
             ),
@@ -203,11 +203,11 @@ ROWS: Rows = {
     **under("fsdp_config", _only("FSDP", fsdp.ROWS)),
     "parallelism_config": choose({}, same("none")),
     **under("parallelism_config", fsdp.PARALLELISM),
-    "fsdp": refuse_if_on("is no key of accelerate. See fsdp_config."),
+    "fsdp": reject_if_on("is no key of accelerate. See fsdp_config."),
 }
 
 
-def _dynamo(entry: Entry, _: Facts) -> Verdict:
+def _dynamo(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
     if str(entry.value).lower() in ("no", "false", "none", ""):
         return same("off")
     return mapped({"model.compile": True})
@@ -241,16 +241,16 @@ LINE: Rows = {
 ROWS = {**ROWS, "dynamo_config.dynamo_backend": _dynamo, "dynamo_backend": _dynamo}
 
 
-def implied(facts: Facts) -> dict[str, Any]:
+def implied(config: SourceConfig) -> dict[str, Any]:
     """What accelerate does where a file says nothing."""
-    found: dict[str, Any] = {}
-    if facts.get("num_machines") is None:
-        found["cluster.nodes"] = 1
-    kind = str(facts.get("distributed_type", "NO")).upper()
+    values: dict[str, Any] = {}
+    if config.get("num_machines") is None:
+        values["cluster.nodes"] = 1
+    kind = str(config.get("distributed_type", "NO")).upper()
     if kind == "NO":
-        found["processes"] = 1
+        values["processes"] = 1
     if kind != "DEEPSPEED":
-        found |= {"bf16": False, "fp16": False}
+        values |= {"bf16": False, "fp16": False}
     if kind == "NO" or kind.startswith("MULTI_"):
-        found["parallel.dp_shard"] = 1
-    return found
+        values["parallel.dp_shard"] = 1
+    return values

@@ -11,7 +11,7 @@ from typing import Any
 
 from shardyard.errors import Problem
 from shardyard.hardware.catalogue import instance, instance_names
-from shardyard.importers.configs.rules import QUANTITIES, Kind, Outcome, agree, none
+from shardyard.importers.configs.rules import QUANTITIES, Outcome, OutcomeKind, none, values_agree
 
 _MODELS = {"model.preset", "model.hub", "model.path", "model.module"}
 _ONE_OF = (
@@ -24,16 +24,16 @@ _ONE_OF = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claim:
+class SettingClaim:
     """A value of a setting or quantity, and who says so."""
 
     name: str
     value: Any
     origin: str
-    is_said: bool = True
+    is_explicit: bool = True
     """By a key; else it is what the source does without one."""
     of_accelerate: bool = False
-    is_noted: bool = False
+    has_note: bool = False
     """Written down though it is our default too: something is to be known of it."""
 
     def __str__(self) -> str:
@@ -53,25 +53,25 @@ class Implied:
     notes: Mapping[str, str] = field(default_factory=dict)
     """Setting -> what is to be known of its value, as that versions differ."""
 
-    def told(self, name: str, words: str) -> str:
+    def describe_origin(self, name: str, words: str) -> str:
         """Where a value comes from, and its note."""
         note = self.notes.get(name)
         return f"{self.origin}: {words}" + (f" ({note})" if note else "")
 
 
 @dataclass
-class Job:
+class CombinedConfig:
     """What all files say together."""
 
-    given: Mapping[str, Any]
+    overrides: Mapping[str, Any]
     """Settings of the command line, by their dotted names."""
-    claims: dict[str, Claim] = field(default_factory=dict)
+    claims: dict[str, SettingClaim] = field(default_factory=dict)
     """Settings and quantities, one claim each."""
-    problems: list[Problem] = field(default_factory=list)
+    errors: list[Problem] = field(default_factory=list)
 
     def number(self, name: str) -> int | None:
         """A whole number that is known, from the command line or a file."""
-        value = self.given.get(name)
+        value = self.overrides.get(name)
         if value is None:
             claim = self.claims.get(name)
             value = None if claim is None else claim.value
@@ -81,28 +81,28 @@ class Job:
         """A setting that follows from others."""
         known = [self.claims[each].origin for each in names if each in self.claims]
         origin = "; ".join(dict.fromkeys(known)) or "given on the command line"
-        if name not in self.given:
-            self.claims[name] = Claim(name=name, value=value, origin=origin)
+        if name not in self.overrides:
+            self.claims[name] = SettingClaim(name=name, value=value, origin=origin)
 
-    def refuse(self, name: str, text: str) -> None:
+    def add_error(self, name: str, text: str) -> None:
         """Something that does not fit together."""
-        self.problems.append(Problem(name, text))
+        self.errors.append(Problem(name, text))
 
 
-def put_together(
-    outcomes: Sequence[Outcome], implied: Sequence[Implied], given: Mapping[str, Any]
-) -> Job:
+def combine(
+    outcomes: Sequence[Outcome], implied: Sequence[Implied], overrides: Mapping[str, Any]
+) -> CombinedConfig:
     """The job of all outcomes; settings of the command line are left to it."""
-    job = Job(given=given)
-    said = _said(outcomes, given)
-    _let_the_trainer_choose(said, implied)
+    job = CombinedConfig(overrides=overrides)
+    said = _collect_claims(outcomes, overrides)
+    _prefer_trainer_precision(said, implied)
     for name, claims in said.items():
         job.claims[name] = claims[0]
-        others = [claim for claim in claims[1:] if not agree(claim.value, claims[0].value)]
+        others = [claim for claim in claims[1:] if not values_agree(claim.value, claims[0].value)]
         if others:
             told = " and ".join(map(str, dict.fromkeys(map(str, [claims[0], *others]))))
             text = f"the files contradict each other: {told}. Mend one"
-            job.refuse(name, text + (f", or give {name}=..." if name not in QUANTITIES else "."))
+            job.add_error(name, text + (f", or give {name}=..." if name not in QUANTITIES else "."))
     for source in implied:
         _decide(job, source)
     for source in sorted(implied, key=lambda each: not each.fills_auto):
@@ -115,97 +115,105 @@ def put_together(
     return job
 
 
-def settled(
-    outcomes: Iterable[Outcome], implied: Sequence[Implied], given: Mapping[str, Any]
+def resolve_rejected(
+    outcomes: Iterable[Outcome], implied: Sequence[Implied], overrides: Mapping[str, Any]
 ) -> list[Outcome]:
     """Refusals that the command line settles, or an ``auto`` that another file fills in."""
     has_trainer = any(source.fills_auto for source in implied)
-    return [_settle(outcome, set(given), has_trainer=has_trainer) for outcome in outcomes]
+    return [
+        _resolve_outcome(outcome, set(overrides), has_trainer=has_trainer) for outcome in outcomes
+    ]
 
 
-def _settle(outcome: Outcome, given: set[str], *, has_trainer: bool) -> Outcome:
-    verdict = outcome.verdict
-    if verdict.kind is not Kind.REFUSED or not verdict.says:
+def _resolve_outcome(outcome: Outcome, overrides: set[str], *, has_trainer: bool) -> Outcome:
+    verdict = outcome.result
+    if verdict.kind is not OutcomeKind.REFUSED or not verdict.settings:
         return outcome
-    names = set(verdict.says)
-    by_another = given & _MODELS if names <= _MODELS else set()  # each of them says the model
-    if names <= given or by_another:
+    names = set(verdict.settings)
+    by_another = overrides & _MODELS if names <= _MODELS else set()  # each of them says the model
+    if names <= overrides or by_another:
         told = ", ".join(sorted(by_another or names))
-        return replace(outcome, verdict=none(f"{told} of the command line"))
+        return replace(outcome, result=none(f"{told} of the command line"))
     if verdict.is_open and has_trainer:
-        words = f"auto: {', '.join(verdict.says)} as the Trainer's arguments say"
-        return replace(outcome, verdict=replace(verdict, kind=Kind.MAPPED, words=words, says={}))
+        words = f"auto: {', '.join(verdict.settings)} as the Trainer's arguments say"
+        return replace(
+            outcome, result=replace(verdict, kind=OutcomeKind.MAPPED, words=words, settings={})
+        )
     return outcome
 
 
-def _said(outcomes: Iterable[Outcome], given: Mapping[str, Any]) -> dict[str, list[Claim]]:
+def _collect_claims(
+    outcomes: Iterable[Outcome], overrides: Mapping[str, Any]
+) -> dict[str, list[SettingClaim]]:
     """Setting or quantity -> who says what; without what the command line says."""
-    found: dict[str, list[Claim]] = {}
+    claims: dict[str, list[SettingClaim]] = {}
     for outcome in sorted(outcomes, key=lambda each: each.source == "accelerate YAML"):
-        if outcome.verdict.kind not in (Kind.MAPPED, Kind.DEFAULT):
+        if outcome.result.kind not in (OutcomeKind.MAPPED, OutcomeKind.DEFAULT):
             continue
-        for name, value in outcome.verdict.says.items():
-            if name not in given:
-                claim = Claim(
+        for name, value in outcome.result.settings.items():
+            if name not in overrides:
+                claim = SettingClaim(
                     name=name, value=value, origin=_origin(outcome),
                     of_accelerate=outcome.source == "accelerate YAML"
                     or outcome.entry.path.startswith("accelerate."),
                 )  # fmt: skip
-                if _is_overridden(outcome, found.get(name, [])):
+                if _is_overridden(outcome, claims.get(name, [])):
                     continue
-                found.setdefault(name, []).append(claim)
-    return found
+                claims.setdefault(name, []).append(claim)
+    return claims
 
 
 def _origin(outcome: Outcome) -> str:
-    words = outcome.verdict.words if outcome.verdict.kind is Kind.MAPPED else ""
-    return f"{outcome.place}; {words}" if words else outcome.place
+    words = outcome.result.words if outcome.result.kind is OutcomeKind.MAPPED else ""
+    return f"{outcome.location}; {words}" if words else outcome.location
 
 
-def _let_the_trainer_choose(said: dict[str, list[Claim]], implied: Sequence[Implied]) -> None:
+def _prefer_trainer_precision(
+    claims: dict[str, list[SettingClaim]], implied: Sequence[Implied]
+) -> None:
     """Its precision wins over accelerate's, where it asks for one; else accelerate's stays."""
     if not any(source.fills_auto for source in implied):
         return
-    names = [name for name in ("bf16", "fp16") if name in said]
-    asks = any(c.value and not c.of_accelerate for name in names for c in said[name])
+    names = [name for name in ("bf16", "fp16") if name in claims]
+    asks = any(c.value and not c.of_accelerate for name in names for c in claims[name])
     for name in names:
-        wins = [claim for claim in said[name] if claim.of_accelerate != asks]
+        wins = [claim for claim in claims[name] if claim.of_accelerate != asks]
         if wins or asks:
-            said[name] = wins
-        if not said[name]:
-            del said[name]
+            claims[name] = wins
+        if not claims[name]:
+            del claims[name]
 
 
-def _is_overridden(outcome: Outcome, claims: Sequence[Claim]) -> bool:
+def _is_overridden(outcome: Outcome, claims: Sequence[SettingClaim]) -> bool:
     """Whether the line of ``accelerate launch`` wins over accelerate's file, as it does there."""
     by_line = any(": accelerate." in claim.origin for claim in claims)
     return outcome.source == "accelerate YAML" and by_line
 
 
-def _decide(job: Job, source: Implied) -> None:
+def _decide(job: CombinedConfig, source: Implied) -> None:
     for name, value in source.decides.items():
         said = job.claims.get(name)
-        if name not in job.given and (said is None or not said.of_accelerate):
-            origin = source.told(name, "it does so whatever the Trainer's arguments say")
-            job.claims[name] = Claim(
-                name=name, value=value, origin=origin, is_noted=name in source.notes
+        if name not in job.overrides and (said is None or not said.of_accelerate):
+            origin = source.describe_origin(name, "it does so whatever the Trainer's arguments say")
+            job.claims[name] = SettingClaim(
+                name=name, value=value, origin=origin, has_note=name in source.notes
             )
 
 
-def _add_implied(job: Job, source: Implied) -> None:
-    known = set(job.claims) | set(job.given)
-    said = {name for name, claim in job.claims.items() if claim.is_said} | set(job.given)
+def _add_implied(job: CombinedConfig, source: Implied) -> None:
+    known = set(job.claims) | set(job.overrides)
+    said = {name for name, claim in job.claims.items() if claim.is_explicit} | set(job.overrides)
     for name, value in source.values.items():
         group = next((group for group in _ONE_OF if name in group), {name})
         if name in known or group & said:
             continue
-        origin = source.told(name, "what it does unless told otherwise")
-        job.claims[name] = Claim(
-            name=name, value=value, origin=origin, is_said=False, is_noted=name in source.notes
+        origin = source.describe_origin(name, "what it does unless told otherwise")
+        job.claims[name] = SettingClaim(
+            name=name, value=value, origin=origin, is_explicit=False, has_note=name in source.notes
         )
 
 
-def _size(job: Job) -> None:
+def _size(job: CombinedConfig) -> None:
     """Nodes, devices of each, processes of all."""
     nodes, devices = job.number("cluster.nodes"), job.number("cluster.devices")
     processes = job.number("processes")
@@ -217,7 +225,7 @@ def _size(job: Job) -> None:
         case int(), int() if nodes * devices != processes:
             told = [job.claims[name] for name in ("cluster.nodes", "cluster.devices", "processes")
                     if name in job.claims]  # fmt: skip
-            job.refuse(
+            job.add_error(
                 "cluster.devices",
                 f"{nodes} nodes of {devices} devices have {nodes * devices} processes, and "
                 f"{processes} are asked: {'; '.join(map(str, told))}. Mend one of them, or give "
@@ -232,20 +240,20 @@ def _size(job: Job) -> None:
         case int(), int():
             pass
         case _:
-            job.refuse(
+            job.add_error(
                 "cluster.nodes",
                 f"{processes} processes ({job.claims['processes'].origin}) are no whole number for "
                 f"each of {nodes or devices}. Give cluster.nodes=... and cluster.devices=...",
             )
 
 
-def _of_instance(job: Job) -> int | None:
+def _of_instance(job: CombinedConfig) -> int | None:
     claim = job.claims.get("cluster.instance")
-    name = job.given.get("cluster.instance", None if claim is None else claim.value)
+    name = job.overrides.get("cluster.instance", None if claim is None else claim.value)
     return instance(name).count if name in instance_names() else None
 
 
-def data_ranks(job: Job) -> int | None:
+def data_ranks(job: CombinedConfig) -> int | None:
     """Ranks that read samples of their own; None: not known."""
     nodes = job.number("cluster.nodes") or 1
     devices = job.number("cluster.devices") or _of_instance(job)
@@ -255,9 +263,9 @@ def data_ranks(job: Job) -> int | None:
     return nodes * devices // others if nodes * devices % others == 0 else None
 
 
-def _batch(job: Job) -> None:
+def _batch(job: CombinedConfig) -> None:
     """Micro-batch x accumulation x data ranks is the batch of a step."""
-    if {"optim.global_batch", "optim.batch_per_device"} & set(job.given):
+    if {"optim.global_batch", "optim.batch_per_device"} & set(job.overrides):
         return
     micro, whole = job.number("optim.micro_batch"), job.number("optim.global_batch")
     steps, ranks = job.number("accumulation_steps"), data_ranks(job)
@@ -271,7 +279,7 @@ def _batch(job: Job) -> None:
             "optim.micro_batch", "accumulation_steps", "cluster.devices", "cluster.nodes",
         )  # fmt: skip
     elif any((job.number(f"parallel.{axis}") or 1) > 1 for axis in ("tp", "cp", "pp")):
-        job.refuse(
+        job.add_error(
             "cluster.devices",
             f"is not said, and {micro} samples of each data rank are a batch only with it. Give "
             "cluster.devices=... or optim.global_batch=...",
@@ -284,7 +292,7 @@ def _batch(job: Job) -> None:
 
 
 def _check_batch(
-    job: Job, whole: int, micro: int | None, steps: int | None, ranks: int | None
+    job: CombinedConfig, whole: int, micro: int | None, steps: int | None, ranks: int | None
 ) -> None:
     if micro is None and steps is not None and ranks is not None and whole % (steps * ranks) == 0:
         job.set("optim.micro_batch", whole // steps // ranks, "accumulation_steps")
@@ -299,7 +307,7 @@ def _check_batch(
         words = " x ".join(f"{value} {QUANTITIES.get(name, name)}" for name, value in parts.items())
         origins = [job.claims[name].origin for name in ("optim.global_batch", *parts)
                    if name in job.claims]  # fmt: skip
-        job.refuse(
+        job.add_error(
             "optim.global_batch",
             f"={whole} is not {'' if is_whole else 'a multiple of '}{words} ({product}): "
             f"{'; '.join(dict.fromkeys(origins))}. Mend one of them, or give optim.global_batch"
@@ -307,13 +315,13 @@ def _check_batch(
         )
 
 
-def _precision(job: Job) -> None:
+def _precision(job: CombinedConfig) -> None:
     is_bf16, is_fp16 = (job.claims.get(name) for name in ("bf16", "fp16"))
-    if "precision.compute" in job.given or (is_bf16 is None and is_fp16 is None):
+    if "precision.compute" in job.overrides or (is_bf16 is None and is_fp16 is None):
         return
     on = [claim for claim in (is_bf16, is_fp16) if claim is not None and claim.value]
     if len(on) == 2:
-        job.refuse(
+        job.add_error(
             "precision.compute",
             f"bf16 and fp16 are both asked: {on[0]} and {on[1]}. Mend one, or give "
             "precision.compute=...",
@@ -321,34 +329,34 @@ def _precision(job: Job) -> None:
     asked = on[0].name if on else "fp32"
     said = job.claims.get("precision.compute")
     if said is None:
-        job.set("precision.compute", asked, *(claim.name for claim in on or _both(job)))
-    elif on and said.is_said and said.value != asked:
-        job.refuse("precision.compute", f"{said} and {on[0]} contradict each other. Mend one.")
+        job.set("precision.compute", asked, *(claim.name for claim in on or _precision_claims(job)))
+    elif on and said.is_explicit and said.value != asked:
+        job.add_error("precision.compute", f"{said} and {on[0]} contradict each other. Mend one.")
 
 
-def _both(job: Job) -> list[Claim]:
+def _precision_claims(job: CombinedConfig) -> list[SettingClaim]:
     return [job.claims[name] for name in ("bf16", "fp16") if name in job.claims]
 
 
-def _offload(job: Job) -> None:
+def _offload(job: CombinedConfig) -> None:
     for name, value in (("offload_params", "params"), ("offload_optimizer", "optimizer")):
         claim = job.claims.get(name)
         if claim is not None and claim.value:
             if "memory.offload" in job.claims:
-                job.refuse(
+                job.add_error(
                     "memory.offload", f"{job.claims['memory.offload']} and {claim}: keep one."
                 )
             job.set("memory.offload", value, name)
             return
 
 
-def _sharding(job: Job) -> None:
+def _sharding(job: CombinedConfig) -> None:
     """Copies on each device, and parameters split over all, are asked by different keys."""
     zero, shard = job.claims.get("parallel.zero"), job.claims.get("parallel.dp_shard")
-    if zero is None or shard is None or not (zero.is_said and shard.is_said):
+    if zero is None or shard is None or not (zero.is_explicit and shard.is_explicit):
         return
     if shard.value == 1 and zero.origin.partition(":")[0] != shard.origin.partition(":")[0]:
-        job.refuse(
+        job.add_error(
             "parallel.zero",
             f"the files contradict each other: ZeRO {zero}, and a whole copy on each device "
             f"({shard.origin}). Mend one, or give parallel.zero=... and parallel.dp_shard=...",

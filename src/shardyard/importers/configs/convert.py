@@ -11,21 +11,21 @@ from shardyard.config.rules.check import load_checked_recipe
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import Problem, RecipeError, RequestError
 from shardyard.importers.configs import kubeflow, scripts, shardyard_manifest, shell
-from shardyard.importers.configs.combine import Implied, Job, put_together, settled
+from shardyard.importers.configs.combine import CombinedConfig, Implied, combine, resolve_rejected
 from shardyard.importers.configs.detect import SOURCES, Source, source_of
 from shardyard.importers.configs.rules import (
     QUANTITIES,
-    Facts,
-    Kind,
     Outcome,
+    OutcomeKind,
+    SourceConfig,
+    apply_rules,
     is_default,
-    judge,
     none,
-    refused,
+    rejected,
 )
-from shardyard.importers.configs.source_file import SourceFile, leaves, read_files
+from shardyard.importers.configs.source_file import ConfigFile, leaves, read_files
 from shardyard.io.files import parse_json
-from shardyard.io.sanitize import printable
+from shardyard.io.sanitize import sanitize
 from shardyard.io.yaml import read_yaml, write_yaml
 
 # The recipe as YAML: each line with where it came from.
@@ -75,14 +75,14 @@ def recipe_text(
         origins: Dotted name -> where its value came from; others are the command line's.
         files: What was imported.
     """
-    lines = [f"# Imported from {', '.join(map(printable, files))}."]
+    lines = [f"# Imported from {', '.join(map(sanitize, files))}."]
     order = [name for name in Recipe.model_fields if name in content]
     for section in order:
         lines += ["", *_lines(section, content[section], origins, 0, section)]
-    left = [each for each in outcomes if each.verdict.kind is Kind.NONE]
+    left = [each for each in outcomes if each.result.kind is OutcomeKind.NONE]
     if left:
         lines += ["", "# Without a counterpart:"]
-        lines += [f"#   {printable(f'{each.place}: {each.verdict.words}')}" for each in left]
+        lines += [f"#   {sanitize(f'{each.location}: {each.result.words}')}" for each in left]
     return "\n".join(lines) + "\n"
 
 
@@ -94,7 +94,7 @@ def _lines(key: str, value: Any, origins: Mapping[str, str], depth: int, name: s
             found += _lines(str(inner), content, origins, depth + 1, f"{name}.{inner}")
         return found
     line = f"{indent}{_scalar(key)}: {_flow(value)}"
-    return [f"{line.ljust(_WIDTH)}  # {printable(origins.get(name, GIVEN))}"]
+    return [f"{line.ljust(_WIDTH)}  # {sanitize(origins.get(name, GIVEN))}"]
 
 
 def _flow(value: Any) -> str:
@@ -126,18 +126,18 @@ class Imported:
     recipe: Mapping[str, Any]
     """The same as sections."""
     outcomes: tuple[Outcome, ...]
-    problems: tuple[Problem, ...]
+    errors: tuple[Problem, ...]
 
-    def raise_problems(self) -> None:
+    def raise_errors(self) -> None:
         """Raises:
         RecipeError: All of them, where there are some.
         """
-        if self.problems:
-            raise RecipeError(self.problems, ", ".join(self.files), hint=_HINT)
+        if self.errors:
+            raise RecipeError(self.errors, ", ".join(self.files), hint=_HINT)
 
-    def of_kind(self, kind: Kind) -> list[Outcome]:
+    def of_kind(self, kind: OutcomeKind) -> list[Outcome]:
         """The outcomes of one kind."""
-        return [outcome for outcome in self.outcomes if outcome.verdict.kind is kind]
+        return [outcome for outcome in self.outcomes if outcome.result.kind is kind]
 
     def to_json(self) -> dict[str, Any]:
         """For ``--json``."""
@@ -146,7 +146,7 @@ class Imported:
             "recipe": dict(self.recipe),
             "text": self.text,
             "outcomes": [outcome.to_json() for outcome in self.outcomes],
-            "problems": [str(problem) for problem in self.problems],
+            "problems": [str(problem) for problem in self.errors],
         }
 
 
@@ -167,30 +167,30 @@ def import_files(
     Raises:
         RequestError: A file cannot be read, or is nothing that is known; a word is none.
     """
-    whole = _rendered(paths)
+    whole = _find_rendered_recipe(paths)
     if whole is not None:
-        return _as_it_is(paths, whole, words)
-    given = _given(words)
-    read = [file for path in paths for file in _recognised(path)]
+        return _import_rendered(paths, whole, words)
+    overrides = _parse_overrides(words)
+    read = [file for path in paths for file in _detect_sources(path)]
     names = {path.name for path in paths}
     outcomes = [outcome for file, source in read for outcome in _outcomes(file, source, names)]
-    outcomes = _with_a_start(outcomes)
+    outcomes = _ignore_extra_starts(outcomes)
     implied = [_implied(file, source) for file, source in read if source is not None]
     implied += [each for file, source in read for each in _implied_of_commands(file, source)]
-    outcomes = settled(_left_out(outcomes, without), implied, given)
-    job = put_together(outcomes, implied, given)
-    outcomes = [_used(outcome, job) for outcome in outcomes]
-    return _checked(paths, words, outcomes, job)
+    outcomes = resolve_rejected(_exclude_keys(outcomes, without), implied, overrides)
+    job = combine(outcomes, implied, overrides)
+    outcomes = [_drop_unused(outcome, job) for outcome in outcomes]
+    return _check_recipe(paths, words, outcomes, job)
 
 
-def _given(words: Sequence[str]) -> dict[str, Any]:
+def _parse_overrides(words: Sequence[str]) -> dict[str, Any]:
     """Settings of the command line by their dotted names, a mapping's also key by key."""
     content = load_recipe((), words).model_dump(mode="json", exclude_unset=True)
-    found: dict[str, Any] = {word.partition("=")[0]: None for word in words}
-    return found | {name: value for name, value in leaves(content) if name}
+    overrides: dict[str, Any] = {word.partition("=")[0]: None for word in words}
+    return overrides | {name: value for name, value in leaves(content) if name}
 
 
-def _rendered(paths: Sequence[Path]) -> str | None:
+def _find_rendered_recipe(paths: Sequence[Path]) -> str | None:
     """The recipe in what a launch here rendered, where the files are that."""
     for path in paths:
         for file in read_files(path):
@@ -205,7 +205,7 @@ def _rendered(paths: Sequence[Path]) -> str | None:
     return None
 
 
-def _calls(file: SourceFile) -> list[Any]:
+def _calls(file: ConfigFile) -> list[Any]:
     try:
         content = parse_json(file.text)
     except ValueError:
@@ -213,7 +213,7 @@ def _calls(file: SourceFile) -> list[Any]:
     return content if isinstance(content, list) else []
 
 
-def _as_it_is(paths: Sequence[Path], text: str, words: Sequence[str]) -> Imported:
+def _import_rendered(paths: Sequence[Path], text: str, words: Sequence[str]) -> Imported:
     content = _content(text)
     recipe = load_recipe([content], words)
     sections = recipe.model_dump(mode="json", exclude_unset=True)
@@ -224,7 +224,7 @@ def _as_it_is(paths: Sequence[Path], text: str, words: Sequence[str]) -> Importe
         origins.pop(word.partition("=")[0], None)
     return Imported(
         files=names, text=recipe_text(sections, origins, (), names), recipe=sections,
-        outcomes=(), problems=(),
+        outcomes=(), errors=(),
     )  # fmt: skip
 
 
@@ -233,7 +233,7 @@ def _content(text: str) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _recognised(path: Path) -> list[tuple[SourceFile, Source | None]]:
+def _detect_sources(path: Path) -> list[tuple[ConfigFile, Source | None]]:
     found = [(file, source_of(file)) for file in read_files(path)]
     if not any(source for _, source in found):
         known = "; ".join(f"{each.name} ({each.recognised_by})" for each in SOURCES)
@@ -244,78 +244,80 @@ def _recognised(path: Path) -> list[tuple[SourceFile, Source | None]]:
     return found
 
 
-def _outcomes(file: SourceFile, source: Source | None, given: Collection[str]) -> list[Outcome]:
+def _outcomes(
+    file: ConfigFile, source: Source | None, file_names: Collection[str]
+) -> list[Outcome]:
     """One for each value of a file, and those of commands in it.
 
     Args:
-        given: Names of all files that were given.
+        file_names: Names of all files that were given.
     """
     if source is None:
         kind = (file.content or {}).get("kind", "object")
         words = f"another {kind} of the file, which a launch does not send"
         return [
-            Outcome(file=file.name, entry=entry, verdict=none(words)) for entry in file.entries()
+            Outcome(file=file.name, entry=entry, result=none(words)) for entry in file.entries()
         ]
     entries = file.entries() if file.content is not None else shell.read_script(file.text)
-    found = judge(file.name, entries, source.rows, source.name)
-    found = _asked_for(found, file, source, given)
-    facts = Facts({entry.path: entry for entry in entries})
-    for path, inner in _commands(file, facts).items():
-        found += judge(f"{file.name}: {path}", inner, scripts.ROWS)
+    found = apply_rules(file.name, entries, source.rows, source.name)
+    found = _reject_missing_files(found, file, source, file_names)
+    config = SourceConfig({entry.path: entry for entry in entries})
+    for path, inner in _commands(file, config).items():
+        found += apply_rules(f"{file.name}: {path}", inner, scripts.ROWS)
     return found
 
 
-def _commands(file: SourceFile, facts: Facts) -> dict[str, list[Any]]:
-    return kubeflow.commands(facts) if (file.content or {}).get("kind") else {}
+def _commands(file: ConfigFile, config: SourceConfig) -> dict[str, list[Any]]:
+    return kubeflow.commands(config) if (file.content or {}).get("kind") else {}
 
 
-def _facts(file: SourceFile) -> Facts:
+def _read_config(file: ConfigFile) -> SourceConfig:
     entries = file.entries() if file.content is not None else shell.read_script(file.text)
-    return Facts({entry.path: entry for entry in entries})
+    return SourceConfig({entry.path: entry for entry in entries})
 
 
-def _implied(file: SourceFile, source: Source) -> Implied:
-    facts = _facts(file)
+def _implied(file: ConfigFile, source: Source) -> Implied:
+    config = _read_config(file)
     return Implied(
         origin=f"{file.name} ({source.name})",
-        values=source.implied(facts),
-        fills_auto=source.fills_auto(facts),
-        decides=source.decides(facts),
-        notes=source.notes(facts),
+        values=source.implied(config),
+        fills_auto=source.fills_auto(config),
+        decides=source.decides(config),
+        notes=source.notes(config),
     )
 
 
-def _implied_of_commands(file: SourceFile, source: Source | None) -> list[Implied]:
+def _implied_of_commands(file: ConfigFile, source: Source | None) -> list[Implied]:
     if source is None or file.content is None:
         return []
     found = []
-    for path, entries in _commands(file, _facts(file)).items():
-        facts = Facts({entry.path: entry for entry in entries})
-        values = scripts.implied(facts)
+    for path, entries in _commands(file, _read_config(file)).items():
+        config = SourceConfig({entry.path: entry for entry in entries})
+        values = scripts.implied(config)
         values.pop("cluster.devices", None)  # the operator says it by PET_NPROC_PER_NODE
-        is_trainer = scripts.is_of_trainer(facts)
+        is_trainer = scripts.is_of_trainer(config)
         found.append(Implied(origin=f"{file.name}: {path}", values=values, fills_auto=is_trainer))
     return found
 
 
-def _with_a_start(outcomes: Sequence[Outcome]) -> list[Outcome]:
+def _ignore_extra_starts(outcomes: Sequence[Outcome]) -> list[Outcome]:
     """A script that starts nothing is no problem where another one does."""
     has_start = any(each.entry.path == "start.program" for each in outcomes)
     started = none("another file starts the processes")
     return [
-        replace(each, verdict=started) if has_start and each.entry.path == "start" else each
+        replace(each, result=started) if has_start and each.entry.path == "start" else each
         for each in outcomes
     ]
 
 
-def _asked_for(
-    outcomes: Sequence[Outcome], file: SourceFile, source: Source, given: Collection[str]
+def _reject_missing_files(
+    outcomes: Sequence[Outcome], file: ConfigFile, source: Source, file_names: Collection[str]
 ) -> list[Outcome]:
     """The outcomes, of which those that name a file that nobody gave are refusals."""
-    named = source.files(_facts(file))
-    missing = {path: name for path, name in named.items() if Path(name).name not in given}
+    named = source.files(_read_config(file))
+    missing = {path: name for path, name in named.items() if Path(name).name not in file_names}
     return [
-        replace(each, verdict=refused(_NOT_GIVEN.format(
+        replace(each, result=rejected(_NOT_GIVEN.format(
             name=missing[each.entry.path], file=file.name, last=Path(missing[each.entry.path]).name
         )))
         if each.entry.path in missing else each
@@ -329,7 +331,7 @@ _NOT_GIVEN = (
 )
 
 
-def _left_out(outcomes: Sequence[Outcome], without: Sequence[str]) -> list[Outcome]:
+def _exclude_keys(outcomes: Sequence[Outcome], without: Sequence[str]) -> list[Outcome]:
     used: set[str] = set()
     found = []
     for outcome in outcomes:
@@ -339,7 +341,7 @@ def _left_out(outcomes: Sequence[Outcome], without: Sequence[str]) -> list[Outco
             found.append(outcome)
             continue
         used.add(pattern)
-        found.append(replace(outcome, verdict=none("left out as asked (--without)")))
+        found.append(replace(outcome, result=none("left out as asked (--without)")))
     for pattern in without:
         if pattern not in used:
             raise RequestError(
@@ -349,76 +351,76 @@ def _left_out(outcomes: Sequence[Outcome], without: Sequence[str]) -> list[Outco
     return found
 
 
-def _used(outcome: Outcome, job: Job) -> Outcome:
+def _drop_unused(outcome: Outcome, job: CombinedConfig) -> Outcome:
     """Accumulation that no batch could be made of has no counterpart."""
-    is_alone = set(outcome.verdict.says) == {"accumulation_steps"}
-    known = set(job.claims) | set(job.given)
+    is_alone = set(outcome.result.settings) == {"accumulation_steps"}
+    known = set(job.claims) | set(job.overrides)
     if outcome.entry.path.rpartition(".")[2] == "max_grad_norm" and _is_decided(outcome, job):
         return replace(
-            outcome, verdict=none("DeepSpeed clips, and its file has no gradient_clipping")
+            outcome, result=none("DeepSpeed clips, and its file has no gradient_clipping")
         )
     is_used = {"optim.global_batch", "optim.batch_per_device"} & known
-    if outcome.verdict.kind is Kind.MAPPED and is_alone and not is_used:
+    if outcome.result.kind is OutcomeKind.MAPPED and is_alone and not is_used:
         words = "a step is said by optim.global_batch or optim.batch_per_device: give one"
-        return replace(outcome, verdict=none(words))
+        return replace(outcome, result=none(words))
     return outcome
 
 
-def _is_decided(outcome: Outcome, job: Job) -> bool:
+def _is_decided(outcome: Outcome, job: CombinedConfig) -> bool:
     claim = job.claims.get("optim.grad_clip")
-    says = outcome.verdict.says
+    says = outcome.result.settings
     return "optim.grad_clip" in says and claim is not None and "whatever" in claim.origin
 
 
-def _checked(
-    paths: Sequence[Path], words: Sequence[str], outcomes: Sequence[Outcome], job: Job
+def _check_recipe(
+    paths: Sequence[Path], words: Sequence[str], outcomes: Sequence[Outcome], job: CombinedConfig
 ) -> Imported:
     claims = {name: claim for name, claim in job.claims.items() if name not in QUANTITIES}
     kept = {
         name: claim for name, claim in claims.items()
-        if claim.is_noted or not is_default({name: claim.value})
+        if claim.has_note or not is_default({name: claim.value})
     }  # fmt: skip
-    problems = [_refusal(each) for each in outcomes if each.verdict.kind is Kind.REFUSED]
-    problems += job.problems
+    problems = [_to_problem(each) for each in outcomes if each.result.kind is OutcomeKind.REFUSED]
+    problems += job.errors
     names = tuple(map(str, paths))
     tree = tree_of({name: claim.value for name, claim in kept.items()})
-    problems += _missing(set(kept) | set(job.given))
+    problems += _missing_settings(set(kept) | set(job.overrides))
     sections: dict[str, Any] = {}
     try:
         recipe = load_checked_recipe([tree], words, to_train=False)
         sections = recipe.model_dump(mode="json", exclude_unset=True)
     except RecipeError as error:
         told = {problem.path for problem in problems}
-        problems += [_of_ours(each, kept) for each in error.problems if each.path not in told]
-    origins = {name: claim.origin for name, claim in kept.items() if name not in job.given}
+        problems += [_with_origin(each, kept) for each in error.problems if each.path not in told]
+    origins = {name: claim.origin for name, claim in kept.items() if name not in job.overrides}
     text = "" if problems else recipe_text(sections, origins, outcomes, names)
     return Imported(
         files=names, text=text, recipe={} if problems else sections, outcomes=tuple(outcomes),
-        problems=tuple(problems),
+        errors=tuple(problems),
     )  # fmt: skip
 
 
-def _of_ours(problem: Problem, claims: Mapping[str, Any]) -> Problem:
+def _with_origin(problem: Problem, claims: Mapping[str, Any]) -> Problem:
     """A problem of the recipe, with where the value came from."""
     claim = claims.get(problem.path)
     return problem if claim is None else Problem(problem.path, f"{problem.text} ({claim.origin})")
 
 
-def _refusal(outcome: Outcome) -> Problem:
+def _to_problem(outcome: Outcome) -> Problem:
     line = "" if outcome.entry.line is None else f", line {outcome.entry.line}"
-    return Problem(f"{outcome.file}{line}: {outcome.entry.path}", outcome.verdict.words)
+    return Problem(f"{outcome.file}{line}: {outcome.entry.path}", outcome.result.words)
 
 
-def _missing(known: set[str]) -> list[Problem]:
+def _missing_settings(settings: set[str]) -> list[Problem]:
     """Model and data are in the script, which nobody reads."""
     found = []
-    if not known & {"model.preset", "model.path", "model.hub", "model.module"}:
+    if not settings & {"model.preset", "model.path", "model.hub", "model.module"}:
         text = (
             "is not said by the files. Give model.preset=..., model.hub=owner/name, "
             "model.path=FOLDER or model.module=package.module:function."
         )
         found.append(Problem("model", text))
-    if not known & {"data.source", "data.mixture"}:
+    if not settings & {"data.source", "data.mixture"}:
         text = "is not said by the files. Give data.source=FILES (docs/verbs/prepare.md)."
         found.append(Problem("data.source", text))
     return found

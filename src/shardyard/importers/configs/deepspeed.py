@@ -7,21 +7,21 @@ followed, and where versions of it differ, the newest is.
 
 from typing import Any
 
-from shardyard.config.optimizers import OPTIMIZERS, named_elsewhere
+from shardyard.config.optimizers import OPTIMIZERS, optimizer_by_alias
 from shardyard.importers.configs.rules import (
-    Entry,
-    Facts,
+    ConfigEntry,
     Rows,
-    Verdict,
+    RuleResult,
+    SourceConfig,
     auto,
     choose,
     mapped,
     none,
     nowhere,
     optimizer_of,
-    refuse,
-    refuse_if_on,
-    refused,
+    reject,
+    reject_if_on,
+    rejected,
     same,
     switch,
     to,
@@ -47,7 +47,7 @@ _SCALER = (
 )
 
 
-CLIP_UNLESS_TOLD = 1.0
+DEFAULT_CLIP = 1.0
 """Of DeepSpeed 0.19.3 on, where ``gradient_clipping`` is not there (its pull request 8068)."""
 NOTES = {
     "optim.grad_clip": "from 0.19.3 on; older DeepSpeed clips nothing then: optim.grad_clip=null"
@@ -57,9 +57,9 @@ NOTES = {
 _ALONG = "the optimizer's states wait there too"
 
 
-def _gradient_clip(entry: Entry, _: Facts) -> Verdict:
+def _gradient_clip(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
     if isinstance(entry.value, bool) or not isinstance(entry.value, int | float):
-        return refused(
+        return rejected(
             f"={entry.value!r} is no number. Give optim.grad_clip=...", "optim.grad_clip"
         )
     return mapped({"optim.grad_clip": float(entry.value) or None})
@@ -69,12 +69,12 @@ def _precision(name: str) -> Any:
     return auto(switch(mapped({name: True}), same("off", **{name: False})), "precision.compute")
 
 
-def _loss_scale(entry: Entry, facts: Facts) -> Verdict:
+def _loss_scale(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
     if entry.value in (0, 0.0):
         return same("dynamic")
-    if facts.get("enabled") in (False, None):
+    if config.get("enabled") in (False, None):
         return none("read only where fp16 is on")
-    return to("precision.loss_scale", convert=float)(entry, facts)
+    return to("precision.loss_scale", convert=float)(entry, config)
 
 
 def _offload(quantity: str) -> Any:
@@ -82,7 +82,7 @@ def _offload(quantity: str) -> Any:
         {
             "cpu": mapped({quantity: True}, _ALONG if quantity == "offload_params" else ""),
             "none": same("off", **{quantity: False}),
-            "nvme": refused(
+            "nvme": rejected(
                 "=nvme: nothing is kept on NVMe here. Keep it in host memory with memory.offload="
                 "params or =optimizer, or leave it on the devices with memory.offload=none.",
                 "memory.offload",
@@ -91,13 +91,13 @@ def _offload(quantity: str) -> Any:
     )
 
 
-def _hierarchical(entry: Entry, _: Facts) -> Verdict:
+def _hierarchical(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
     if entry.value in (-1, 0, 1):
         return same("off")
     return mapped({"parallel.dp_shard": entry.value})
 
 
-def _partial(entry: Entry, _: Facts) -> Verdict:
+def _partial(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
     if entry.value == 1.0:
         return same("all of it")
     return none("memory.offload moves all of the optimizer's states or none")
@@ -136,7 +136,7 @@ _ZERO: Rows = {
         {1: same("off")},
         none("no second copy of parameters is kept in each node; HYBRID_SHARD splits inside it"),
     ),
-    "zero_quantized_*": refuse_if_on(
+    "zero_quantized_*": reject_if_on(
         "quantised communication changes the numbers, and is not there. Switch it off, or leave "
         "it out with --without."
     ),
@@ -169,15 +169,15 @@ _ZERO: Rows = {
 }
 
 
-def _optimizer(entry: Entry, facts: Facts) -> Verdict:
-    is_coupled = facts.get("params.adam_w_mode") is False
-    if is_coupled and facts.get("params.weight_decay") not in (0, 0.0, None):
-        return refused(
+def _optimizer(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
+    is_coupled = config.get("params.adam_w_mode") is False
+    if is_coupled and config.get("params.weight_decay") not in (0, 0.0, None):
+        return rejected(
             "with adam_w_mode=false adds weight decay to the gradient; adamw here decays apart "
             "from it. optim.name=adamw takes the other, which is another training.",
             "optim.name",
         )
-    return optimizer_of("deepspeed")(entry, facts)
+    return optimizer_of("deepspeed")(entry, config)
 
 
 _OPTIMIZER: Rows = {
@@ -194,12 +194,12 @@ _OPTIMIZER: Rows = {
     "params.adam_w_mode": nowhere("weight decay is always apart from the gradient; see type"),
     "params.bias_correction": choose(
         {True: same("always")},
-        lambda value: refused(
+        lambda value: rejected(
             f"={value!r}: averages are always corrected for their beginning. Leave it out with "
             "--without if that may be.",
         ),
     ),
-    "params.amsgrad": refuse_if_on("AMSGrad is not there. Leave it out with --without."),
+    "params.amsgrad": reject_if_on("AMSGrad is not there. Leave it out with --without."),
     "params.max_coeff": nowhere("lamb's trust ratio has no bounds here"),
     "params.min_coeff": nowhere("lamb's trust ratio has no bounds here"),
     "params.max_grad_norm": auto(_gradient_clip, "optim.grad_clip"),
@@ -213,30 +213,30 @@ _OPTIMIZER: Rows = {
 }
 
 
-def _schedule(entry: Entry, facts: Facts) -> Verdict:
+def _schedule(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
     """Rise and fall; the length of the fall is the run's unless total_num_steps says it."""
     known = {"warmuplr": "constant", "warmupdecaylr": "linear", "warmupcosinelr": "cosine"}
     schedule = known.get(str(entry.value).lower())
     if schedule is None:
-        return refused(
+        return rejected(
             f"={entry.value!r} is not there. Give optim.schedule=cosine, linear, constant, poly "
             "or step.",
             "optim.schedule",
         )
     # the first step has the least rate, and the second that of the scheduler's own step 0
-    says: dict[str, Any] = {"optim.schedule": schedule, "optim.schedule_from": -1}
+    values: dict[str, Any] = {"optim.schedule": schedule, "optim.schedule_from": -1}
     if schedule == "linear":
-        says["optim.min_lr_ratio"] = 0.0
-    is_linear = facts.get("params.warmup_type") is not None
+        values["optim.min_lr_ratio"] = 0.0
+    is_linear = config.get("params.warmup_type") is not None
     words = "" if is_linear else "their warm-up is logarithmic, ours is linear"
-    return mapped(says, words)
+    return mapped(values, words)
 
 
-def _warmup_steps(entry: Entry, facts: Facts) -> Verdict:
+def _warmup_steps(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
     """Two at least; with a logarithmic warm-up, these have 0 and the whole rate."""
-    is_linear = facts.get("params.warmup_type") == "linear"
+    is_linear = config.get("params.warmup_type") == "linear"
     return to("optim.warmup_steps", convert=lambda n: max(int(n), 2) if is_linear else int(n))(
-        entry, facts
+        entry, config
     )
 
 
@@ -284,13 +284,13 @@ ROWS: Rows = {
     "fp16.consecutive_hysteresis": nowhere(_SCALER),
     "fp16.min_loss_scale": nowhere(_SCALER),
     "fp16.auto_cast": nowhere("inputs have the format that the model computes in"),
-    "fp16.fp16_master_weights_and_grads": refuse_if_on(
+    "fp16.fp16_master_weights_and_grads": reject_if_on(
         "master weights are always fp32. Leave it out with --without."
     ),
-    "fp16.fp16_master_weights_and_gradients": refuse_if_on(
+    "fp16.fp16_master_weights_and_gradients": reject_if_on(
         "master weights are always fp32. Leave it out with --without."
     ),
-    "amp.enabled": refuse_if_on(
+    "amp.enabled": reject_if_on(
         "Apex' mixed precision is not there. Give precision.compute=fp16 or bf16.",
         "precision.compute",
     ),
@@ -302,7 +302,7 @@ ROWS: Rows = {
             "bfp16": mapped({"precision.reduce": "bf16"}),
             None: same("fp32 here"),
         },
-        lambda value: refused(
+        lambda value: rejected(
             f"={value!r}: gradients are summed in fp32 or bf16. Give precision.reduce=...",
             "precision.reduce",
         ),
@@ -339,32 +339,32 @@ ROWS: Rows = {
         "the script says what is recomputed, by calls into DeepSpeed: memory.recompute does here"
     ),
     "checkpoint.*": nowhere("checkpoints load on any number of nodes (checkpoint.*)"),
-    "elasticity.enabled": refuse_if_on(
+    "elasticity.enabled": reject_if_on(
         "elastic.min_nodes and elastic.max_nodes say how a run grows and shrinks, and the batch "
         "stays. Give them, and leave it out with --without."
     ),
     "elasticity.*": nowhere("elastic.min_nodes and elastic.max_nodes say it"),
     "autotuning.*": nowhere("`shardyard plan` finds layout and micro-batch"),
-    "data_efficiency.*": refuse(
+    "data_efficiency.*": reject(
         "sampling by difficulty and dropped tokens change what is learnt, and are not there. "
         "Leave it out with --without."
     ),
-    "curriculum_learning.enabled": refuse_if_on(
+    "curriculum_learning.enabled": reject_if_on(
         "a length of samples that grows is not there; phases may have one each (docs/phases.md). "
         "Leave it out with --without."
     ),
     "curriculum_learning.*": nowhere("see curriculum_learning.enabled"),
-    "progressive_layer_drop.enabled": refuse_if_on(
+    "progressive_layer_drop.enabled": reject_if_on(
         "dropping blocks while training is not there for text. Leave it out with --without."
     ),
     "progressive_layer_drop.*": nowhere("see progressive_layer_drop.enabled"),
-    "compression_training.*": refuse(
+    "compression_training.*": reject(
         "compression while training is not there. Leave it out with --without."
     ),
-    "quantize_training.*": refuse(
+    "quantize_training.*": reject(
         "quantisation while training is not there. Leave it out with --without."
     ),
-    "sparse_attention.*": refuse("sparse attention is not there. Leave it out with --without."),
+    "sparse_attention.*": reject("sparse attention is not there. Leave it out with --without."),
     "eigenvalue.*": nowhere("of quantisation while training"),
     "pipeline.*": nowhere("parallel.pp and parallel.schedule cut a model into stages"),
     "tensor_parallel.autotp_size": to("parallel.tp", convert=int),
@@ -379,31 +379,31 @@ ROWS: Rows = {
 }
 
 
-def decides(facts: Facts) -> dict[str, Any]:
+def decides(config: SourceConfig) -> dict[str, Any]:
     """What its engine does though the Trainer's arguments say otherwise: gradients are clipped by
     it alone, and the Trainer fills in no key that is not there."""
     keys = ("gradient_clipping", "optimizer.params.max_grad_norm")
-    is_told = any(facts.get(key) is not None for key in keys)
-    return {} if is_told else {"optim.grad_clip": CLIP_UNLESS_TOLD}
+    is_told = any(config.get(key) is not None for key in keys)
+    return {} if is_told else {"optim.grad_clip": DEFAULT_CLIP}
 
 
-def implied(facts: Facts) -> dict[str, Any]:
+def implied(config: SourceConfig) -> dict[str, Any]:
     """What DeepSpeed does where a file says nothing, and what would be otherwise here."""
-    found: dict[str, Any] = {"optim.grad_clip": CLIP_UNLESS_TOLD}
-    if facts.get("optimizer.type") is not None:
-        found |= {"optim.weight_decay": 0.0}
-        name = named_elsewhere("deepspeed", str(facts.get("optimizer.type")))
+    values: dict[str, Any] = {"optim.grad_clip": DEFAULT_CLIP}
+    if config.get("optimizer.type") is not None:
+        values |= {"optim.weight_decay": 0.0}
+        name = optimizer_by_alias("deepspeed", str(config.get("optimizer.type")))
         if name is None or "betas" in OPTIMIZERS[name].settings:
-            found |= {"optim.betas": [0.9, 0.999], "optim.eps": 1e-8}
-        decays = facts.get("optimizer.params.weight_decay") not in (0, 0.0, None)
+            values |= {"optim.betas": [0.9, 0.999], "optim.eps": 1e-8}
+        decays = config.get("optimizer.params.weight_decay") not in (0, 0.0, None)
         if decays and name is not None and "decay_vectors" in OPTIMIZERS[name].settings:
-            found["optim.decay_vectors"] = True  # it is given all parameters in one group
-    if facts.get("scheduler.type") is None:
-        found |= {"optim.schedule": "constant", "optim.warmup_steps": 0}
+            values["optim.decay_vectors"] = True  # it is given all parameters in one group
+    if config.get("scheduler.type") is None:
+        values |= {"optim.schedule": "constant", "optim.warmup_steps": 0}
     else:
-        found |= {"optim.warmup_steps": 1000}
-        if str(facts.get("scheduler.type")).lower() == "warmupcosinelr":
-            found |= {"optim.min_lr_ratio": 0.0001}
-    if facts.get("zero_optimization.stage") is None and facts.get("zero_optimization") is None:
-        found |= {"parallel.dp_shard": 1}
-    return found
+        values |= {"optim.warmup_steps": 1000}
+        if str(config.get("scheduler.type")).lower() == "warmupcosinelr":
+            values |= {"optim.min_lr_ratio": 0.0001}
+    if config.get("zero_optimization.stage") is None and config.get("zero_optimization") is None:
+        values |= {"parallel.dp_shard": 1}
+    return values

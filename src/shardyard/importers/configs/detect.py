@@ -15,8 +15,8 @@ from shardyard.importers.configs import (
     torchtitan,
     trainer,
 )
-from shardyard.importers.configs.rules import Facts, Rows
-from shardyard.importers.configs.source_file import SourceFile
+from shardyard.importers.configs.rules import Rows, SourceConfig
+from shardyard.importers.configs.source_file import ConfigFile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,29 +25,29 @@ class Source:
 
     name: str
     recognised_by: str
-    is_it: Callable[[SourceFile], bool]
+    is_it: Callable[[ConfigFile], bool]
     rows: Rows
-    implied: Callable[[Facts], Mapping[str, Any]] = lambda _: {}
+    implied: Callable[[SourceConfig], Mapping[str, Any]] = lambda _: {}
     """What it does where a file says nothing, and what would be otherwise here."""
-    decides: Callable[[Facts], Mapping[str, Any]] = lambda _: {}
+    decides: Callable[[SourceConfig], Mapping[str, Any]] = lambda _: {}
     """What it does whatever the Trainer's arguments say."""
-    notes: Callable[[Facts], Mapping[str, str]] = lambda _: {}
+    notes: Callable[[SourceConfig], Mapping[str, str]] = lambda _: {}
     """Setting -> what is to be known of a value that no key says."""
-    files: Callable[[Facts], Mapping[str, str]] = lambda _: {}
+    files: Callable[[SourceConfig], Mapping[str, str]] = lambda _: {}
     """Other files that a file names, by the path of the key that does."""
-    fills_auto: Callable[[Facts], bool] = lambda _: False
+    fills_auto: Callable[[SourceConfig], bool] = lambda _: False
     """Whether it holds the arguments of the Trainer, which fill in DeepSpeed's ``auto``."""
 
 
-def _has(*marks: str, at_least: int = 1) -> Callable[[SourceFile], bool]:
-    def is_it(file: SourceFile) -> bool:
+def _has(*marks: str, at_least: int = 1) -> Callable[[ConfigFile], bool]:
+    def is_it(file: ConfigFile) -> bool:
         return file.content is not None and len(set(marks) & set(file.content)) >= at_least
 
     return is_it
 
 
-def _is_kind(kind: str, group: str) -> Callable[[SourceFile], bool]:
-    def is_it(file: SourceFile) -> bool:
+def _is_kind(kind: str, group: str) -> Callable[[ConfigFile], bool]:
+    def is_it(file: ConfigFile) -> bool:
         content = file.content or {}
         version = str(content.get("apiVersion", ""))
         return content.get("kind") == kind and version.startswith(group)
@@ -55,13 +55,13 @@ def _is_kind(kind: str, group: str) -> Callable[[SourceFile], bool]:
     return is_it
 
 
-def _is_torchtitan(file: SourceFile) -> bool:
+def _is_torchtitan(file: ConfigFile) -> bool:
     content = file.content or {}
     tables = [name for name in content if isinstance(content[name], dict)]
     return len(torchtitan.MARKS & set(tables)) >= 2 and "training" in tables
 
 
-def _is_fsdp(file: SourceFile) -> bool:
+def _is_fsdp(file: ConfigFile) -> bool:
     content = file.content or {}
     known = {name for name in fsdp.ROWS if "*" not in name}
     return bool(content) and set(content) <= known | {"xla_fsdp_settings"} and any(
@@ -72,9 +72,9 @@ def _is_fsdp(file: SourceFile) -> bool:
     )  # fmt: skip
 
 
-def _named(*paths: str) -> Callable[[Facts], Mapping[str, str]]:
-    def files(facts: Facts) -> Mapping[str, str]:
-        values = {path: facts.get(path) for path in paths}
+def _named(*paths: str) -> Callable[[SourceConfig], Mapping[str, str]]:
+    def files(config: SourceConfig) -> Mapping[str, str]:
+        values = {path: config.get(path) for path in paths}
         return {path: value for path, value in values.items() if isinstance(value, str) and value}
 
     return files
@@ -156,7 +156,7 @@ SOURCES = (
 
 def _parts(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Where the parameters of SMP may stand."""
-    found: list[Mapping[str, Any]] = [content]
+    parts: list[Mapping[str, Any]] = [content]
     for path in (
         ("parameters",),
         ("smdistributed", "modelparallel", "parameters"),
@@ -166,10 +166,10 @@ def _parts(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         for key in path:
             part = part.get(key, {}) if isinstance(part, dict) else {}
         if isinstance(part, dict):
-            found.append(part)
-    return found
+            parts.append(part)
+    return parts
 
 
-def source_of(file: SourceFile) -> Source | None:
+def source_of(file: ConfigFile) -> Source | None:
     """What a file is; None: nothing that is known."""
     return next((source for source in SOURCES if source.is_it(file)), None)

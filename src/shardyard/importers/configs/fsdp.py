@@ -9,16 +9,16 @@ from typing import Any
 
 from shardyard.importers.configs.rules import (
     OFF,
-    Entry,
-    Facts,
+    ConfigEntry,
     Rows,
-    Verdict,
+    RuleResult,
+    SourceConfig,
     choose,
     mapped,
     none,
     nowhere,
-    refuse_if_on,
-    refused,
+    reject_if_on,
+    rejected,
     same,
     switch,
     to,
@@ -41,40 +41,40 @@ _STRATEGIES: dict[str, dict[str, Any]] = {
 """Name or number of a strategy of FSDP1, or FSDP2's reshard_after_forward -> settings."""
 
 
-def _strategy(entry: Entry, _: Facts) -> Verdict:
+def _strategy(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
     name = str(entry.value).lower()
     if name in ("hybrid_shard_zero2", "_hybrid_shard_zero2", "5"):
-        return refused(
+        return rejected(
             f"={entry.value}: give parallel.zero=2 and parallel.dp_shard=DEVICES_OF_A_NODE.",
             "parallel.zero",
             "parallel.dp_shard",
         )
     if name not in _STRATEGIES:
-        return refused(
+        return rejected(
             f"={entry.value!r} is no strategy of FSDP. Give parallel.zero=2 or 3.", "parallel.zero"
         )
     return mapped(_STRATEGIES[name])
 
 
-def _reshard(entry: Entry, facts: Facts) -> Verdict:
+def _reshard(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
     """Version 1 reads fsdp_sharding_strategy where that stands there too."""
-    old = any(facts.get(name) is not None for name in _OLD)
-    if old and str(entry.value).lower() in ("true", "false") and not _is_second(facts):
+    old = any(config.get(name) is not None for name in _OLD)
+    if old and str(entry.value).lower() in ("true", "false") and not _is_second(config):
         return none("read by version 2; the strategy of version 1 says it")
-    return _strategy(entry, facts)
+    return _strategy(entry, config)
 
 
 _OLD = ("fsdp_sharding_strategy", "sharding_strategy")
 
 
-def _is_second(facts: Facts) -> bool:
-    return str(facts.get("fsdp_version", facts.get("version", "1"))) == "2"
+def _is_second(config: SourceConfig) -> bool:
+    return str(config.get("fsdp_version", config.get("version", "1"))) == "2"
 
 
-def _old_strategy(entry: Entry, facts: Facts) -> Verdict:
-    if _is_second(facts) and facts.get("fsdp_reshard_after_forward") is not None:
+def _old_strategy(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
+    if _is_second(config) and config.get("fsdp_reshard_after_forward") is not None:
         return none("of version 1; fsdp_reshard_after_forward says it in version 2")
-    return _strategy(entry, facts)
+    return _strategy(entry, config)
 
 
 _RAM = (
@@ -118,7 +118,7 @@ _PLAIN: dict[str, Any] = {
     ),
     "ignored_modules": nowhere("model.frozen says what is not trained; all of it is sharded"),
     "mixed_precision_policy*": nowhere("precision.* says it"),
-    "xla": refuse_if_on("XLA devices are not trained on. Leave it out with --without."),
+    "xla": reject_if_on("XLA devices are not trained on. Leave it out with --without."),
     "xla_*": nowhere("of XLA devices"),
     "enable_fp8*": nowhere("precision.compute=fp8 says it"),
 }
@@ -145,36 +145,36 @@ PARALLELISM: Rows = {
 """accelerate's ParallelismConfig."""
 
 
-def legacy(entry: Entry, facts: Facts) -> Verdict:
+def legacy(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
     """The Trainer's ``fsdp``: a switch, or words such as ``full_shard auto_wrap offload``."""
     if entry.value in OFF or entry.value in ([], {}):
         return same("off")
     if entry.value in (True, "true", "True"):
         return (
-            mapped({"parallel.zero": 3}) if not _says_strategy(facts) else same("see fsdp_config")
+            mapped({"parallel.zero": 3}) if not _has_strategy(config) else same("see fsdp_config")
         )
     words = entry.value if isinstance(entry.value, list) else str(entry.value).split()
-    says: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for word in words:
         match str(word).lower():
             case "auto_wrap":
                 continue
             case "offload":
-                says["offload_params"] = True
+                values["offload_params"] = True
             case name if name in _STRATEGIES:
-                says |= _STRATEGIES[name]
+                values |= _STRATEGIES[name]
             case name:
-                return refused(
+                return rejected(
                     f"={name!r} is no option of FSDP that is known. Give parallel.zero=...",
                     "parallel.zero",
                 )
-    return mapped(says) if says else same(BLOCKS)
+    return mapped(values) if values else same(BLOCKS)
 
 
-def _says_strategy(facts: Facts) -> bool:
+def _has_strategy(config: SourceConfig) -> bool:
     names = ("reshard_after_forward", "sharding_strategy")
     return any(
-        facts.get(f"fsdp_config.{prefix}{name}") is not None
+        config.get(f"fsdp_config.{prefix}{name}") is not None
         for prefix in ("", "fsdp_")
         for name in names
     )

@@ -11,17 +11,17 @@ from typing import Any
 from shardyard.hardware.catalogue import instance_names
 from shardyard.importers.configs import scripts, shell
 from shardyard.importers.configs.rules import (
-    Entry,
-    Facts,
-    Kind,
+    ConfigEntry,
+    OutcomeKind,
     Rows,
     Rule,
-    Verdict,
+    RuleResult,
+    SourceConfig,
     choose,
     mapped,
     none,
     nowhere,
-    refused,
+    rejected,
     same,
     to,
 )
@@ -36,18 +36,18 @@ _MEMORY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "": 1, "K": 1e3, 
            "G": 1e9, "k": 1e3}  # fmt: skip
 
 
-def _nodes(entry: Entry, facts: Facts) -> Verdict:
+def _nodes(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
     """The Master is a node like the workers."""
-    found = [facts.get(f"{_SPECS}.{kind}.replicas", 0) for kind in ("Master", "Worker")]
+    found = [config.get(f"{_SPECS}.{kind}.replicas", 0) for kind in ("Master", "Worker")]
     if not all(isinstance(count, int) for count in found):
-        return to("cluster.nodes", convert=int)(entry, facts)
+        return to("cluster.nodes", convert=int)(entry, config)
     return mapped({"cluster.nodes": sum(found)})
 
 
 _SPECS = "spec.pytorchReplicaSpecs"
 
 
-def _processes(entry: Entry, _: Facts) -> Verdict:
+def _processes(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
     match str(entry.value).lower():
         case "auto" | "gpu":
             return same("all devices of a node")
@@ -55,70 +55,70 @@ def _processes(entry: Entry, _: Facts) -> Verdict:
             return mapped({"cluster.device": "cpu"})
         case text if text.isdigit():
             return mapped({"cluster.devices": int(text)})
-    return refused(f"={entry.value!r} is not auto, cpu, gpu or a number.", "cluster.devices")
+    return rejected(f"={entry.value!r} is not auto, cpu, gpu or a number.", "cluster.devices")
 
 
-def _time_limit(entry: Entry, _: Facts) -> Verdict:
+def _time_limit(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
     return mapped({"launch.time_limit": scripts.time_limit_of(float(entry.value))})
 
 
-def _rendezvous(entry: Entry, facts: Facts) -> Verdict:
+def _rendezvous(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
     if str(entry.value) == "c10d":
         return same("elastic.rendezvous=tcp")
-    host, port = (facts.get(f"spec.elasticPolicy.{key}") for key in ("rdzvHost", "rdzvPort"))
+    host, port = (config.get(f"spec.elasticPolicy.{key}") for key in ("rdzvHost", "rdzvPort"))
     if host is None:
-        return refused("without rdzvHost: give elastic.rendezvous=...", "elastic.rendezvous")
+        return rejected("without rdzvHost: give elastic.rendezvous=...", "elastic.rendezvous")
     return mapped({"elastic.rendezvous": f"etcd://{host}:{port or 2379}"})
 
 
-def _restarts(entry: Entry, facts: Facts) -> Verdict:
+def _restarts(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
     """The operator adds up the restarts of all pods."""
-    return to("launch.kubernetes.max_restarts", convert=int)(entry, facts)
+    return to("launch.kubernetes.max_restarts", convert=int)(entry, config)
 
 
-def _image(entry: Entry, facts: Facts) -> Verdict:
+def _image(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
     """An image of another program lacks what a launch starts in it."""
-    found = to("launch.image")(entry, facts)
-    if found.kind is not Kind.MAPPED:
+    found = to("launch.image")(entry, config)
+    if found.kind is not OutcomeKind.MAPPED:
         return found
-    return mapped(found.says, "made for another program: it needs Shardyard inside, " + _BUILD)
+    return mapped(found.settings, "made for another program: it needs Shardyard inside, " + _BUILD)
 
 
 _BUILD = "`shardyard image build` makes one"
 
 
-def _sibling(entry: Entry, facts: Facts, name: str) -> Any:
-    return facts.get(f"{entry.path.rpartition('.')[0]}.{name}")
+def _sibling(entry: ConfigEntry, config: SourceConfig, name: str) -> Any:
+    return config.get(f"{entry.path.rpartition('.')[0]}.{name}")
 
 
-def _variable(entry: Entry, facts: Facts) -> Verdict:
+def _variable(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
     """Name and value of a variable: each says the whole of it."""
     base = entry.path.rpartition(".")[0]
     if entry.path.split(".")[-1] not in ("name", "value"):
         base = re.sub(r"\.valueFrom\..*$", "", entry.path)
-    name, value = str(facts.get(f"{base}.name")), facts.get(f"{base}.value")
-    secret = facts.get(f"{base}.valueFrom.secretKeyRef.name")
-    key = facts.get(f"{base}.valueFrom.secretKeyRef.key")
+    name, value = str(config.get(f"{base}.name")), config.get(f"{base}.value")
+    secret = config.get(f"{base}.valueFrom.secretKeyRef.name")
+    key = config.get(f"{base}.valueFrom.secretKeyRef.key")
     if secret is not None:
         return mapped({f"secrets.{name}": f"k8s:{secret}/{key}"})
     if value is None:
         return none(f"comes from elsewhere: give launch.env={{{name}: ...}} or secrets.{name}")
-    return scripts.environment(Entry(path=f"environment.{name}", value=value), facts)
+    return scripts.environment(ConfigEntry(path=f"environment.{name}", value=value), config)
 
 
-def _accelerators(entry: Entry, facts: Facts) -> Verdict:
-    return to("cluster.devices", convert=int)(entry, facts)
+def _accelerators(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
+    return to("cluster.devices", convert=int)(entry, config)
 
 
-def _volume(entry: Entry, facts: Facts) -> Verdict:
+def _volume(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
     """A volume or its mount: all of them together are one setting."""
     pod = re.match(r"(.*?\.spec)\.(?:volumes|containers)\.", entry.path)
     if pod is None:
         return none("give launch.volumes")
-    name, base = _volume_name(entry, facts), entry.path.rpartition(".")[0]
-    if facts.get(f"{base}.subPath") is not None:
+    name, base = _volume_name(entry, config), entry.path.rpartition(".")[0]
+    if config.get(f"{base}.subPath") is not None:
         return none("a volume is mounted as a whole: launch.volumes")
-    volumes = {**_volumes(pod[1], facts)}
+    volumes = {**_volumes(pod[1], config)}
     volume = volumes.get(name)
     if volume is None:
         return none("of a kind that is not mounted: give a claim in launch.volumes")
@@ -131,36 +131,36 @@ def _volume(entry: Entry, facts: Facts) -> Verdict:
     return mapped({"launch.volumes": whole}) if whole else none("is mounted nowhere")
 
 
-def _volume_name(entry: Entry, facts: Facts) -> Any:
+def _volume_name(entry: ConfigEntry, config: SourceConfig) -> Any:
     found = re.match(r"(.*\.(?:volumes|volumeMounts)\.\d+)\.", entry.path + ".")
-    return None if found is None else facts.get(f"{found[1]}.name")
+    return None if found is None else config.get(f"{found[1]}.name")
 
 
-def _volumes(pod: str, facts: Facts) -> dict[str, dict[str, Any] | None]:
+def _volumes(pod: str, config: SourceConfig) -> dict[str, dict[str, Any] | None]:
     """Name -> launch.volumes' entry; ``memory`` for what is in memory; None: another kind."""
-    found: dict[str, dict[str, Any] | None] = {}
-    paths = _mounts(pod, facts)
-    below = facts.below(f"{pod}.volumes")
+    volumes: dict[str, dict[str, Any] | None] = {}
+    paths = _mounts(pod, config)
+    below = config.below(f"{pod}.volumes")
     for number in {key.partition(".")[0] for key in below}:
         name = str(below.get(f"{number}.name"))
         claim = below.get(f"{number}.persistentVolumeClaim.claimName")
         host = below.get(f"{number}.hostPath.path")
         path = {"path": paths[name]} if name in paths else {}
         if claim is not None:
-            found[name] = {**path, "claim": claim}
+            volumes[name] = {**path, "claim": claim}
         elif below.get(f"{number}.emptyDir.medium") == "Memory":
-            found[name] = {**path, "memory": below.get(f"{number}.emptyDir.sizeLimit")}
+            volumes[name] = {**path, "memory": below.get(f"{number}.emptyDir.sizeLimit")}
         elif host is not None and path.get("path") == "/dev/shm":
-            found[name] = {**path, "memory": None}
+            volumes[name] = {**path, "memory": None}
         elif host is not None:
-            found[name] = {**path, "host": host}
+            volumes[name] = {**path, "host": host}
         else:
-            found[name] = None
-    return found
+            volumes[name] = None
+    return volumes
 
 
-def _mounts(pod: str, facts: Facts) -> dict[str, str]:
-    below = facts.below(f"{pod}.containers")
+def _mounts(pod: str, config: SourceConfig) -> dict[str, str]:
+    below = config.below(f"{pod}.containers")
     mounts: dict[str, str] = {}
     for key, value in below.items():
         found = re.fullmatch(r"(\d+\.volumeMounts\.\d+)\.mountPath", key)
@@ -176,22 +176,22 @@ def _gib(text: Any) -> int | None:
     return max(1, math.ceil(float(found[1]) * _MEMORY[found[2]] / 2**30))
 
 
-def _node_label(entry: Entry, _: Facts) -> Verdict:
+def _node_label(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
     name = entry.path.partition(".nodeSelector.")[2]
     if name == "node.kubernetes.io/instance-type" and str(entry.value) in instance_names():
         return mapped({"cluster.instance": entry.value})
     return mapped({f"launch.kubernetes.node_selector.{name}": str(entry.value)})
 
 
-def _tolerations(entry: Entry, facts: Facts) -> Verdict:
+def _tolerations(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
     base = re.match(r"(.*\.tolerations)\.", entry.path)
     if base is None:
         return same("none")
-    below, found = facts.below(base[1]), []
+    below, found = config.below(base[1]), []
     for number in sorted({key.partition(".")[0] for key in below}):
         key, value, effect = (below.get(f"{number}.{name}") for name in ("key", "value", "effect"))
         if key is None:
-            return refused(
+            return rejected(
                 "tolerates every taint. Name those that count in launch.kubernetes.tolerations.",
                 "launch.kubernetes.tolerations",
             )
@@ -200,7 +200,7 @@ def _tolerations(entry: Entry, facts: Facts) -> Verdict:
     return mapped({"launch.kubernetes.tolerations": found})
 
 
-def _queue(entry: Entry, _: Facts) -> Verdict:
+def _queue(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
     return mapped({"launch.kubernetes.queue": str(entry.value)})
 
 
@@ -210,14 +210,14 @@ _LABELS: Rows = {
     "metadata.generateName": nowhere("run.name is the first part of a run's id"),
     "metadata.namespace": to("launch.kubernetes.namespace"),
     "metadata*": nowhere(_PLACES),
-    "apiVersion": lambda entry, facts: _kind(entry, facts),
-    "kind": lambda entry, facts: _kind(entry, facts),
+    "apiVersion": lambda entry, config: _kind(entry, config),
+    "kind": lambda entry, config: _kind(entry, config),
     "status*": nowhere("is written by the cluster"),
 }
 
 
-def _kind(_: Entry, facts: Facts) -> Verdict:
-    return mapped({"launch.kubernetes.target": str(facts.get("kind")).lower()})
+def _kind(_: ConfigEntry, config: SourceConfig) -> RuleResult:
+    return mapped({"launch.kubernetes.target": str(config.get("kind")).lower()})
 
 
 def _resource(prefix: str) -> dict[str, Rule]:
@@ -246,8 +246,8 @@ def _container(pod: str) -> dict[str, Rule]:
         f"{one}.resources": nowhere("pods take what cluster.instance can give"),
         f"{one}.image": _image,
         f"{one}.imagePullPolicy": nowhere("an image by its digest never changes"),
-        f"{one}.command": lambda _entry, _facts: Verdict(kind=Kind.MAPPED, words=_WORK),
-        f"{one}.args": lambda _entry, _facts: Verdict(kind=Kind.MAPPED, words=_WORK),
+        f"{one}.command": lambda _entry, _config: RuleResult(kind=OutcomeKind.MAPPED, words=_WORK),
+        f"{one}.args": lambda _entry, _config: RuleResult(kind=OutcomeKind.MAPPED, words=_WORK),
         f"{one}.name": nowhere("the container's name is the operator's"),
         f"{one}.securityContext*": nowhere(_RIGHTS),
         f"{one}.ports*": nowhere("nodes find each other by themselves"),
@@ -323,8 +323,10 @@ TRAINJOB: Rows = {
     "spec.trainer.numNodes": to("cluster.nodes", convert=int),
     "spec.trainer.numProcPerNode": _processes,
     "spec.trainer.image": _image,
-    "spec.trainer.command": lambda _entry, _facts: Verdict(kind=Kind.MAPPED, words=_WORK),
-    "spec.trainer.args": lambda _entry, _facts: Verdict(kind=Kind.MAPPED, words=_WORK),
+    "spec.trainer.command": lambda _entry, _config: RuleResult(
+        kind=OutcomeKind.MAPPED, words=_WORK
+    ),
+    "spec.trainer.args": lambda _entry, _config: RuleResult(kind=OutcomeKind.MAPPED, words=_WORK),
     "spec.trainer.env.*": _variable,
     **_resource("spec.trainer.resourcesPerNode.limits"),
     **_resource("spec.trainer.resourcesPerNode.requests"),
@@ -340,29 +342,31 @@ TRAINJOB: Rows = {
 }
 
 
-def implied(facts: Facts) -> dict[str, Any]:
+def implied(config: SourceConfig) -> dict[str, Any]:
     """What the operators do where a file says nothing."""
-    if facts.get("kind") == "TrainJob":
-        return {} if facts.get("spec.trainer.numNodes") else {"cluster.nodes": 1}
+    if config.get("kind") == "TrainJob":
+        return {} if config.get("spec.trainer.numNodes") else {"cluster.nodes": 1}
     return {}
 
 
-def commands(facts: Facts) -> dict[str, list[Entry]]:
+def commands(config: SourceConfig) -> dict[str, list[ConfigEntry]]:
     """Path of a command -> what is in it."""
     found = {}
     for base in sorted(
-        {path.rpartition(".")[0] for path in facts.entries if path.endswith((".command", ".args"))}
+        {path.rpartition(".")[0] for path in config.entries if path.endswith((".command", ".args"))}
     ):
         if not re.search(r"\.containers\.\d+$|\.trainer$", base) or ".initContainers" in base:
             continue
         words = [
-            str(word) for part in ("command", "args") for word in _list(facts.get(f"{base}.{part}"))
+            str(word)
+            for part in ("command", "args")
+            for word in _list(config.get(f"{base}.{part}"))
         ]
         line = next(
             (
-                facts.entries[f"{base}.{part}"].line
+                config.entries[f"{base}.{part}"].line
                 for part in ("command", "args")
-                if f"{base}.{part}" in facts.entries
+                if f"{base}.{part}" in config.entries
             ),
             None,
         )
@@ -374,9 +378,9 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
-def _read(words: list[str], line: int | None) -> list[Entry]:
+def _read(words: list[str], line: int | None) -> list[ConfigEntry]:
     name = words[0].rpartition("/")[2] if words else ""
     if name in ("bash", "sh") and any(word.startswith("-") and "c" in word for word in words[1:2]):
         inner = shell.read_script("\n".join(words[2:]))
-        return [Entry(path=entry.path, value=entry.value, line=line) for entry in inner]
+        return [ConfigEntry(path=entry.path, value=entry.value, line=line) for entry in inner]
     return shell.read_words(words, line)

@@ -9,15 +9,15 @@ from typing import Any
 from shardyard.importers.configs import fsdp, trainer
 from shardyard.importers.configs.rules import (
     OFF,
-    Entry,
-    Facts,
+    ConfigEntry,
     Rows,
-    Verdict,
+    RuleResult,
+    SourceConfig,
     choose,
     mapped,
     none,
     nowhere,
-    refuse_if_on,
+    reject_if_on,
     same,
     switch,
     to,
@@ -29,34 +29,34 @@ MARKS = {"batch_size_training", "enable_fsdp", "low_cpu_fsdp", "batching_strateg
 _CHECKPOINTS = "a checkpoint has its place in the run's folder; `shardyard export` writes weights"
 
 
-def _max_steps(entry: Entry, _: Facts) -> Verdict:
+def _max_steps(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
     if str(entry.value) == "0":
         return same("num_epochs says the length")
     return none("num_epochs says the length too: give run.steps in place of it")
 
 
-def _grad_clip(entry: Entry, facts: Facts) -> Verdict:
+def _grad_clip(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
     if entry.value in OFF:
         return mapped({"optim.grad_clip": None})
-    threshold = facts.get("gradient_clipping_threshold", 1.0)
+    threshold = config.get("gradient_clipping_threshold", 1.0)
     return mapped({"optim.grad_clip": float(threshold)})
 
 
-def _gamma(entry: Entry, facts: Facts) -> Verdict:
-    if facts.get("num_epochs") in (1, "1"):
+def _gamma(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
+    if config.get("num_epochs") in (1, "1"):
         return none("the rate falls behind an epoch, and there is one")
-    return to("optim.milestone_factor", convert=float)(entry, facts)
+    return to("optim.milestone_factor", convert=float)(entry, config)
 
 
-def _strategy(entry: Entry, facts: Facts) -> Verdict:
+def _strategy(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
     name = str(entry.value).rpartition(".")[2].lower()
-    return fsdp.legacy(Entry(path="fsdp", value=name, line=entry.line), facts)
+    return fsdp.legacy(ConfigEntry(path="fsdp", value=name, line=entry.line), config)
 
 
-def _sharded(entry: Entry, facts: Facts) -> Verdict:
+def _sharded(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
     if entry.value in OFF:
         return mapped({"parallel.dp_shard": 1})
-    if facts.get("sharding_strategy") is not None:
+    if config.get("sharding_strategy") is not None:
         return same("sharding_strategy says how")
     return mapped({"parallel.zero": 3})
 
@@ -82,11 +82,11 @@ ROWS: Rows = {
     "enable_fsdp": _sharded,
     "sharding_strategy": _strategy,
     "hsdp": nowhere("sharding_strategy=HYBRID_SHARD says it"),
-    "sharding_group_size": refuse_if_on(
+    "sharding_group_size": reject_if_on(
         "is parallel.dp_shard of a hybrid layout. Give it and parallel.dp_replicate.",
         "parallel.dp_shard",
     ),
-    "replica_group_size": refuse_if_on(
+    "replica_group_size": reject_if_on(
         "is parallel.dp_replicate of a hybrid layout. Give it and parallel.dp_shard.",
         "parallel.dp_replicate",
     ),
@@ -100,12 +100,12 @@ ROWS: Rows = {
         none("master weights are fp32, and precision.compute=bf16 says the products"), same("off")
     ),
     "optimizer": nowhere("of AdamW and AnyPrecision; optim.name says it"),
-    "use_peft": refuse_if_on(
+    "use_peft": reject_if_on(
         "trains adapters. Give model.lora.rank=8 (the source's own rank).", "model.lora.rank"
     ),
     "peft_method": nowhere("model.lora says adapters"),
-    "quantization": refuse_if_on("frozen weights are not quantized. Leave it out with --without."),
-    "freeze_layers": refuse_if_on(
+    "quantization": reject_if_on("frozen weights are not quantized. Leave it out with --without."),
+    "freeze_layers": reject_if_on(
         "leaves the first layers as they are. Give model.frozen, a list of names.", "model.frozen"
     ),
     "num_freeze_layers": nowhere("freeze_layers says whether it is read"),
@@ -127,9 +127,9 @@ ROWS: Rows = {
 """Fields of the script's two configurations."""
 
 
-def implied(facts: Facts) -> dict[str, Any]:
+def implied(config: SourceConfig) -> dict[str, Any]:
     """What the script does where its arguments say nothing, and what would be otherwise here."""
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "optim.micro_batch": 4,
         "accumulation_steps": 1,
         "optim.lr": 1e-4,
@@ -142,10 +142,10 @@ def implied(facts: Facts) -> dict[str, Any]:
         "bf16": True,
         "fp16": False,
     }
-    found |= _falls_after_each_epoch(facts.get("num_epochs", 3), facts.get("gamma", 0.85))
-    if facts.get("enable_fsdp") in OFF:
-        return found | {"parallel.dp_shard": 1}
-    return found | {"memory.recompute": "full"}
+    values |= _falls_after_each_epoch(config.get("num_epochs", 3), config.get("gamma", 0.85))
+    if config.get("enable_fsdp") in OFF:
+        return values | {"parallel.dp_shard": 1}
+    return values | {"memory.recompute": "full"}
 
 
 def _falls_after_each_epoch(epochs: Any, gamma: Any) -> dict[str, Any]:

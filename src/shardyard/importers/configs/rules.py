@@ -1,6 +1,6 @@
 """What becomes of one key of a source: the four outcomes, and the rules that decide between them.
 
-A source is a table, pattern -> rule. ``judge`` gives every value of a parsed file exactly one
+A source is a table, pattern -> rule. ``apply_rules`` gives every value of a parsed file exactly one
 outcome; a key without a rule is refused, so that nothing of a source is dropped in silence.
 """
 
@@ -11,7 +11,7 @@ from enum import Enum
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
-from shardyard.config.optimizers import OPTIMIZERS, Elsewhere, named_elsewhere
+from shardyard.config.optimizers import OPTIMIZERS, Elsewhere, optimizer_by_alias
 from shardyard.config.schema.reference import settings
 from shardyard.config.secrets import HIDDEN, find_credential
 
@@ -26,7 +26,7 @@ QUANTITIES = {
 """What sources say and no setting does by itself; ``job.py`` makes settings of them."""
 
 
-class Kind(Enum):
+class OutcomeKind(Enum):
     """The outcomes."""
 
     MAPPED = "mapped"
@@ -36,13 +36,13 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class RuleResult:
     """What a rule says of one value."""
 
-    kind: Kind
+    kind: OutcomeKind
     words: str = ""
     """Why there is no counterpart; what is wrong and what to do now."""
-    says: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
     """Dotted setting, or one of ``QUANTITIES`` -> value. Of what is refused: the settings that
     settle it when they are given on the command line, each with None."""
     is_open: bool = False
@@ -50,7 +50,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class ConfigEntry:
     """One value of a source."""
 
     path: str
@@ -65,22 +65,22 @@ class Outcome:
     """What became of one value of a source."""
 
     file: str
-    entry: Entry
-    verdict: Verdict
+    entry: ConfigEntry
+    result: RuleResult
     source: str = ""
     """Name of the kind of file."""
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Where the value stands: file, key and line."""
         line = "" if self.entry.line is None else f", line {self.entry.line}"
         return f"{self.file}: {self.entry.path}{line}"
 
     @property
-    def shown(self) -> Any:
+    def redacted_value(self) -> Any:
         """The value, unless it may be a credential."""
         text = str(self.entry.value)
-        is_secret = "secret" in self.verdict.words or _SECRET.search(text)
+        is_secret = "secret" in self.result.words or _SECRET.search(text)
         return HIDDEN if is_secret or find_credential(text) else self.entry.value
 
     def to_json(self) -> dict[str, Any]:
@@ -89,18 +89,18 @@ class Outcome:
             "file": self.file,
             "key": self.entry.path,
             "line": self.entry.line,
-            "value": self.shown,
-            "outcome": self.verdict.kind.value,
-            "settings": dict(self.verdict.says),
-            "words": self.verdict.words,
+            "value": self.redacted_value,
+            "outcome": self.result.kind.value,
+            "settings": dict(self.result.settings),
+            "words": self.result.words,
         }
 
 
 @dataclass(frozen=True)
-class Facts:
+class SourceConfig:
     """All values of a source by path, for rules that look at more than their own."""
 
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, ConfigEntry]
     prefix: str = ""
 
     def get(self, path: str, default: Any = None) -> Any:
@@ -117,18 +117,18 @@ class Facts:
             if name.startswith(start)
         }
 
-    def whole(self) -> "Facts":
+    def whole(self) -> "SourceConfig":
         """The whole source."""
-        return Facts(self.entries)
+        return SourceConfig(self.entries)
 
-    def under(self, path: str) -> "Facts":
+    def under(self, path: str) -> "SourceConfig":
         """The same, seen from a part of the source."""
-        return Facts(self.entries, f"{self.prefix}{path}.")
+        return SourceConfig(self.entries, f"{self.prefix}{path}.")
 
 
 _SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|_KEY)\"?[=:]\s*\S|\blogin\s+\S")
 
-Rule: TypeAlias = Callable[[Entry, Facts], Verdict]
+Rule: TypeAlias = Callable[[ConfigEntry, SourceConfig], RuleResult]
 Rows: TypeAlias = Mapping[str, Rule]
 """Pattern of a path -> rule; ``*`` stands for anything, exact paths win, then the first pattern."""
 
@@ -136,41 +136,41 @@ ON = (True, "true", "True", "yes", "1", 1)
 OFF = (False, "false", "False", "no", "0", 0, None, "null", "None", "")
 
 
-def mapped(says: Mapping[str, Any], words: str = "") -> Verdict:
+def mapped(values: Mapping[str, Any], words: str = "") -> RuleResult:
     """The value is said by settings or quantities.
 
     Args:
         words: What is not quite the same, for the comment of the line.
     """
-    return Verdict(kind=Kind.MAPPED, says=says, words=words)
+    return RuleResult(kind=OutcomeKind.MAPPED, settings=values, words=words)
 
 
-def same(words: str = "", **says: Any) -> Verdict:
+def same(words: str = "", **says: Any) -> RuleResult:
     """The value asks what happens anyway."""
-    return Verdict(kind=Kind.DEFAULT, words=words, says=says)
+    return RuleResult(kind=OutcomeKind.DEFAULT, words=words, settings=says)
 
 
-def none(words: str) -> Verdict:
+def none(words: str) -> RuleResult:
     """Nothing here stands for it."""
-    return Verdict(kind=Kind.NONE, words=words)
+    return RuleResult(kind=OutcomeKind.NONE, words=words)
 
 
-def refused(words: str, *settings_: str) -> Verdict:
+def rejected(words: str, *settings_: str) -> RuleResult:
     """It cannot be taken over.
 
     Args:
         settings_: Those that settle it when the command line gives all of them.
     """
-    return Verdict(kind=Kind.REFUSED, words=words, says=dict.fromkeys(settings_))
+    return RuleResult(kind=OutcomeKind.REFUSED, words=words, settings=dict.fromkeys(settings_))
 
 
 def optimizer_of(where: Elsewhere) -> Rule:
     """The optimizer that a source names in its own way."""
 
-    def named(entry: Entry, _: Facts) -> Verdict:
-        name = named_elsewhere(where, str(entry.value))
+    def named(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
+        name = optimizer_by_alias(where, str(entry.value))
         if name is None:
-            return refused(
+            return rejected(
                 f"={entry.value!r} is not there. optim.name={', '.join(OPTIMIZERS)}: each trains "
                 "with another optimizer, which is another training.",
                 "optim.name",
@@ -183,13 +183,13 @@ def optimizer_of(where: Elsewhere) -> Rule:
 def auto(rule: Rule, *names: str) -> Rule:
     """``auto``, which the Hugging Face Trainer fills in from its arguments; or what a rule says."""
 
-    def filled(entry: Entry, facts: Facts) -> Verdict:
+    def filled(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
         if entry.value != "auto":
-            return rule(entry, facts)
-        return Verdict(
-            kind=Kind.REFUSED,
+            return rule(entry, config)
+        return RuleResult(
+            kind=OutcomeKind.REFUSED,
             is_open=True,
-            says=dict.fromkeys(names),
+            settings=dict.fromkeys(names),
             words="=auto is filled in by the Trainer from its arguments, which no file here holds. "
             f"Give them as a file too, or {' and '.join(f'{name}=...' for name in names)}.",
         )
@@ -200,7 +200,7 @@ def auto(rule: Rule, *names: str) -> Rule:
 def to(*names: str, convert: Callable[[Any], Any] | None = None) -> Rule:
     """The value of settings or quantities; what cannot be converted is refused."""
 
-    def rule(entry: Entry, _: Facts) -> Verdict:
+    def rule(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
         value = entry.value
         if value is None:
             return same("null: not set")
@@ -209,7 +209,7 @@ def to(*names: str, convert: Callable[[Any], Any] | None = None) -> Rule:
         try:
             value = value if convert is None else _converted(value, convert)
         except (ValueError, TypeError, KeyError, IndexError):
-            return refused(
+            return rejected(
                 f"={value!r} is not a value that {' and '.join(names)} can take. Mend it, or give "
                 f"{names[0]}=... on the command line.",
                 *names,
@@ -236,8 +236,8 @@ def is_variable(value: Any) -> bool:
     return isinstance(value, str) and ("$" in value or "`" in value or "{{" in value)
 
 
-def _unknown_variable(value: str, names: Sequence[str]) -> Verdict:
-    return refused(
+def _unknown_variable(value: str, names: Sequence[str]) -> RuleResult:
+    return rejected(
         f"={value!r} holds what only a shell would know, and the file does not set it. Write the "
         f"value there, or give {names[0]}=... on the command line.",
         *names,
@@ -246,54 +246,55 @@ def _unknown_variable(value: str, names: Sequence[str]) -> Verdict:
 
 def nowhere(words: str) -> Rule:
     """Whatever it says, nothing here stands for it."""
-    return lambda _entry, _facts: none(words)
+    return lambda _entry, _config: none(words)
 
 
-def refuse(words: str, *settings_: str) -> Rule:
+def reject(words: str, *settings_: str) -> Rule:
     """Whatever it says, it cannot be taken over."""
-    return lambda _entry, _facts: refused(words, *settings_)
+    return lambda _entry, _config: rejected(words, *settings_)
 
 
-def refuse_if_on(words: str, *settings_: str) -> Rule:
+def reject_if_on(words: str, *settings_: str) -> Rule:
     """It cannot be taken over, unless it is switched off."""
 
-    def rule(entry: Entry, _: Facts) -> Verdict:
+    def rule(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
         if entry.value in OFF or entry.value in ({}, []):
             return same("off, as here")
-        return refused(words, *settings_)
+        return rejected(words, *settings_)
 
     return rule
 
 
 def choose(
-    rows: Mapping[Any, Verdict], otherwise: Callable[[Any], Verdict] | Verdict | None = None
+    rows: Mapping[Any, RuleResult],
+    otherwise: Callable[[Any], RuleResult] | RuleResult | None = None,
 ) -> Rule:
     """A verdict for each value; texts are compared without capitals."""
 
-    def rule(entry: Entry, _: Facts) -> Verdict:
+    def rule(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
         value = entry.value
         key = value.lower() if isinstance(value, str) else value
         for known, verdict in rows.items():
             if isinstance(known, bool) == isinstance(key, bool) and known == key:
                 return verdict
         if otherwise is not None:
-            return otherwise if isinstance(otherwise, Verdict) else otherwise(value)
+            return otherwise if isinstance(otherwise, RuleResult) else otherwise(value)
         words = ", ".join(str(known) for known in rows)
-        return refused(f"={value!r} is not known to this version, which knows {words}. Mend it.")
+        return rejected(f"={value!r} is not known to this version, which knows {words}. Mend it.")
 
     return rule
 
 
-def switch(on: Verdict, off: Verdict) -> Rule:
+def switch(on: RuleResult, off: RuleResult) -> Rule:
     """A verdict for on and one for off, as sources spell them."""
 
-    def rule(entry: Entry, _: Facts) -> Verdict:
+    def rule(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
         value = entry.value.lower() if isinstance(entry.value, str) else entry.value
         if value in ON:
             return on
         if value in OFF:
             return off
-        return refused(f"={entry.value!r} is neither true nor false. Mend it.")
+        return rejected(f"={entry.value!r} is neither true nor false. Mend it.")
 
     return rule
 
@@ -302,47 +303,49 @@ def under(prefix: str, rows: Rows) -> dict[str, Rule]:
     """Rows of a source that stands in another one."""
 
     def moved(rule: Rule) -> Rule:
-        return lambda entry, facts: rule(
-            replace(entry, path=entry.path.removeprefix(f"{prefix}.")), facts.under(prefix)
+        return lambda entry, config: rule(
+            replace(entry, path=entry.path.removeprefix(f"{prefix}.")), config.under(prefix)
         )
 
     return {f"{prefix}.{pattern}": moved(rule) for pattern, rule in rows.items()}
 
 
-def judge(file: str, entries: Sequence[Entry], rows: Rows, source: str = "") -> list[Outcome]:
+def apply_rules(
+    file: str, entries: Sequence[ConfigEntry], rows: Rows, source: str = ""
+) -> list[Outcome]:
     """One outcome for each value."""
-    facts = Facts({entry.path: entry for entry in entries})
+    config = SourceConfig({entry.path: entry for entry in entries})
     return [
-        Outcome(file=file, entry=entry, verdict=_verdict(entry, facts, rows), source=source)
+        Outcome(file=file, entry=entry, result=_apply_rule(entry, config, rows), source=source)
         for entry in entries
     ]
 
 
-def _verdict(entry: Entry, facts: Facts, rows: Rows) -> Verdict:
+def _apply_rule(entry: ConfigEntry, config: SourceConfig, rows: Rows) -> RuleResult:
     path = re.sub(r"#\d+$", "", entry.path)
     rule = rows.get(path) or next((rows[each] for each in rows if fnmatchcase(path, each)), None)
     if rule is None:
-        return refused(
+        return rejected(
             "is unknown to this version of Shardyard, so what it asks would be lost. See that "
             f"nothing depends on it and leave it out: --without {entry.path}."
         )
     try:
-        verdict = rule(entry, facts)
+        verdict = rule(entry, config)
     except (TypeError, ValueError, KeyError, IndexError, AttributeError, ZeroDivisionError):
-        return refused(
+        return rejected(
             f"={entry.value!r} is not what this key can be, or what stands beside it. Mend it, or "
             f"leave it out: --without {entry.path}."
         )
-    if verdict.kind is Kind.MAPPED and is_default(verdict.says):
-        return replace(verdict, kind=Kind.DEFAULT)
+    if verdict.kind is OutcomeKind.MAPPED and is_default(verdict.settings):
+        return replace(verdict, kind=OutcomeKind.DEFAULT)
     return verdict
 
 
-def is_default(says: Mapping[str, Any]) -> bool:
+def is_default(values: Mapping[str, Any]) -> bool:
     """Whether settings say what is so anyway."""
     known = settings()
-    return bool(says) and all(
-        name in known and _same(known[name].default, value) for name, value in says.items()
+    return bool(values) and all(
+        name in known and _same(known[name].default, value) for name, value in values.items()
     )
 
 
@@ -352,7 +355,7 @@ def _same(default: Any, value: Any) -> bool:
     return type(default) is type(value) and bool(default == value)
 
 
-def agree(one: Any, other: Any) -> bool:
+def values_agree(one: Any, other: Any) -> bool:
     """Whether two sources say the same; 1 and 1.0 do."""
     if isinstance(one, bool) != isinstance(other, bool):
         return False

@@ -5,15 +5,15 @@ the page on ``distribution`` of the SageMaker Python SDK for version 1.
 """
 
 from shardyard.importers.configs.rules import (
-    Entry,
-    Facts,
+    ConfigEntry,
     Rows,
-    Verdict,
+    RuleResult,
+    SourceConfig,
     choose,
     mapped,
     none,
     nowhere,
-    refused,
+    rejected,
     same,
     switch,
     to,
@@ -37,31 +37,31 @@ _PLACED = "ranks of tp are neighbours, then cp, dp_shard and pp (docs/design/par
 _STAGES = "stages are cut by their cost"
 
 
-def _hybrid(entry: Entry, _: Facts) -> Verdict:
+def _hybrid(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
     """0: as the script says, or the largest degree that there is."""
     if entry.value == 0:
         return same("as many ranks as there are")
     return mapped({"parallel.zero": 3, "parallel.dp_shard": int(entry.value)})
 
 
-def _sharded(entry: Entry, _: Facts) -> Verdict:
+def _sharded(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
     if entry.value in (0, 1):
         return same("off")
     return mapped({"parallel.zero": 3, "parallel.dp_shard": int(entry.value)})
 
 
-def _schedule(entry: Entry, _: Facts) -> Verdict:
+def _schedule(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
     if entry.value == "simple":
         return mapped({"parallel.schedule": "gpipe"})
     if entry.value == "interleaved":
         return same("forward and backward passes alternate: 1f1b")
-    return refused(f"={entry.value!r}: give parallel.schedule.", "parallel.schedule")
+    return rejected(f"={entry.value!r}: give parallel.schedule.", "parallel.schedule")
 
 
-def _optimizer_state(entry: Entry, facts: Facts) -> Verdict:
+def _optimizer_state(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
     if not entry.value:
         return same("see the sharding of parameters")
-    if facts.get("sharded_data_parallel_degree", 0) > 1:
+    if config.get("sharded_data_parallel_degree", 0) > 1:
         return none("sharded_data_parallel_degree shards more")
     return mapped({"parallel.zero": 1})
 

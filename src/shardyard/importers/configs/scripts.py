@@ -14,17 +14,17 @@ from shardyard.config.secret_names import is_called_a_secret
 from shardyard.config.secrets import find_credential
 from shardyard.importers.configs import accelerate, llama_recipes, trainer
 from shardyard.importers.configs.rules import (
-    Entry,
-    Facts,
+    ConfigEntry,
     Rows,
-    Verdict,
+    RuleResult,
+    SourceConfig,
     choose,
     is_variable,
     mapped,
     none,
     nowhere,
-    refuse,
-    refused,
+    reject,
+    rejected,
     same,
     to,
     under,
@@ -43,7 +43,7 @@ _OWN = {
 """Variables that say what a launch sets itself."""
 
 
-def run_name(entry: Entry, _: Facts) -> Verdict:
+def run_name(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
     """A job's name, where a run can have it."""
     name = str(entry.value).lower().replace("_", "-").replace(".", "-").replace(" ", "-")
     if re.fullmatch(NAME, name):
@@ -51,7 +51,7 @@ def run_name(entry: Entry, _: Facts) -> Verdict:
     return none("is no name of a run: give run.name=...")
 
 
-def environment(entry: Entry, _: Facts) -> Verdict:
+def environment(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
     """A variable of all processes."""
     name, value = entry.path.removeprefix("environment.").partition("#")[0], str(entry.value)
     if name in _OWN:
@@ -59,7 +59,7 @@ def environment(entry: Entry, _: Facts) -> Verdict:
     if name == "CUDA_VISIBLE_DEVICES":
         return none("a run takes the first cluster.devices of a node")
     if find_credential(value) or is_called_a_secret(name, value):
-        return refused(
+        return rejected(
             "may be a secret, which a recipe never holds. Give secrets."
             f"{name}=env (or file:/path; docs/secrets.md).",
             f"secrets.{name}",
@@ -69,11 +69,11 @@ def environment(entry: Entry, _: Facts) -> Verdict:
     return mapped({f"launch.env.{name}": value})
 
 
-def _nodes(entry: Entry, _: Facts) -> Verdict:
+def _nodes(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
     text = str(entry.value)
     fewest, dash, most = text.partition("-")
     if dash and fewest.isdigit() and most.isdigit() and fewest != most:
-        return refused(
+        return rejected(
             f"={text} leaves the number to Slurm. Give cluster.nodes=N; a run that may shrink has "
             "elastic.min_nodes too.",
             "cluster.nodes",
@@ -81,17 +81,17 @@ def _nodes(entry: Entry, _: Facts) -> Verdict:
     return to("cluster.nodes", convert=lambda value: int(str(value).partition("-")[0]))(entry, _)
 
 
-def _nodes_of_step(entry: Entry, facts: Facts) -> Verdict:
-    if facts.get("sbatch.nodes") is not None:
+def _nodes_of_step(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
+    if config.get("sbatch.nodes") is not None:
         return none("a run takes all nodes of its job")
-    return _nodes(entry, facts)
+    return _nodes(entry, config)
 
 
-def _time_limit(entry: Entry, _: Facts) -> Verdict:
+def _time_limit(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
     """A wall limit: the run drains before it. It says nothing of a run that stands still."""
     minutes = _minutes(str(entry.value))
     if minutes is None:
-        return refused(
+        return rejected(
             f"={entry.value!r} is no time of Slurm. Give launch.time_limit=24h.",
             "launch.time_limit",
         )
@@ -131,70 +131,74 @@ def time_limit_of(seconds: float) -> str:
     return _time(seconds / 60)
 
 
-def _gres(entry: Entry, _: Facts) -> Verdict:
+def _gres(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
     text = str(entry.value)
     if is_variable(text):
         return to("cluster.devices", convert=int)(entry, _)
     gpus = gpus_in(text)
     if gpus is None and re.fullmatch(r"gpu(:[A-Za-z]\w*)?", text):
         gpus = 1
-    says: dict[str, Any] = {} if gpus is None else {"cluster.devices": gpus}
+    values: dict[str, Any] = {} if gpus is None else {"cluster.devices": gpus}
     if gpus is None or text.count(":") > 1 or "," in text:
-        says["launch.slurm.options.gres"] = text
-    return mapped(says)
+        values["launch.slurm.options.gres"] = text
+    return mapped(values)
 
 
-def _gpus(entry: Entry, _: Facts) -> Verdict:
+def _gpus(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
     """``8`` or ``h100:8``."""
     return to("cluster.devices", convert=lambda value: int(str(value).rpartition(":")[2]))(entry, _)
 
 
-def _all_gpus(entry: Entry, facts: Facts) -> Verdict:
-    return to("processes", convert=lambda value: int(str(value).rpartition(":")[2]))(entry, facts)
+def _all_gpus(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
+    return to("processes", convert=lambda value: int(str(value).rpartition(":")[2]))(entry, config)
 
 
-def _tasks_per_node(entry: Entry, facts: Facts) -> Verdict:
+def _tasks_per_node(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
     """One task a node starts all; several are a process each, or a torchrun each by mistake."""
     count = str(entry.value)
     if count == "1":
         return same(_TASKS)
-    program = facts.get("start.program")
-    if program in ("torchrun", "accelerate", "deepspeed") and facts.get("start.srun"):
-        own = facts.get("srun.ntasks-per-node"), facts.get("srun.ntasks"), facts.get("srun.nodes")
+    program = config.get("start.program")
+    if program in ("torchrun", "accelerate", "deepspeed") and config.get("start.srun"):
+        own = (
+            config.get("srun.ntasks-per-node"),
+            config.get("srun.ntasks"),
+            config.get("srun.nodes"),
+        )
         if own[0] == "1" or (own[1] is not None and own[1] == own[2]):
             return none("srun starts one task a node, whatever the job asks")
-        return refused(
+        return rejected(
             f"={count}, and srun starts {program} in each task: {count} of them on each node, each "
             "with its own processes. Ask for 1 task a node, or say what is meant with "
             "cluster.devices=N.",
             "cluster.devices",
         )
     if program == "python":
-        return to("cluster.devices", convert=int)(entry, facts)
+        return to("cluster.devices", convert=int)(entry, config)
     return none(_TASKS)
 
 
-def _gpus_per_task(entry: Entry, facts: Facts) -> Verdict:
+def _gpus_per_task(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
     """All of a node's, where one task a node starts all its processes."""
-    if facts.get("start.program") == "python":
+    if config.get("start.program") == "python":
         return none("each process has a device of its own")
-    return _gpus(entry, facts)
+    return _gpus(entry, config)
 
 
-def _tasks(entry: Entry, facts: Facts) -> Verdict:
-    if facts.get("start.program") == "python" and facts.get("start.srun"):
-        return to("processes", convert=int)(entry, facts)
-    nodes, count = facts.get("sbatch.nodes") or facts.get("srun.nodes"), str(entry.value)
-    if entry.path.startswith("srun.") and facts.get("sbatch.nodes") is not None:
+def _tasks(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
+    if config.get("start.program") == "python" and config.get("start.srun"):
+        return to("processes", convert=int)(entry, config)
+    nodes, count = config.get("sbatch.nodes") or config.get("srun.nodes"), str(entry.value)
+    if entry.path.startswith("srun.") and config.get("sbatch.nodes") is not None:
         return none(_TASKS)
     if nodes is not None and str(nodes) == count:
         return same(_TASKS)
     if nodes is None and count == "1":
         return same(_TASKS)
-    if facts.get("start.srun") and facts.get("start.program") not in (None, "python"):
-        return refused(
+    if config.get("start.srun") and config.get("start.program") not in (None, "python"):
+        return rejected(
             f"={count} tasks on {nodes or 'as many as Slurm chooses'} nodes, and srun starts "
-            f"{facts.get('start.program')} in each. Ask for one task a node, or give "
+            f"{config.get('start.program')} in each. Ask for one task a node, or give "
             "cluster.nodes and cluster.devices.",
             "cluster.nodes",
             "cluster.devices",
@@ -202,7 +206,7 @@ def _tasks(entry: Entry, facts: Facts) -> Verdict:
     return none(_TASKS)
 
 
-def _option(entry: Entry, _: Facts) -> Verdict:
+def _option(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
     """An option of sbatch that a launch passes on."""
     name = entry.path.partition(".")[2]
     value: Any = entry.value
@@ -213,7 +217,7 @@ def _option(entry: Entry, _: Facts) -> Verdict:
     return mapped({f"launch.slurm.options.{name}": value})
 
 
-def _signal(entry: Entry, _: Facts) -> Verdict:
+def _signal(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
     found = re.fullmatch(r"(?:[RB]+:)?\w+@(\d+)", str(entry.value))
     if found is None:
         return none("launch.slurm.signal_before_s says how long before the limit a run drains")
@@ -226,8 +230,8 @@ _ARRAY = (
 )
 
 
-def _array(entry: Entry, _: Facts) -> Verdict:
-    return refused(_ARRAY.format(value=entry.value))
+def _array(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
+    return rejected(_ARRAY.format(value=entry.value))
 
 
 _HETJOB = (
@@ -261,7 +265,7 @@ _SBATCH: Rows = {
     "qos": to("launch.slurm.qos"),
     "constraint": to("launch.slurm.constraint"),
     "requeue": nowhere("launch.slurm.requeue goes on from the newest checkpoint; it is on"),
-    "no-requeue": lambda _entry, _facts: mapped({"launch.slurm.requeue": False}),
+    "no-requeue": lambda _entry, _config: mapped({"launch.slurm.requeue": False}),
     "signal": _signal,
     "exclusive": nowhere(_WHOLE),
     "oversubscribe": nowhere(_WHOLE),
@@ -295,14 +299,14 @@ _SBATCH: Rows = {
     "*container-mount-home": nowhere("launch.slurm.container_mounts says what is mounted"),
     "container-env": nowhere("launch.env says what processes get"),
     "array": _array,
-    "hetjob": refuse(_HETJOB),
-    "packjob": refuse(_HETJOB),
-    "het-group": refuse(_HETJOB),
+    "hetjob": reject(_HETJOB),
+    "packjob": reject(_HETJOB),
+    "het-group": reject(_HETJOB),
     **dict.fromkeys(ALLOWED, _option),
 }
 
 
-def _world(entry: Entry, facts: Facts) -> Verdict:
+def _world(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
     """torchrun's nodes: 2, or 1:4 for a run that grows and shrinks."""
     text = str(entry.value)
     fewest, colon, most = text.partition(":")
@@ -318,18 +322,18 @@ def _world(entry: Entry, facts: Facts) -> Verdict:
         )
     if re.search(r"SLURM_(JOB_NUM_NODES|NNODES)", text):
         return none("as many as the job has: give cluster.nodes=N")
-    if facts.get("torchrun.standalone") and text == "1":
+    if config.get("torchrun.standalone") and text == "1":
         return mapped({"cluster.nodes": 1})
-    return to("cluster.nodes", convert=int)(entry, facts)
+    return to("cluster.nodes", convert=int)(entry, config)
 
 
-def _processes(entry: Entry, facts: Facts) -> Verdict:
+def _processes(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
     text = str(entry.value).lower()
     if text in ("auto", "gpu") or re.search(r"slurm_gpus_(on|per)_node", text):
         return same("all devices of a node")
     if text == "cpu":
         return mapped({"cluster.device": "cpu"})
-    return to("cluster.devices", convert=int)(entry, facts)
+    return to("cluster.devices", convert=int)(entry, config)
 
 
 _TORCHRUN: Rows = {
@@ -340,14 +344,14 @@ _TORCHRUN: Rows = {
         {
             "c10d": same("elastic.rendezvous=tcp"),
             "static": same("elastic.rendezvous=tcp"),
-            "etcd": refused(
+            "etcd": rejected(
                 "=etcd: give elastic.rendezvous=etcd://HOST:2379, or =tcp.", "elastic.rendezvous"
             ),
-            "etcd_v2": refused(
+            "etcd_v2": rejected(
                 "=etcd-v2: give elastic.rendezvous=etcd://HOST:2379, or =tcp.",
                 "elastic.rendezvous",
             ),
-            "etcd-v2": refused(
+            "etcd-v2": rejected(
                 "=etcd-v2: give elastic.rendezvous=etcd://HOST:2379, or =tcp.",
                 "elastic.rendezvous",
             ),
@@ -383,15 +387,15 @@ _DEEPSPEED: Rows = {
         "cluster.devices", convert=lambda value: int(value) if int(value) > 0 else "auto"
     ),
     "num_nodes": to("cluster.nodes", convert=lambda value: int(value) if int(value) > 0 else 1),
-    "include": refuse(
+    "include": reject(
         "names the devices of nodes. Give cluster.nodes and cluster.devices.",
         "cluster.nodes",
         "cluster.devices",
     ),
-    "exclude": refuse(
+    "exclude": reject(
         "names nodes or devices to leave out. Give cluster.devices.", "cluster.devices"
     ),
-    "hostfile": refuse(
+    "hostfile": reject(
         "names the machines in a file. Give cluster.nodes and cluster.devices.",
         "cluster.nodes",
         "cluster.devices",
@@ -400,7 +404,7 @@ _DEEPSPEED: Rows = {
 }
 
 
-def _script(entry: Entry, _: Facts) -> Verdict:
+def _script(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
     return none(
         f"{entry.value} is not run: the recipe trains by itself. A model of your own is "
         "model.module=package.module:function (docs/own-module.md); a script of your own loop "
@@ -411,24 +415,24 @@ def _script(entry: Entry, _: Facts) -> Verdict:
 _OF_THE_SCRIPT = "an argument of the script itself, which is not run"
 
 
-def _argument(entry: Entry, facts: Facts) -> Verdict:
+def _argument(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
     """An argument of the script: the Trainer's where it is a script of the Trainer."""
     name = entry.path.removeprefix("arguments.").partition("#")[0]
     if name.isdigit():
         return none("an argument of the script itself")
     rows = trainer.ROWS
-    inner = facts.under("arguments")
-    if is_of_llama_recipes(facts):
-        return _llama_recipes(Entry(path=name, value=entry.value, line=entry.line), inner)
-    if not is_of_trainer(facts) or name not in rows:
-        for pattern, rule in rows.items() if is_of_trainer(facts) else ():
+    inner = config.under("arguments")
+    if is_of_llama_recipes(config):
+        return _llama_recipes(ConfigEntry(path=name, value=entry.value, line=entry.line), inner)
+    if not is_of_trainer(config) or name not in rows:
+        for pattern, rule in rows.items() if is_of_trainer(config) else ():
             if pattern.endswith("*") and name.startswith(pattern[:-1]) and pattern[:-1]:
-                return rule(Entry(path=name, value=entry.value, line=entry.line), inner)
+                return rule(ConfigEntry(path=name, value=entry.value, line=entry.line), inner)
         return none(_OF_THE_SCRIPT)
-    return rows[name](Entry(path=name, value=entry.value, line=entry.line), inner)
+    return rows[name](ConfigEntry(path=name, value=entry.value, line=entry.line), inner)
 
 
-def _llama_recipes(entry: Entry, arguments: Facts) -> Verdict:
+def _llama_recipes(entry: ConfigEntry, arguments: SourceConfig) -> RuleResult:
     rows = llama_recipes.ROWS
     rule = rows.get(entry.path) or next(
         (rows[pattern] for pattern in rows if fnmatchcase(entry.path, pattern)), None
@@ -436,34 +440,34 @@ def _llama_recipes(entry: Entry, arguments: Facts) -> Verdict:
     return none(_OF_THE_SCRIPT) if rule is None else rule(entry, arguments)
 
 
-def is_of_trainer(facts: Facts) -> bool:
+def is_of_trainer(config: SourceConfig) -> bool:
     """Whether the arguments of the script are those of the Hugging Face Trainer."""
-    return any(facts.get(f"arguments.{name}") is not None for name in trainer.MARKS)
+    return any(config.get(f"arguments.{name}") is not None for name in trainer.MARKS)
 
 
-def is_of_llama_recipes(facts: Facts) -> bool:
+def is_of_llama_recipes(config: SourceConfig) -> bool:
     """Whether the arguments are those of ``finetuning.py`` of llama-recipes."""
-    return any(facts.get(f"arguments.{name}") is not None for name in llama_recipes.MARKS)
+    return any(config.get(f"arguments.{name}") is not None for name in llama_recipes.MARKS)
 
 
-def _start(entry: Entry, facts: Facts) -> Verdict:
+def _start(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
     name = entry.path.removeprefix("start.")
     if name == "srun":
         return same(_TASKS)
     if name == "program":
-        nodes = str(facts.get("sbatch.nodes") or "1")
-        alone = entry.value != "deepspeed" and not facts.get("start.srun")
+        nodes = str(config.get("sbatch.nodes") or "1")
+        alone = entry.value != "deepspeed" and not config.get("start.srun")
         if alone and nodes not in ("1", "1-1"):
-            return refused(
+            return rejected(
                 f"={entry.value} without srun runs on the first of {nodes} nodes alone. Say how "
                 "many the run has with cluster.nodes=N.",
                 "cluster.nodes",
             )
         return same("a launch starts a process per device")
     if name.startswith("program#"):
-        return refused("a second command starts processes. Give a file with the one that trains.")
+        return rejected("a second command starts processes. Give a file with the one that trains.")
     if name.startswith("loop"):
-        return refused(
+        return rejected(
             "a start in a loop is several trainings, and a recipe is one. Give a file with the one "
             "that is meant; `shardyard study` runs several sizes."
         )
@@ -482,7 +486,7 @@ ROWS: Rows = {
     "script*": _script,
     "arguments.*": _argument,
     "start.*": _start,
-    "start": refuse(
+    "start": reject(
         "no command of it starts processes (torchrun, accelerate launch, deepspeed, python by "
         "srun). Give the script that it runs too, or say --without start."
     ),
@@ -493,27 +497,27 @@ ROWS: Rows = {
 }
 
 
-def implied(facts: Facts) -> dict[str, Any]:
+def implied(config: SourceConfig) -> dict[str, Any]:
     """What happens where a script says nothing."""
-    found: dict[str, Any] = {}
-    program = facts.get("start.program")
-    if program == "python" and not _has_tasks(facts):
-        found["cluster.devices"] = 1  # a bare srun starts one process on each node
-    if program == "torchrun" and facts.get("torchrun.nproc_per_node") is None:
-        found["cluster.devices"] = 1
-    if is_of_llama_recipes(facts):
-        found |= llama_recipes.implied(facts.under("arguments"))
-    elif is_of_trainer(facts):
-        found |= trainer.implied(facts.under("arguments"))
-    return found
+    values: dict[str, Any] = {}
+    program = config.get("start.program")
+    if program == "python" and not _has_tasks(config):
+        values["cluster.devices"] = 1  # a bare srun starts one process on each node
+    if program == "torchrun" and config.get("torchrun.nproc_per_node") is None:
+        values["cluster.devices"] = 1
+    if is_of_llama_recipes(config):
+        values |= llama_recipes.implied(config.under("arguments"))
+    elif is_of_trainer(config):
+        values |= trainer.implied(config.under("arguments"))
+    return values
 
 
-def _has_tasks(facts: Facts) -> bool:
+def _has_tasks(config: SourceConfig) -> bool:
     names = ("ntasks", "ntasks-per-node", "tasks-per-node")
-    return any(facts.get(f"{part}.{name}") for part in ("sbatch", "srun") for name in names)
+    return any(config.get(f"{part}.{name}") for part in ("sbatch", "srun") for name in names)
 
 
-def named_files(facts: Facts) -> dict[str, str]:
+def named_files(config: SourceConfig) -> dict[str, str]:
     """Path of an entry -> the file it names."""
     found = {}
     for path in (
@@ -523,10 +527,10 @@ def named_files(facts: Facts) -> dict[str, str]:
         "accelerate.config_file",
         "accelerate.deepspeed_config_file",
     ):
-        value = facts.get(path)
+        value = config.get(path)
         if isinstance(value, str) and value.rpartition(".")[2] in ("json", "yaml", "yml"):
             found[path] = value
-    for path, value in facts.below("arguments").items():
+    for path, value in config.below("arguments").items():
         is_file = isinstance(value, str) and re.search(r"\.(json|ya?ml|toml)$", value)
         if path.isdigit() and is_file:
             found[f"arguments.{path}"] = value

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from shardyard.errors import RequestError
-from shardyard.importers.configs.rules import Entry
+from shardyard.importers.configs.rules import ConfigEntry
 
 _SHORT = {
     "N": "nodes", "n": "ntasks", "J": "job-name", "p": "partition", "A": "account", "t": "time",
@@ -90,7 +90,7 @@ class Line:
 class Script:
     """What is in a script, as values by path."""
 
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[ConfigEntry] = field(default_factory=list)
     variables: dict[str, str] = field(default_factory=dict)
     _counts: Counter[str] = field(default_factory=Counter)
     """Entries of each path."""
@@ -100,7 +100,7 @@ class Script:
         number = self._counts.get(path, 0) + 1
         self._counts[path] = number
         name = path if number == 1 else f"{path}#{number}"
-        self.entries.append(Entry(path=name, value=value, line=line))
+        self.entries.append(ConfigEntry(path=name, value=value, line=line))
 
     def get(self, path: str) -> object:
         """The value at a path, or None."""
@@ -113,12 +113,12 @@ def is_start(text: str) -> bool:
     return bool(_START.search(code)) or bool(re.search(r"^#SBATCH\s", text, re.MULTILINE))
 
 
-def read_script(text: str) -> list[Entry]:
+def read_script(text: str) -> list[ConfigEntry]:
     """All of a script: ``sbatch.*``, ``environment.*``, ``variable.*``, ``srun.*``, the options of
     the program that starts processes (``torchrun.*``, ``accelerate.*``, ``deepspeed.*``),
     ``script``, its ``arguments.*``, and ``line.N`` for every other command.
     """
-    refuse_long_script(text)
+    check_script_size(text)
     script = Script()
     commands = list(_commands(text))
     first = commands[0].number if commands else len(text)
@@ -138,7 +138,7 @@ def read_script(text: str) -> list[Entry]:
     return script.entries
 
 
-def refuse_long_script(text: str) -> None:
+def check_script_size(text: str) -> None:
     """Refuse what is too long to be a script, before it is read.
 
     Raises:
@@ -153,7 +153,7 @@ def refuse_long_script(text: str) -> None:
         )
 
 
-def read_words(words: list[str], line: int | None) -> list[Entry]:
+def read_words(words: list[str], line: int | None) -> list[ConfigEntry]:
     """The same of one command that is there as words, such as a container's."""
     script = Script()
     _start(script, words, line)
@@ -207,7 +207,7 @@ def _commands(text: str) -> Iterator[Line]:
             else:
                 ending = ""
             continue
-        ending = "" if held or "<<" not in line else _here(line, lines[number:])
+        ending = "" if held or "<<" not in line else _heredoc_end(line, lines[number:])
         if not held and (not line.strip() or line.lstrip().startswith("#")):
             continue
         if held and held.endswith("\n") and line.lstrip().startswith("#"):
@@ -226,7 +226,7 @@ def _commands(text: str) -> Iterator[Line]:
         yield Line(number=start, text=held.strip())
 
 
-def _here(line: str, behind: list[str]) -> str:
+def _heredoc_end(line: str, behind: list[str]) -> str:
     """What ends the lines that a command is given to read: ``cat <<EOF``."""
     found = re.search(r"<<-?\s*['\"]?([A-Za-z_]\w*)['\"]?", line)
     if found is None or line.lstrip().startswith("#"):
@@ -295,12 +295,12 @@ def _words(text: str) -> list[str]:
         return text.split()
 
 
-def _assign(script: Script, found: re.Match[str], number: int) -> None:
+def _assign(script: Script, match: re.Match[str], number: int) -> None:
     """``export A=1 B=2`` or ``A=1``."""
-    keyword, name, raw = found[1], found[2], found[3]
+    keyword, name, raw = match[1], match[2], match[3]
     pairs = [(name, raw)]
     if keyword == "export":
-        words = _words(found[0])[1:]
+        words = _words(match[0])[1:]
         if all(_ASSIGNMENT.match(word) for word in words):
             pairs = [(word.partition("=")[0], word.partition("=")[2]) for word in words]
     for key, value in pairs:
@@ -320,17 +320,17 @@ def _assign(script: Script, found: re.Match[str], number: int) -> None:
 def _expand(script: Script, text: str) -> str:
     """The text with what the script itself says."""
     for _ in range(8):
-        new = _ARRAY.sub(lambda found: script.variables.get(found[1] or found[2], found[0]), text)
-        new = re.sub(r"\$\(\(([^()]*)\)\)", lambda found: _inner(script, found), new)
-        new = _VARIABLE.sub(lambda found: _value(script, found), new)
+        new = _ARRAY.sub(lambda match: script.variables.get(match[1] or match[2], match[0]), text)
+        new = re.sub(r"\$\(\(([^()]*)\)\)", lambda match: _inner(script, match), new)
+        new = _VARIABLE.sub(lambda match: _value(script, match), new)
         if new == text or len(new) > _MOST_TEXT:
             break
         text = new
     return text
 
 
-def _value(script: Script, found: re.Match[str]) -> str:
-    name = found[1] or found[3]
+def _value(script: Script, match: re.Match[str]) -> str:
+    name = match[1] or match[3]
     if name in script.variables and "$(" not in script.variables[name]:
         return script.variables[name]
     for directive in _SLURM.get(name, ()):
@@ -340,29 +340,29 @@ def _value(script: Script, found: re.Match[str]) -> str:
             return value
         if count:
             return count[1]
-    return found[2] if found[2] is not None else found[0]
+    return match[2] if match[2] is not None else match[0]
 
 
-def _inner(script: Script, found: re.Match[str]) -> str:
+def _inner(script: Script, match: re.Match[str]) -> str:
     """``$((A * 8))``: names there need no sign."""
-    inner = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", r"${\1}", found[1])
+    inner = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", r"${\1}", match[1])
     inner = _VARIABLE.sub(lambda each: _value(script, each), inner)
     product = re.fullmatch(r"\s*(\d+)\s*([*+/-])\s*(\d+)\s*", inner)
-    return _arithmetic(product) if product else found[0]
+    return _arithmetic(product) if product else match[0]
 
 
-def _arithmetic(found: re.Match[str]) -> str:
-    if max(len(found[1]), len(found[3])) > 18:  # more than 64 bits, which a shell has
-        return found[0]
-    one, other = int(found[1]), int(found[3])
-    match found[2]:
+def _arithmetic(expression: re.Match[str]) -> str:
+    if max(len(expression[1]), len(expression[3])) > 18:  # more than 64 bits, which a shell has
+        return expression[0]
+    one, other = int(expression[1]), int(expression[3])
+    match expression[2]:
         case "*":
             return str(one * other)
         case "+":
             return str(one + other)
         case "-":
             return str(one - other)
-    return str(one // other) if other else found[0]
+    return str(one // other) if other else expression[0]
 
 
 _BEFORE = {"&&", ";", "exec", "time", "nohup", "sudo", "then", "do", "env", "-u", "{"}

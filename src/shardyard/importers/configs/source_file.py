@@ -16,9 +16,9 @@ from typing import Any
 import yaml
 
 from shardyard.errors import RequestError, StorageError
-from shardyard.file_faults import link_to_nothing
-from shardyard.given_file import read_given
-from shardyard.importers.configs.rules import Entry
+from shardyard.file_faults import broken_link_on_path
+from shardyard.given_file import read_user_file
+from shardyard.importers.configs.rules import ConfigEntry
 from shardyard.io.yaml import read_yaml
 
 MOST_BYTES = 4_000_000
@@ -28,7 +28,7 @@ MOST_VALUES = 20_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceFile:
+class ConfigFile:
     """One file as it was read."""
 
     name: str
@@ -38,15 +38,15 @@ class SourceFile:
     lines: dict[str, int]
     """Path of a value -> its line, from 1."""
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[ConfigEntry]:
         """All values of the mapping."""
         return [
-            Entry(path=path, value=value, line=self.lines.get(path))
+            ConfigEntry(path=path, value=value, line=self.lines.get(path))
             for path, value in leaves(self.content or {})
         ]
 
 
-def read_files(path: Path) -> list[SourceFile]:
+def read_files(path: Path) -> list[ConfigFile]:
     """The documents of a file: one, or several where it is a YAML stream.
 
     Raises:
@@ -55,7 +55,7 @@ def read_files(path: Path) -> list[SourceFile]:
     files = _documents(path)
     try:
         for file in files:
-            _refuse_many(str(path), file.content)
+            _check_size(str(path), file.content)
     except RecursionError as error:
         raise RequestError(f"{path} is nested too deep. Give a configuration file.") from error
     return files
@@ -68,12 +68,12 @@ def _too_many(name: str) -> str:
     )
 
 
-def _refuse_many(name: str, content: Any) -> None:
+def _check_size(name: str, content: Any) -> None:
     if sum(1 for _ in islice(leaves(content or {}), MOST_VALUES + 1)) > MOST_VALUES:
         raise RequestError(_too_many(name))
 
 
-def _documents(path: Path) -> list[SourceFile]:
+def _documents(path: Path) -> list[ConfigFile]:
     text = _text(path)
     name = str(path)
     start = text.lstrip()[:1]
@@ -81,8 +81,8 @@ def _documents(path: Path) -> list[SourceFile]:
         return [_json(name, text)]
     toml = _toml(text)
     if toml is not None:
-        _refuse_many(name, toml)
-        return [SourceFile(name=name, text=text, content=toml, lines=_key_lines(text, toml, "="))]
+        _check_size(name, toml)
+        return [ConfigFile(name=name, text=text, content=toml, lines=_key_lines(text, toml, "="))]
     return _yaml(name, text)
 
 
@@ -105,9 +105,9 @@ def _text(path: Path) -> str:
     try:
         if path.is_dir():
             raise RequestError(f"{path} is a folder. Give the files in it that count.")
-        return read_given(path, limit_bytes=MOST_BYTES).decode()
+        return read_user_file(path, limit_bytes=MOST_BYTES).decode()
     except FileNotFoundError as error:
-        link = link_to_nothing(path) or " does not exist. Give a file of your job."
+        link = broken_link_on_path(path) or " does not exist. Give a file of your job."
         raise RequestError(f"{path}{link}") from error
     except UnicodeDecodeError as error:
         raise RequestError(f"{path} is no UTF-8 text. Give a configuration file.") from error
@@ -115,7 +115,7 @@ def _text(path: Path) -> str:
         raise RequestError(f"{error} Give the file that configures the job.") from error
 
 
-def _json(name: str, text: str) -> SourceFile:
+def _json(name: str, text: str) -> ConfigFile:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(pairs) > MOST_VALUES:
             raise RequestError(_too_many(name))
@@ -136,8 +136,8 @@ def _json(name: str, text: str) -> SourceFile:
         raise RequestError(f"{name} is nested too deep. Give a configuration file.") from error
     except ValueError as error:  # a number of thousands of digits
         raise RequestError(f"{name} holds a number that is too long. Shorten it.") from error
-    _refuse_many(name, content)
-    return SourceFile(name=name, text=text, content=content, lines=_key_lines(text, content, ":"))
+    _check_size(name, content)
+    return ConfigFile(name=name, text=text, content=content, lines=_key_lines(text, content, ":"))
 
 
 def _toml(text: str) -> dict[str, Any] | None:
@@ -147,7 +147,7 @@ def _toml(text: str) -> dict[str, Any] | None:
         return None
 
 
-def _yaml(name: str, text: str) -> list[SourceFile]:
+def _yaml(name: str, text: str) -> list[ConfigFile]:
     """YAML mappings; a text that is none of these is one file without content."""
     found, first_line = [], 0
     documents = re.split(r"^---(?=\s|$)[^\n]*$", text, flags=re.MULTILINE)
@@ -155,19 +155,19 @@ def _yaml(name: str, text: str) -> list[SourceFile]:
         try:
             content = read_yaml(document, source=name)
         except RequestError:
-            if _looks_like_yaml(text):
+            if _is_probably_yaml(text):
                 raise
-            return [SourceFile(name=name, text=text, content=None, lines={})]
+            return [ConfigFile(name=name, text=text, content=None, lines={})]
         if isinstance(content, dict):
             lines = {path: line + first_line for path, line in _yaml_lines(document)}
-            found.append(SourceFile(name=name, text=document, content=content, lines=lines))
+            found.append(ConfigFile(name=name, text=document, content=content, lines=lines))
         elif content is not None:
-            return [SourceFile(name=name, text=text, content=None, lines={})]
+            return [ConfigFile(name=name, text=text, content=None, lines={})]
         first_line += document.count("\n")
-    return found or [SourceFile(name=name, text=text, content=None, lines={})]
+    return found or [ConfigFile(name=name, text=text, content=None, lines={})]
 
 
-def _looks_like_yaml(text: str) -> bool:
+def _is_probably_yaml(text: str) -> bool:
     """Whether most of a broken text is meant as YAML, rather than a script."""
     lines = [line for line in text.splitlines() if line.strip() and line.strip()[0] != "#"]
     keys = [line for line in lines if re.match(r"\s*(- )?[\w./-]+:(\s|$)", line)]
@@ -194,7 +194,7 @@ def _yaml_lines(text: str) -> Iterator[tuple[str, int]]:
 
 def _key_lines(text: str, content: Any, sign: str) -> dict[str, int]:
     """Lines of keys in a text that holds them in the order of its content."""
-    found: dict[str, int] = {}
+    lines: dict[str, int] = {}
     position = line = counted = 0
     for path, _ in leaves(content):
         keys = [part for part in path.split(".") if not part.isdigit()]
@@ -206,5 +206,5 @@ def _key_lines(text: str, content: Any, sign: str) -> dict[str, int]:
             position = match.end()
             line += text.count("\n", counted, match.start())
             counted = match.start()
-            found[path] = line + 1
-    return found
+            lines[path] = line + 1
+    return lines

@@ -7,17 +7,17 @@ some keys. ``-1`` there is what the other degrees leave.
 from typing import Any
 
 from shardyard.importers.configs.rules import (
-    Entry,
-    Facts,
+    ConfigEntry,
     Rows,
-    Verdict,
+    RuleResult,
+    SourceConfig,
     choose,
     mapped,
     none,
     nowhere,
     optimizer_of,
-    refuse_if_on,
-    refused,
+    reject_if_on,
+    rejected,
     same,
     switch,
     to,
@@ -44,14 +44,14 @@ _DATA = "data.source says what is read"
 _EVAL = "evaluations cover the whole held-out split (data.eval_fraction)"
 
 
-def _model(entry: Entry, facts: Facts) -> Verdict:
-    name, flavor = str(facts.get("model.name")), str(facts.get("model.flavor"))
+def _model(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
+    name, flavor = str(config.get("model.name")), str(config.get("model.flavor"))
     preset = _PRESETS.get(f"{name}/{flavor}")
-    assets = facts.get("model.hf_assets_path") or facts.get("model.tokenizer_path") or ""
+    assets = config.get("model.hf_assets_path") or config.get("model.tokenizer_path") or ""
     if preset in ("llama3-8b", "llama3-70b") and "3.1" in str(assets):
         preset = preset.replace("llama3-", "llama3.1-")
     if preset is None:
-        return refused(
+        return rejected(
             f"={entry.value!r}: no preset has the shape of {name} {flavor}. Give model.preset, "
             "model.hub or model.path.",
             "model.preset",
@@ -59,46 +59,46 @@ def _model(entry: Entry, facts: Facts) -> Verdict:
     return mapped({"model.preset": preset})
 
 
-def _betas(_: Entry, facts: Facts) -> Verdict:
-    pair = [float(facts.get(f"optimizer.{name}", usual)) for name, usual in _USUAL_BETAS]
+def _betas(_: ConfigEntry, config: SourceConfig) -> RuleResult:
+    pair = [float(config.get(f"optimizer.{name}", usual)) for name, usual in _USUAL_BETAS]
     return mapped({"optim.betas": pair})
 
 
 _USUAL_BETAS = (("beta1", 0.9), ("beta2", 0.95))
 
 
-def _local_batch(entry: Entry, facts: Facts) -> Verdict:
+def _local_batch(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
     """Samples of one rank in a forward pass; a pipeline cuts them into micro-batches."""
-    stages = _pipeline(facts)
+    stages = _pipeline(config)
     if stages == 1:
         return mapped({"optim.micro_batch": entry.value})
-    size = facts.get("parallelism.pipeline_parallel_microbatch_size", 1)
+    size = config.get("parallelism.pipeline_parallel_microbatch_size", 1)
     if entry.value % size:
-        return refused(
+        return rejected(
             f"={entry.value} is no multiple of pipeline_parallel_microbatch_size={size}. Mend one."
         )
     return mapped({"optim.micro_batch": size, "accumulation_steps": entry.value // size})
 
 
-def _pipeline(facts: Facts) -> int:
+def _pipeline(config: SourceConfig) -> int:
     for table in ("parallelism", "experimental"):
-        stages = facts.get(f"{table}.pipeline_parallel_degree")
+        stages = config.get(f"{table}.pipeline_parallel_degree")
         if stages is not None:
             return int(stages)
     return 1
 
 
 def _degree(setting: str) -> Any:
-    def rule(entry: Entry, facts: Facts) -> Verdict:
+    def rule(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
         if entry.value == -1:
             return same("what the other degrees leave")
-        return to(setting, convert=int)(entry, facts)
+        return to(setting, convert=int)(entry, config)
 
     return rule
 
 
-def _schedule(entry: Entry, facts: Facts) -> Verdict:
-    known: dict[str, dict[str, Any]] = {
+def _schedule(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
+    schedules: dict[str, dict[str, Any]] = {
         "1f1b": {"parallel.schedule": "1f1b"},
         "gpipe": {"parallel.schedule": "gpipe"},
         "interleaved1f1b": {"parallel.schedule": "interleaved", "parallel.virtual_stages": 2},
@@ -108,48 +108,48 @@ def _schedule(entry: Entry, facts: Facts) -> Verdict:
         },
         "zbvzerobubble": {"parallel.schedule": "zb-v", "parallel.virtual_stages": 2},
     }
-    says = known.get(str(entry.value).lower())
-    if _pipeline(facts) == 1:
+    says = schedules.get(str(entry.value).lower())
+    if _pipeline(config) == 1:
         return none("read only with a pipeline")
     if says is None:
-        return refused(f"={entry.value!r} is not there. Give parallel.schedule.", _PP)
+        return rejected(f"={entry.value!r} is not there. Give parallel.schedule.", _PP)
     return mapped(says)
 
 
 _PP = "parallel.schedule"
 
 
-def _decay(entry: Entry, _: Facts) -> Verdict:
+def _decay(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
     if str(entry.value) in ("linear", "cosine"):
         return mapped({"optim.schedule": entry.value})
-    return refused(f"={entry.value!r} is not there. Give optim.schedule.", "optim.schedule")
+    return rejected(f"={entry.value!r} is not there. Give optim.schedule.", "optim.schedule")
 
 
-def _recompute(entry: Entry, facts: Facts) -> Verdict:
+def _recompute(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
     mode = str(entry.value)
     if mode in ("none", "full"):
         return mapped({"memory.recompute": mode})
     if mode == "selective":
-        option = str(facts.get("activation_checkpoint.selective_ac_option", "2"))
+        option = str(config.get("activation_checkpoint.selective_ac_option", "2"))
         return mapped({"memory.recompute": int(option) if option.isdigit() else "selective"})
-    return refused(f"={mode!r}: give memory.recompute.", "memory.recompute")
+    return rejected(f"={mode!r}: give memory.recompute.", "memory.recompute")
 
 
-def _selective(entry: Entry, facts: Facts) -> Verdict:
-    if facts.get("activation_checkpoint.mode") != "selective":
+def _selective(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
+    if config.get("activation_checkpoint.mode") != "selective":
         return none("read only with mode=selective")
-    return _recompute(Entry(path=entry.path, value="selective"), facts)
+    return _recompute(ConfigEntry(path=entry.path, value="selective"), config)
 
 
-def _converters(entry: Entry, _: Facts) -> Verdict:
+def _converters(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
     names = entry.value if isinstance(entry.value, list) else [entry.value]
     unknown = [name for name in names if name not in ("float8", "")]
     if unknown:
-        return refused(f"={names}: of these float8 alone is there. Leave it out with --without.")
+        return rejected(f"={names}: of these float8 alone is there. Leave it out with --without.")
     return mapped({"precision.compute": "fp8"}) if "float8" in names else same("none")
 
 
-def _dtype(entry: Entry, _: Facts) -> Verdict:
+def _dtype(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
     if entry.value == "float32":
         return same("master weights are fp32")
     return none("master weights are always fp32; products are by mixed_precision_param")
@@ -218,7 +218,7 @@ ROWS: Rows = {
         lambda value: (
             same("the whole run after the warm-up")
             if value == 1.0
-            else refused(
+            else rejected(
                 f"={value}: a rate that stays before it falls is not there. Give "
                 "optim.schedule=constant, linear or cosine.",
                 "optim.schedule",
@@ -277,7 +277,7 @@ ROWS: Rows = {
         }
     ),
     "float8.enable_float8_linear": switch(mapped({"precision.compute": "fp8"}), same("off")),
-    "float8.emulate": refuse_if_on("fp8 is not emulated. Leave it out with --without."),
+    "float8.emulate": reject_if_on("fp8 is not emulated. Leave it out with --without."),
     "float8.*": nowhere("the family of the model says which products are in fp8"),
     "quantize.*": nowhere("precision.compute=fp8 says it"),
     "mx.*": nowhere("of MXFP8, which is not there"),
@@ -286,24 +286,24 @@ ROWS: Rows = {
     "comm.train_timeout_seconds": to("elastic.collective_timeout_s", convert=float),
     "comm.*": nowhere("elastic.* says how long is waited"),
     "memory_estimation.*": nowhere("`shardyard plan` predicts memory"),
-    "fault_tolerance.enable": refuse_if_on(
+    "fault_tolerance.enable": reject_if_on(
         "a run goes on after a loss by elastic.*, not by replicas that come and go. Leave it out "
         "with --without."
     ),
     "fault_tolerance.*": nowhere("elastic.* says it"),
     "validation.enable*": nowhere(_EVAL),
-    "validation.freq": lambda entry, facts: (
-        to("task.eval_every_steps", convert=int)(entry, facts)
-        if facts.get("validation.enable") or facts.get("validation.enabled")
+    "validation.freq": lambda entry, config: (
+        to("task.eval_every_steps", convert=int)(entry, config)
+        if config.get("validation.enable") or config.get("validation.enabled")
         else none("read only with enable")
     ),
     "validation.*": nowhere(_EVAL),
 }
 
 
-def implied(facts: Facts) -> dict[str, Any]:
+def implied(config: SourceConfig) -> dict[str, Any]:
     """What torchtitan does where a file says nothing, and what would be otherwise here."""
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "optim.lr": 8e-4,
         "optim.weight_decay": 0.1,
         "optim.schedule": "linear",
@@ -315,10 +315,10 @@ def implied(facts: Facts) -> dict[str, Any]:
         "accumulation_steps": 1,
         "precision.compute": "bf16",
     }
-    if facts.get("optimizer.weight_decay", 0.1):
-        found["optim.decay_vectors"] = True  # its optimizers have one group of parameters
-    if facts.get("lr_scheduler.warmup_steps", facts.get("training.warmup_steps")) == 0:
-        found["optim.schedule_from"] = 0  # one step at the peak before the rate falls
-    if facts.get("training.global_batch_size", -1) != -1:
-        del found["accumulation_steps"]
-    return found
+    if config.get("optimizer.weight_decay", 0.1):
+        values["optim.decay_vectors"] = True  # its optimizers have one group of parameters
+    if config.get("lr_scheduler.warmup_steps", config.get("training.warmup_steps")) == 0:
+        values["optim.schedule_from"] = 0  # one step at the peak before the rate falls
+    if config.get("training.global_batch_size", -1) != -1:
+        del values["accumulation_steps"]
+    return values

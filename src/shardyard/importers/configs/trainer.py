@@ -7,21 +7,21 @@ still have.
 import re
 from typing import Any
 
-from shardyard.config.optimizers import OPTIMIZERS, named_elsewhere
+from shardyard.config.optimizers import OPTIMIZERS, optimizer_by_alias
 from shardyard.importers.configs import deepspeed, fsdp
 from shardyard.importers.configs.rules import (
-    Entry,
-    Facts,
-    Kind,
+    ConfigEntry,
+    OutcomeKind,
     Rows,
-    Verdict,
+    RuleResult,
+    SourceConfig,
     choose,
     mapped,
     none,
     nowhere,
     optimizer_of,
-    refuse_if_on,
-    refused,
+    reject_if_on,
+    rejected,
     same,
     switch,
     to,
@@ -57,10 +57,10 @@ _DDP = "of torch's DDP wrapper, which is not used"
 _TRAINER = "of the Trainer's own workings"
 
 
-def _schedule(entry: Entry, _: Facts) -> Verdict:
+def _schedule(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
     says = _SCHEDULES.get(str(entry.value).lower())
     if says is None:
-        return refused(
+        return rejected(
             f"={entry.value!r} is not there. Give optim.schedule=cosine, linear, constant, poly "
             "or step.",
             "optim.schedule",
@@ -71,98 +71,98 @@ def _schedule(entry: Entry, _: Facts) -> Verdict:
 _ROUNDED = "rounded to whole steps, which the Trainer rounds up"
 
 
-def _warmup_steps(entry: Entry, facts: Facts) -> Verdict:
-    if not entry.value and facts.get("warmup_ratio"):
+def _warmup_steps(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
+    if not entry.value and config.get("warmup_ratio"):
         return none("warmup_ratio says the warm-up")
     if isinstance(entry.value, float) and 0 < entry.value < 1:
         return mapped({"optim.warmup_share": entry.value}, _ROUNDED)
-    return to("optim.warmup_steps", convert=int)(entry, facts)
+    return to("optim.warmup_steps", convert=int)(entry, config)
 
 
-def _warmup_ratio(entry: Entry, facts: Facts) -> Verdict:
-    if facts.get("warmup_steps"):
+def _warmup_ratio(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
+    if config.get("warmup_steps"):
         return none("warmup_steps says the warm-up, which the Trainer takes first")
-    found = to("optim.warmup_share", convert=float)(entry, facts)
-    return mapped(found.says, _ROUNDED) if found.kind is Kind.MAPPED else found
+    found = to("optim.warmup_share", convert=float)(entry, config)
+    return mapped(found.settings, _ROUNDED) if found.kind is OutcomeKind.MAPPED else found
 
 
-def _epochs(entry: Entry, facts: Facts) -> Verdict:
-    steps = facts.get("max_steps")
+def _epochs(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
+    steps = config.get("max_steps")
     if steps is not None and str(steps) not in ("-1", "0"):
         return none("max_steps says the length, which the Trainer takes first")
-    return to("run.epochs", convert=float)(entry, facts)
+    return to("run.epochs", convert=float)(entry, config)
 
 
-def _max_steps(entry: Entry, facts: Facts) -> Verdict:
+def _max_steps(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
     if str(entry.value) in ("-1", "0"):
         return same("num_train_epochs says the length")
-    return to("run.steps", convert=int)(entry, facts)
+    return to("run.steps", convert=int)(entry, config)
 
 
-def _evaluate(entry: Entry, facts: Facts) -> Verdict:
+def _evaluate(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
     match str(entry.value).lower():
         case "no" | "false":
             return same("evaluated at the end alone")
         case "epoch":
             return mapped({"task.eval_every_epochs": 1.0})
         case "steps":
-            steps = facts.get("eval_steps") or facts.get("logging_steps") or 500
+            steps = config.get("eval_steps") or config.get("logging_steps") or 500
             return mapped({"task.eval_every_steps": steps})
-    return refused(f"={entry.value!r} is not no, steps or epoch. Mend it.")
+    return rejected(f"={entry.value!r} is not no, steps or epoch. Mend it.")
 
 
-def _evaluate_steps(entry: Entry, facts: Facts) -> Verdict:
-    strategy = facts.get("eval_strategy", facts.get("evaluation_strategy", "no"))
+def _evaluate_steps(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
+    strategy = config.get("eval_strategy", config.get("evaluation_strategy", "no"))
     if str(strategy).lower() != "steps":
         return none("read only with eval_strategy=steps")
     if isinstance(entry.value, float) and entry.value < 1:
         return none("a share of the run: give task.eval_every_steps")
-    return to("task.eval_every_steps", convert=int)(entry, facts)
+    return to("task.eval_every_steps", convert=int)(entry, config)
 
 
-def _save_steps(entry: Entry, facts: Facts) -> Verdict:
-    if str(facts.get("save_strategy", "steps")).lower() != "steps":
+def _save_steps(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
+    if str(config.get("save_strategy", "steps")).lower() != "steps":
         return none("read only with save_strategy=steps")
     if isinstance(entry.value, float) and entry.value < 1:
         return none("a share of the run: give checkpoint.every")
-    return to("checkpoint.every", convert=int)(entry, facts)
+    return to("checkpoint.every", convert=int)(entry, config)
 
 
-def _grad_clip(entry: Entry, facts: Facts) -> Verdict:
-    if _of_deepspeed(facts):
+def _grad_clip(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
+    if _of_deepspeed(config):
         return none("DeepSpeed clips, and its settings have no gradient_clipping")
     try:
         return mapped({"optim.grad_clip": float(entry.value) or None})
     except (TypeError, ValueError):
-        return refused(
+        return rejected(
             f"={entry.value!r} is no number. Give optim.grad_clip=...", "optim.grad_clip"
         )
 
 
-def _of_deepspeed(facts: Facts) -> dict[str, Any]:
+def _of_deepspeed(config: SourceConfig) -> dict[str, Any]:
     """What its engine decides where its settings are among the arguments."""
-    return deepspeed.decides(facts.under("deepspeed")) if facts.below("deepspeed") else {}
+    return deepspeed.decides(config.under("deepspeed")) if config.below("deepspeed") else {}
 
 
-def notes(facts: Facts) -> dict[str, str]:
+def notes(config: SourceConfig) -> dict[str, str]:
     """DeepSpeed's, where its settings are among the arguments and leave it to its version."""
-    return deepspeed.NOTES if _of_deepspeed(facts) else {}
+    return deepspeed.NOTES if _of_deepspeed(config) else {}
 
 
-def _betas(entry: Entry, facts: Facts) -> Verdict:
+def _betas(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
     """Two arguments here are one setting."""
     try:
-        pair = [float(facts.get("adam_beta1", 0.9)), float(facts.get("adam_beta2", 0.999))]
+        pair = [float(config.get("adam_beta1", 0.9)), float(config.get("adam_beta2", 0.999))]
     except (TypeError, ValueError):
-        return refused(f"={entry.value!r} is no number. Give optim.betas=[a,b]", "optim.betas")
+        return rejected(f"={entry.value!r} is no number. Give optim.betas=[a,b]", "optim.betas")
     return mapped({"optim.betas": pair})
 
 
-def model_name(entry: Entry, _: Facts) -> Verdict:
+def model_name(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
     """A repository on the hub, or a folder."""
     name = str(entry.value)
     if "$" in name or "{{" in name:
-        return refused(
+        return rejected(
             f"={name!r} holds what only a shell would know. Give model.hub=owner/name or "
             "model.path=FOLDER.",
             "model.hub",
@@ -171,14 +171,14 @@ def model_name(entry: Entry, _: Facts) -> Verdict:
         return mapped({"model.hub": name})
     if "/" in name or name.startswith("."):
         return mapped({"model.path": name})
-    return refused(
+    return rejected(
         f"={name!r} is neither owner/name of the hub nor a path. Give model.hub=owner/name or "
         "model.path=FOLDER.",
         "model.hub",
     )
 
 
-def _shape_only(entry: Entry, _: Facts) -> Verdict:
+def _shape_only(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
     return none(f"{entry.value!r} is a shape without weights: give model.preset or model.config")
 
 
@@ -197,13 +197,13 @@ ROWS: Rows = {
     "warmup_steps": _warmup_steps,
     "warmup_ratio": _warmup_ratio,
     "optim": optimizer_of("trainer"),
-    "adafactor": refuse_if_on("is another optimizer. Give optim.name=adamw.", "optim.name"),
+    "adafactor": reject_if_on("is another optimizer. Give optim.name=adamw.", "optim.name"),
     "weight_decay": to("optim.weight_decay", convert=float),
     "adam_beta1": _betas,
     "adam_beta2": _betas,
     "adam_epsilon": to("optim.eps", convert=float),
     "max_grad_norm": _grad_clip,
-    "label_smoothing_factor": refuse_if_on(
+    "label_smoothing_factor": reject_if_on(
         "labels of text are not smoothed. Leave it out with --without."
     ),
     "bf16": switch(mapped({"bf16": True}), same("off", bf16=False)),
@@ -222,7 +222,7 @@ ROWS: Rows = {
     "torch_compile_*": nowhere("compiled by torch's default"),
     "use_liger_kernel": nowhere("memory.loss_chunk computes the loss without all logits"),
     "liger_kernel_config*": nowhere("of a library that is not used"),
-    "neftune_noise_alpha": refuse_if_on(
+    "neftune_noise_alpha": reject_if_on(
         "noise on embeddings is not there. Leave it out with --without."
     ),
     "average_tokens_across_devices": switch(
@@ -275,7 +275,7 @@ ROWS: Rows = {
     "label_names*": nowhere("the task knows its labels"),
     "ddp_timeout": to("elastic.collective_timeout_s", convert=float),
     "ddp_*": nowhere(_DDP),
-    "sharded_ddp*": refuse_if_on("FairScale is not there. Give parallel.zero=...", "parallel.zero"),
+    "sharded_ddp*": reject_if_on("FairScale is not there. Give parallel.zero=...", "parallel.zero"),
     "no_cuda": nowhere("cluster.device says it"),
     "use_cpu": switch(mapped({"cluster.device": "cpu"}), same("off")),
     "use_mps_device": nowhere("cluster.device says it"),
@@ -340,9 +340,9 @@ ROWS: Rows = {
 """Arguments of the Trainer, and of the scripts beside it those whose meaning is settled."""
 
 
-def implied(facts: Facts) -> dict[str, Any]:
+def implied(config: SourceConfig) -> dict[str, Any]:
     """What the Trainer does where its arguments say nothing, and what would be otherwise here."""
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "optim.micro_batch": 8,
         "accumulation_steps": 1,
         "optim.lr": 5e-5,
@@ -353,14 +353,14 @@ def implied(facts: Facts) -> dict[str, Any]:
         "bf16": False,
         "fp16": False,
     }
-    name = named_elsewhere("trainer", str(facts.get("optim", "adamw_torch")))
+    name = optimizer_by_alias("trainer", str(config.get("optim", "adamw_torch")))
     if name is not None and "betas" in OPTIMIZERS[name].settings:
-        found |= {"optim.betas": [0.9, 0.999], "optim.eps": 1e-8}
-    if str(facts.get("lr_scheduler_type")).lower() != "constant":
-        found["optim.schedule_from"] = 0  # its schedulers are asked before the first step
-    if facts.get("lr_scheduler_type") is None:
-        found |= {"optim.schedule": "linear", "optim.min_lr_ratio": 0.0}
-    found |= _of_deepspeed(facts)
-    if not facts.get("fsdp") and not facts.get("deepspeed") and not facts.below("deepspeed"):
-        found |= {"parallel.dp_shard": 1}  # plain DDP
-    return found
+        values |= {"optim.betas": [0.9, 0.999], "optim.eps": 1e-8}
+    if str(config.get("lr_scheduler_type")).lower() != "constant":
+        values["optim.schedule_from"] = 0  # its schedulers are asked before the first step
+    if config.get("lr_scheduler_type") is None:
+        values |= {"optim.schedule": "linear", "optim.min_lr_ratio": 0.0}
+    values |= _of_deepspeed(config)
+    if not config.get("fsdp") and not config.get("deepspeed") and not config.below("deepspeed"):
+        values |= {"parallel.dp_shard": 1}  # plain DDP
+    return values

@@ -17,7 +17,7 @@ from shardyard.doctor.finding import Finding, gather
 from shardyard.errors import ShardyardError
 from shardyard.image.ecr import Registry, ecr_registry
 from shardyard.image.registry import find_image
-from shardyard.io.aws import aws_client, aws_errors, aws_session, error_code
+from shardyard.io.aws import aws_client, aws_session, error_code, translate_aws_errors
 from shardyard.launchers.aws_batch.queue import check_queue, environments_of, queue_named
 from shardyard.launchers.aws_batch.requests import LOG_GROUP, chosen_instance, job_definition
 from shardyard.launchers.base import LaunchRequest
@@ -55,11 +55,11 @@ class _Account:
             self._clients[service] = self.make_client(self.session, service)
         return self._clients[service]
 
-    def find(self, doing: str, call: Callable[[], Any], *, missing: str) -> Any:
+    def find(self, action: str, call: Callable[[], Any], *, missing: str) -> Any:
         """The answer to a call; None if the error says that there is no such thing."""
         import botocore.exceptions as aws
 
-        with aws_errors(doing, self.region):
+        with translate_aws_errors(action, self.region):
             try:
                 return call()
             except aws.ClientError as error:
@@ -115,7 +115,7 @@ def batch_checks(
 
 def _credentials(account: _Account) -> Iterator[Finding]:
     sts = account.client("sts")
-    with aws_errors("ask who you are", account.region):
+    with translate_aws_errors("ask who you are", account.region):
         answer = sts.get_caller_identity()
     what = f"{answer['Arn']} in {account.region}"
     yield Finding(name="credentials", verdict="ok", what=what)
@@ -183,7 +183,7 @@ def _template(account: _Account, ec2: Any, reference: Mapping[str, str]) -> dict
     if not by:
         return {}
     versions = [reference.get("version") or "$Default"]
-    with aws_errors("look at the launch template", account.region):
+    with translate_aws_errors("look at the launch template", account.region):
         answer = ec2.describe_launch_template_versions(**by, Versions=versions)
     found = answer["LaunchTemplateVersions"]
     data: dict[str, Any] = found[0]["LaunchTemplateData"] if found else {}
@@ -229,7 +229,7 @@ def _task_network(account: _Account, ec2: Any, environment: Mapping[str, Any]) -
     them. Source: AWS Batch User Guide, mnp-ce; github.com/aws/aws-cdk issue 21577.
     """
     resources = _resources(environment)
-    with aws_errors("look at the security groups", account.region):
+    with translate_aws_errors("look at the security groups", account.region):
         (subnet, *_) = ec2.describe_subnets(SubnetIds=resources["subnets"])["Subnets"]
         wanted = {"vpc-id": subnet["VpcId"], "group-name": "default"}
         filters = [{"Name": name, "Values": [value]} for name, value in wanted.items()]
@@ -311,18 +311,18 @@ def _role(setting: str, arn: str, answer: Any) -> Finding:
 def _trusted(policy: Mapping[str, Any]) -> set[str]:
     """Services that a trust policy lets assume its role."""
     statements = policy.get("Statement") or []
-    found: set[str] = set()
+    trusted: set[str] = set()
     for statement in statements if isinstance(statements, list) else [statements]:
         principal = statement.get("Principal") or {}
         services = principal.get("Service") or [] if isinstance(principal, dict) else []
         if statement.get("Effect") == "Allow":
-            found |= {services} if isinstance(services, str) else set(services)
-    return found
+            trusted |= {services} if isinstance(services, str) else set(services)
+    return trusted
 
 
 def _log_group(account: _Account) -> Iterator[Finding]:
     logs, name = account.client("logs"), account.request.recipe.launch.aws_batch.log_group
-    with aws_errors("look for the log group", account.region):
+    with translate_aws_errors("look for the log group", account.region):
         answer = logs.describe_log_groups(logGroupNamePrefix=name)
     if any(group["logGroupName"] == name for group in answer["logGroups"]):
         yield Finding(name="log group", verdict="ok", what=f"{name} is there")
@@ -347,7 +347,7 @@ def _quota(account: _Account) -> Iterator[Finding]:
     get = partial(client.get_service_quota, **which)
     answer = account.find("ask for the quota", get, missing="NoSuchResourceException")
     if answer is None:  # never changed for this account
-        with aws_errors("ask for the quota", account.region):
+        with translate_aws_errors("ask for the quota", account.region):
             answer = client.get_aws_default_service_quota(**which)
     allowed, wanted = answer["Quota"]["Value"], account.request.nodes * machine.vcpus
     what = f"{answer['Quota']['QuotaName']}: {allowed:g} vCPUs, and the run needs {wanted}"
@@ -376,7 +376,7 @@ def _pulls(account: _Account, registry: Registry) -> Iterator[Finding]:
         arn = f"arn:{partition}:ecr:{registry.region}:{registry.account}:repository/"
         yield _may(
             account, role, _PULL, arn + registry.repository, name="image",
-            mend="Attach AmazonEC2ContainerServiceforEC2Role to it, and where the repository is "
+            fix="Attach AmazonEC2ContainerServiceforEC2Role to it, and where the repository is "
             "another account's, let its policy allow yours",
         )  # fmt: skip
 
@@ -405,30 +405,30 @@ def _secrets(account: _Account) -> Iterator[Finding]:
         if role is not None:
             yield _may(
                 account, role, (action,), arn, name=setting,
-                mend=f"Allow {action} on {arn} in a policy of that role",
+                fix=f"Allow {action} on {arn} in a policy of that role",
             )  # fmt: skip
 
 
-def _secret(account: _Account, place: str) -> str | None:
-    describe = partial(account.client("secretsmanager").describe_secret, SecretId=place)
+def _secret(account: _Account, name: str) -> str | None:
+    describe = partial(account.client("secretsmanager").describe_secret, SecretId=name)
     answer = account.find("look for the secret", describe, missing="ResourceNotFoundException")
     return None if answer is None or answer.get("DeletedDate") else str(answer["ARN"])
 
 
-def _parameter(account: _Account, place: str) -> str | None:
+def _parameter(account: _Account, name: str) -> str | None:
     """ARN of an SSM parameter. An ARN does not say whether the name begins with a slash."""
-    tail = place.partition(":parameter/")[2]
-    names = [tail, f"/{tail}"] if tail else [place]
+    tail = name.partition(":parameter/")[2]
+    names = [tail, f"/{tail}"] if tail else [name]
     wanted = [{"Key": "Name", "Option": "Equals", "Values": names}]
-    with aws_errors("look for the parameter", account.region):
+    with translate_aws_errors("look for the parameter", account.region):
         found = account.client("ssm").describe_parameters(ParameterFilters=wanted)["Parameters"]
-    return None if not found else str(found[0].get("ARN", place))
+    return None if not found else str(found[0].get("ARN", name))
 
 
-def _create(reference: Reference, place: str, region: str) -> str:
+def _create(reference: Reference, name: str, region: str) -> str:
     if reference.kind == "ssm":
         return (
-            f"aws ssm put-parameter --region {region} --type SecureString --name {place} --value "
+            f"aws ssm put-parameter --region {region} --type SecureString --name {name} --value "
             "file:///dev/stdin"
         )
     return (
@@ -438,12 +438,12 @@ def _create(reference: Reference, place: str, region: str) -> str:
 
 
 def _may(
-    account: _Account, role: str, actions: tuple[str, ...], resource: str, *, name: str, mend: str
+    account: _Account, role: str, actions: tuple[str, ...], resource: str, *, name: str, fix: str
 ) -> Finding:
     """What IAM says of a role's own policies; those of the resource are not part of its answer."""
     simulate = account.client("iam").simulate_principal_policy
     try:
-        with aws_errors("ask what the role may", account.region):
+        with translate_aws_errors("ask what the role may", account.region):
             answer = simulate(
                 PolicySourceArn=role, ActionNames=list(actions), ResourceArns=[resource]
             )
@@ -457,7 +457,7 @@ def _may(
     ]
     if denied:
         what = f"{role} may not {', '.join(denied)}: no container would start"
-        return Finding(name=name, verdict="problem", what=what, mend=mend)
+        return Finding(name=name, verdict="problem", what=what, mend=fix)
     return Finding(name=name, verdict="ok", what=f"{role} may {', '.join(actions)}")
 
 

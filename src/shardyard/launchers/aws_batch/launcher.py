@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
-from shardyard.config.paths import Sight
+from shardyard.config.paths import NodePaths
 from shardyard.config.schema.recipe import Recipe
 from shardyard.doctor.finding import Finding
 from shardyard.errors import RequestError, ShardyardError
@@ -20,13 +20,13 @@ from shardyard.io.aws import (
     THROTTLING_CODES,
     UncertainError,
     aws_client,
-    aws_errors,
     aws_session,
     error_code,
+    translate_aws_errors,
 )
 from shardyard.launchers.aws_batch.checks import batch_checks
 from shardyard.launchers.aws_batch.logs import read_logs, stream_names
-from shardyard.launchers.aws_batch.ownership import is_ours
+from shardyard.launchers.aws_batch.ownership import is_owned
 from shardyard.launchers.aws_batch.queue import check_queue, container_of
 from shardyard.launchers.aws_batch.requests import (
     LOG_GROUP,
@@ -42,18 +42,18 @@ from shardyard.launchers.base import (
     ORIGIN_DETAIL,
     Answer,
     Capabilities,
-    FoundJob,
     JobState,
     JobStatus,
     LogLine,
     Removal,
     Rendered,
+    SchedulerJob,
     Submission,
     answer,
-    mounted,
+    mounted_paths,
 )
 from shardyard.launchers.base import LaunchRequest as Request
-from shardyard.launchers.ledger import SUBMITTED, UUID, Entry, EntryForm, Ledger, form
+from shardyard.launchers.ledger import SUBMITTED, UUID, EntryForm, Ledger, LedgerEntry, form
 
 JOB = "batch job"
 DEFINITION = "batch job definition"
@@ -104,9 +104,9 @@ class BatchLauncher:
         self._sleep = sleep
         self._clients: dict[tuple[str, str], Any] = {}
 
-    def sees(self, recipe: Recipe) -> Sight:
+    def node_paths(self, recipe: Recipe) -> NodePaths:
         """Volumes, and what the image holds."""
-        return mounted(recipe.launch, launcher=self.name)
+        return mounted_paths(recipe.launch, launcher=self.name)
 
     def render(self, request: Request) -> Rendered:
         """RegisterJobDefinition and SubmitJob, as a JSON list of calls and parameters."""
@@ -134,11 +134,11 @@ class BatchLauncher:
         batch = aws_client(session, "batch")
         definition, job = (call["params"] for call in rendered.objects)
         check_queue(batch, job["jobQueue"], definition)
-        self._refuse_second(batch, job)
+        self._check_no_active_job(batch, job)
         place = {"region": region, "queue": job["jobQueue"]}
         noted = {**place, **rendered.side}
         registered = self._register(batch, definition, ledger, noted)
-        job_id = self._submit(session, job, ledger, place=noted, definition=registered)
+        job_id = self._submit(session, job, ledger, ledger_details=noted, definition=registered)
         return Submission(
             launcher=self.name,
             run_id=rendered.run_id,
@@ -158,7 +158,7 @@ class BatchLauncher:
             raise said
         return said
 
-    def answered_by(self, job: Submission) -> str:
+    def scheduler_of(self, job: Submission) -> str:
         """The region."""
         return job.details["region"]
 
@@ -176,11 +176,11 @@ class BatchLauncher:
 
         return [answer(partial(status, job)) for job in jobs]
 
-    def find(self, recipe: Recipe) -> list[FoundJob]:
+    def find(self, recipe: Recipe) -> list[SchedulerJob]:
         """Those of the region's queues that have our tag, whoever submitted them."""
         region = str(aws_session(recipe.launch.aws_batch.region).region_name)
         batch = self._client(region, "batch")
-        with aws_errors("list the queues", region):
+        with translate_aws_errors("list the queues", region):
             pages = batch.get_paginator("describe_job_queues").paginate()
             queues = [queue["jobQueueName"] for page in pages for queue in page["jobQueues"]]
         ids = [
@@ -190,7 +190,7 @@ class BatchLauncher:
             if not _is_over(one)
         ]
         return [
-            FoundJob(
+            SchedulerJob(
                 id=one["jobId"], name=one["jobName"], run_id=one["tags"][RUN_TAG],
                 state=job_status(one, [], now_s=self._now()).state,
                 where=f"queue {one['jobQueue'].rpartition('/')[2]} in {region}",
@@ -205,11 +205,11 @@ class BatchLauncher:
         """Lines from CloudWatch, of all attempts so far."""
         batch = self._client(job.details["region"], "batch")
         logs = self._client(job.details["region"], "logs")
-        look = partial(self._look, batch, job, node)
+        look = partial(self._job_streams, batch, job, node)
         group = job.details.get("log_group", LOG_GROUP)
         return read_logs(logs, look, group=group, follow=follow, sleep=self._sleep)
 
-    def _look(
+    def _job_streams(
         self, batch: Any, job: Submission, node: int | None
     ) -> tuple[bool, dict[int, list[str]]]:
         """Whether the job is over, and the log streams of its nodes."""
@@ -243,9 +243,9 @@ class BatchLauncher:
         CancelJob would leave a running job running and report success all the same.
         """
         batch = self._client(job.details["region"], "batch")
-        entry = Entry(kind=JOB, name=job.name, launcher=self.name, id=job.id)
+        entry = LedgerEntry(kind=JOB, name=job.name, launcher=self.name, id=job.id)
         for found in self._describe(batch, [job.id]):
-            if is_ours(found, entry, run_id=job.run_id, region=job.details["region"]):
+            if is_owned(found, entry, run_id=job.run_id, region=job.details["region"]):
                 self._terminate(batch, job.id)
 
     def remove(self, job: Submission, ledger: Ledger) -> Removal:
@@ -275,12 +275,14 @@ class BatchLauncher:
         return self._clients[key]
 
     def _register(
-        self, batch: Any, params: dict[str, Any], ledger: Ledger, place: dict[str, str]
-    ) -> Entry:
+        self, batch: Any, params: dict[str, Any], ledger: Ledger, ledger_details: dict[str, str]
+    ) -> LedgerEntry:
         name = params["jobDefinitionName"]
-        entry = ledger.intend(DEFINITION, name, launcher=self.name, **place, **_origin(params))
+        entry = ledger.intend(
+            DEFINITION, name, launcher=self.name, **ledger_details, **_origin(params)
+        )
         try:
-            with aws_errors("register the job definition", place["region"]):
+            with translate_aws_errors("register the job definition", ledger_details["region"]):
                 answer = batch.register_job_definition(**params)
         except UncertainError:
             raise  # it may exist: the ledger keeps the intent, and removal looks for it
@@ -295,16 +297,16 @@ class BatchLauncher:
         params: dict[str, Any],
         ledger: Ledger,
         *,
-        place: dict[str, str],
-        definition: Entry,
+        ledger_details: dict[str, str],
+        definition: LedgerEntry,
     ) -> str:
         # SubmitJob has no token that makes a repeated call harmless, so botocore repeats nothing.
         batch = aws_client(session, "batch", retries=1)
         entry = ledger.intend(
-            JOB, params["jobName"], launcher=self.name, **place, **_origin(params)
+            JOB, params["jobName"], launcher=self.name, **ledger_details, **_origin(params)
         )
         try:
-            with aws_errors("submit the job", place["region"]):
+            with translate_aws_errors("submit the job", ledger_details["region"]):
                 answer = self._unless_throttled(batch, params)
         except UncertainError:
             raise
@@ -330,7 +332,7 @@ class BatchLauncher:
                 self._sleep(wait_s)
         return batch.submit_job(**params)
 
-    def _refuse_second(self, batch: Any, job: dict[str, Any]) -> None:
+    def _check_no_active_job(self, batch: Any, job: dict[str, Any]) -> None:
         active = [found for found in _jobs_named(batch, job) if not _is_over(found)]
         if active:
             raise RequestError(
@@ -340,11 +342,11 @@ class BatchLauncher:
             )
 
     def _describe(self, batch: Any, ids: list[str]) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
-        with aws_errors("ask for the job", batch.meta.region_name):
+        jobs: list[dict[str, Any]] = []
+        with translate_aws_errors("ask for the job", batch.meta.region_name):
             for start in range(0, len(ids), _MAX_IDS):
-                found += batch.describe_jobs(jobs=ids[start : start + _MAX_IDS])["jobs"]
-        return found
+                jobs += batch.describe_jobs(jobs=ids[start : start + _MAX_IDS])["jobs"]
+        return jobs
 
     def _describe_nodes(
         self, batch: Any, jobs: Iterable[dict[str, Any]]
@@ -356,47 +358,47 @@ class BatchLauncher:
             if _is_multinode(job)
             for number in range(_num_nodes(job))
         }
-        found: dict[str, list[dict[str, Any]]] = {}
+        nodes: dict[str, list[dict[str, Any]]] = {}
         for entry in self._describe(batch, list(ids)):
             if entry["jobId"] in ids:
-                found.setdefault(ids[entry["jobId"]], []).append(entry)
-        return found
+                nodes.setdefault(ids[entry["jobId"]], []).append(entry)
+        return nodes
 
-    def _end_jobs(self, batch: Any, entry: Entry, run_id: str, removal: Removal) -> None:
+    def _end_jobs(self, batch: Any, entry: LedgerEntry, run_id: str, removal: Removal) -> None:
         """Of an interrupted submission the id is not known, so jobs are found by their name."""
         place = {"jobName": entry.name, "jobQueue": entry.details["queue"]}
         ids = [entry.id] if entry.id else [one["jobId"] for one in _jobs_named(batch, place)]
         region = batch.meta.region_name
         going = [found for found in self._describe(batch, ids) if not _is_over(found)]
-        is_mine = [is_ours(found, entry, run_id=run_id, region=region) for found in going]
+        is_mine = [is_owned(found, entry, run_id=run_id, region=region) for found in going]
         for found, mine in zip(going, is_mine, strict=True):
             name = f"{JOB} {found['jobId']}"
             if mine:
                 self._terminate(batch, str(found["jobId"]))
-            (removal.removed if mine else removal.foreign).append(name)
+            (removal.removed if mine else removal.not_owned).append(name)
 
     def _terminate(self, batch: Any, job_id: str) -> None:
-        with aws_errors("terminate the job", batch.meta.region_name):
+        with translate_aws_errors("terminate the job", batch.meta.region_name):
             batch.terminate_job(jobId=job_id, reason=CANCEL_REASON)
 
 
-def _is_over(found: dict[str, Any]) -> bool:
-    state = STATES.get(found["status"])
+def _is_over(job: dict[str, Any]) -> bool:
+    state = STATES.get(job["status"])
     return state is not None and state.is_over
 
 
-def _is_multinode(found: dict[str, Any]) -> bool:
-    return bool(found.get("nodeProperties"))
+def _is_multinode(job: dict[str, Any]) -> bool:
+    return bool(job.get("nodeProperties"))
 
 
-def _num_nodes(found: dict[str, Any]) -> int:
-    return int((found.get("nodeProperties") or {}).get("numNodes") or 1)
+def _num_nodes(job: dict[str, Any]) -> int:
+    return int((job.get("nodeProperties") or {}).get("numNodes") or 1)
 
 
 def _jobs_named(batch: Any, params: dict[str, Any]) -> list[dict[str, Any]]:
     named = [{"name": "JOB_NAME", "values": [params["jobName"]]}]
     pages = batch.get_paginator("list_jobs")
-    with aws_errors("list the jobs of the queue", batch.meta.region_name):
+    with translate_aws_errors("list the jobs of the queue", batch.meta.region_name):
         return [
             job
             for page in pages.paginate(jobQueue=params["jobQueue"], filters=named)
@@ -410,10 +412,10 @@ def _origin(params: dict[str, Any]) -> dict[str, str]:
     return {ORIGIN_DETAIL: origin} if origin else {}
 
 
-def _deregister(batch: Any, entries: Sequence[Entry], run_id: str, removal: Removal) -> None:
+def _deregister(batch: Any, entries: Sequence[LedgerEntry], run_id: str, removal: Removal) -> None:
     """Those active revisions of one name that these lines stand for: each submission makes one."""
     region = batch.meta.region_name
-    with aws_errors("remove the job definition", region):
+    with translate_aws_errors("remove the job definition", region):
         pages = batch.get_paginator("describe_job_definitions")
         found = [
             definition
@@ -422,18 +424,18 @@ def _deregister(batch: Any, entries: Sequence[Entry], run_id: str, removal: Remo
         ]
     revisions = {
         str(definition["jobDefinitionArn"]): any(
-            is_ours(definition, entry, run_id=run_id, region=region) for entry in entries
+            is_owned(definition, entry, run_id=run_id, region=region) for entry in entries
         )
         for definition in found
     }
-    with aws_errors("remove the job definition", region):
+    with translate_aws_errors("remove the job definition", region):
         for revision, is_mine in revisions.items():
             name = f"{DEFINITION} {revision.rpartition('/')[2]}"
             if is_mine:
                 batch.deregister_job_definition(jobDefinition=revision)
                 removal.removed.append(name)
             elif any(entry.id is None for entry in entries):  # else no line may mean it
-                removal.foreign.append(name)
+                removal.not_owned.append(name)
 
 
 def _log_group(definition: Mapping[str, Any]) -> dict[str, str]:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardyard.io.aws import aws_errors, error_code
-from shardyard.io.polling import until_over
+from shardyard.io.aws import error_code, translate_aws_errors
+from shardyard.io.polling import poll_until
 from shardyard.launchers.base import LogLine
 
 PAGE_EVENTS = 500
@@ -30,7 +30,7 @@ class NodeStreams:
     position: int = 0
     token: str | None = None
 
-    def learn(self, names: list[str]) -> None:
+    def add_streams(self, names: list[str]) -> None:
         """Add streams of attempts that have begun since."""
         self.names += [name for name in names if name not in self.names]
 
@@ -44,29 +44,29 @@ def stream_names(node: Mapping[str, Any]) -> list[str]:
 
 def read_logs(
     client: Any,
-    look: Callable[[], tuple[bool, dict[int, list[str]]]],
+    job_streams: Callable[[], tuple[bool, dict[int, list[str]]]],
     *,
     group: str,
     follow: bool,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[LogLine]:
-    """Lines of all nodes that ``look`` names.
+    """Lines of all nodes that ``job_streams`` names.
 
     Args:
         client: Of CloudWatch Logs.
-        look: Says whether the job is over, and the streams of each node.
+        job_streams: Says whether the job is over, and the streams of each node.
         group: The log group that has them.
         follow: Wait for more until the job is over.
     """
     nodes: dict[int, NodeStreams] = {}
 
     def is_last() -> bool:
-        is_over, found = look()
+        is_over, found = job_streams()
         for node, names in found.items():
-            nodes.setdefault(node, NodeStreams(node, group)).learn(names)
+            nodes.setdefault(node, NodeStreams(node, group)).add_streams(names)
         return is_over or not follow
 
-    for _ in until_over(is_last, every_s=POLL_S, sleep=sleep):
+    for _ in poll_until(is_last, every_s=POLL_S, sleep=sleep):
         yield from _drain(client, nodes)
 
 
@@ -105,7 +105,7 @@ def _get(client: Any, streams: NodeStreams) -> dict[str, Any]:
 
     token = streams.token
     more = {} if token is None else {"nextToken": token}
-    with aws_errors("read the logs", client.meta.region_name):
+    with translate_aws_errors("read the logs", client.meta.region_name):
         try:
             answer: dict[str, Any] = client.get_log_events(
                 logGroupName=streams.group, logStreamName=streams.names[streams.position],

@@ -3,7 +3,7 @@
 import socket
 from collections.abc import Callable
 
-from shardyard.launchers.node_rank import PORT, Place, Variables
+from shardyard.launchers.node_rank import PORT, NodeAssignment, Variables
 
 
 def own_address() -> str:
@@ -16,7 +16,7 @@ def own_address() -> str:
             return socket.gethostbyname(socket.gethostname())
 
 
-def in_job(variables: Variables, own_address: Callable[[], str] = own_address) -> Place:
+def in_job(variables: Variables, own_address: Callable[[], str] = own_address) -> NodeAssignment:
     """A node of a multi-node parallel job.
 
     The variable with the main node's address is set on the other nodes only.
@@ -29,7 +29,7 @@ def in_job(variables: Variables, own_address: Callable[[], str] = own_address) -
     main = variables.number("AWS_BATCH_JOB_MAIN_NODE_INDEX")
     node_rank = (variables.number("AWS_BATCH_JOB_NODE_INDEX") - main) % nodes
     job = variables.text("AWS_BATCH_JOB_ID").partition("#")[0]  # a node's own id is <job>#<node>
-    return Place(
+    return NodeAssignment(
         is_container=True,
         node_rank=node_rank,
         nodes=nodes,

@@ -9,42 +9,44 @@ from typing import Any
 from shardyard.errors import AccessError
 from shardyard.launchers.aws_batch.requests import ORIGIN_TAG, RUN_TAG
 from shardyard.launchers.base import ORIGIN_DETAIL
-from shardyard.launchers.ledger import Entry
+from shardyard.launchers.ledger import LedgerEntry
 
 
-def is_ours(found: Mapping[str, Any], entry: Entry, *, run_id: str, region: str) -> bool:
+def is_owned(described: Mapping[str, Any], entry: LedgerEntry, *, run_id: str, region: str) -> bool:
     """Whether what Batch describes is the entry's; another one of its name is left alone.
 
     Args:
-        found: Of DescribeJobs or DescribeJobDefinitions.
+        described: Of DescribeJobs or DescribeJobDefinitions.
         run_id: The run of the ledger.
 
     Raises:
         AccessError: It has the entry's id and is tagged as another run's; or the entry has no id,
             as the answer to its creation was lost, and nothing tells.
     """
-    ids = (found.get("jobId"), found.get("jobDefinitionArn"))
+    ids = (described.get("jobId"), described.get("jobDefinitionArn"))
     if entry.id is not None and entry.id not in ids:
         return False
-    tags = found.get("tags") or {}
+    tags = described.get("tags") or {}
     is_of_run = tags.get(RUN_TAG) == run_id
     if entry.id is not None:
         if not is_of_run:
             tagged = f"its tag {RUN_TAG} is {tags.get(RUN_TAG)!r}, not {run_id!r}"
-            raise AccessError(_refusal(entry, tagged, found, region))
+            raise AccessError(_not_owned_message(entry, tagged, described, region))
         return True
     origin = entry.details.get(ORIGIN_DETAIL)
     if origin or not is_of_run:
         return is_of_run and tags.get(ORIGIN_TAG) == origin
     why = "whether its creation succeeded was never known, nor who made this"
-    raise AccessError(_refusal(entry, why, found, region))
+    raise AccessError(_not_owned_message(entry, why, described, region))
 
 
-def _refusal(entry: Entry, why: str, found: Mapping[str, Any], region: str) -> str:
-    job_id = found.get("jobId")
-    definition = f"deregister-job-definition --job-definition {found.get('jobDefinitionArn')}"
+def _not_owned_message(
+    entry: LedgerEntry, reason: str, described: Mapping[str, Any], region: str
+) -> str:
+    job_id = described.get("jobId")
+    definition = f"deregister-job-definition --job-definition {described.get('jobDefinitionArn')}"
     end = f"terminate-job --job-id {job_id} --reason mine" if job_id else definition
     return (
-        f"{entry.kind} {job_id or entry.name} in {region} is left as it is: {why}. What others "
+        f"{entry.kind} {job_id or entry.name} in {region} is left as it is: {reason}. What others "
         f"made is not ended. If it is yours: aws --region {region} batch {end}."
     )

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardyard.errors import CapacityError, RequestError
-from shardyard.io.aws import aws_errors
+from shardyard.io.aws import translate_aws_errors
 
 
 def check_queue(batch: Any, name: str, definition: Mapping[str, Any]) -> None:
@@ -31,7 +31,7 @@ def check_queue(batch: Any, name: str, definition: Mapping[str, Any]) -> None:
             f"{queue.get('statusReason', 'Batch gives no reason')}. Mend it, or name another."
         )
     environments = environments_of(batch, queue)
-    reasons = [reason for one in environments if (reason := _why_not(one, definition))]
+    reasons = [reason for one in environments if (reason := _mismatch_reason(one, definition))]
     if environments and len(reasons) == len(environments):
         raise RequestError(
             f"{setting}={name!r} cannot run this job. {' '.join(reasons)} "
@@ -52,10 +52,10 @@ def queue_named(
         RequestError: There is none of that name.
     """
     region = batch.meta.region_name
-    with aws_errors("look for the job queue", region):
-        found: list[dict[str, Any]] = batch.describe_job_queues(jobQueues=[name])["jobQueues"]
-        if found:
-            return found[0]
+    with translate_aws_errors("look for the job queue", region):
+        queues: list[dict[str, Any]] = batch.describe_job_queues(jobQueues=[name])["jobQueues"]
+        if queues:
+            return queues[0]
         others = [queue["jobQueueName"] for queue in batch.describe_job_queues()["jobQueues"]]
     raise RequestError(
         f"{setting}={name!r} does not exist in {region}. "
@@ -69,13 +69,13 @@ def environments_of(batch: Any, queue: Mapping[str, Any]) -> list[dict[str, Any]
     names = [row["computeEnvironment"] for row in queue.get("computeEnvironmentOrder", [])]
     if not names:
         return []
-    with aws_errors("look at the compute environments", batch.meta.region_name):
+    with translate_aws_errors("look at the compute environments", batch.meta.region_name):
         answer = batch.describe_compute_environments(computeEnvironments=names)
-    found: list[dict[str, Any]] = answer["computeEnvironments"]
-    return found
+    environments: list[dict[str, Any]] = answer["computeEnvironments"]
+    return environments
 
 
-def _why_not(environment: Mapping[str, Any], definition: Mapping[str, Any]) -> str | None:
+def _mismatch_reason(environment: Mapping[str, Any], definition: Mapping[str, Any]) -> str | None:
     """Why a compute environment cannot run the job; None if it can."""
     name = environment["computeEnvironmentName"]
     resources = environment.get("computeResources") or {}
@@ -85,7 +85,7 @@ def _why_not(environment: Mapping[str, Any], definition: Mapping[str, Any]) -> s
         return f"Its compute environment {name} is INVALID: {environment.get('statusReason', '')}."
     kind = resources.get("type", "EC2")
     if "nodeProperties" not in definition:  # a side job
-        return _why_no_container(name, kind)
+        return _container_mismatch(name, kind)
     if environment.get("type") == "UNMANAGED":
         return f"Its compute environment {name} is unmanaged; multi-node jobs need a managed one."
     if kind != "EC2":
@@ -94,12 +94,12 @@ def _why_not(environment: Mapping[str, Any], definition: Mapping[str, Any]) -> s
         )
     wanted = container_of(definition).get("instanceType")
     types = resources.get("instanceTypes") or []
-    if wanted and types and not _offers(types, wanted):
+    if wanted and types and not _includes_type(types, wanted):
         return f"Its compute environment {name} has {', '.join(types)}, not {wanted}."
     return None
 
 
-def _why_no_container(name: str, kind: str) -> str | None:
+def _container_mismatch(name: str, kind: str) -> str | None:
     if kind in ("EC2", "SPOT"):
         return None
     return (
@@ -108,9 +108,9 @@ def _why_no_container(name: str, kind: str) -> str | None:
     )
 
 
-def _offers(types: list[str], wanted: str) -> bool:
+def _includes_type(types: list[str], requested: str) -> bool:
     """A family stands for its sizes, and ``optimal`` for whatever AWS chooses."""
-    return bool({wanted, wanted.partition(".")[0], "optimal"} & set(types))
+    return bool({requested, requested.partition(".")[0], "optimal"} & set(types))
 
 
 def _check_size(
@@ -135,8 +135,8 @@ def _check_size(
 def container_of(definition: Mapping[str, Any]) -> Mapping[str, Any]:
     """The one description of its containers."""
     if "containerProperties" in definition:
-        alone: Mapping[str, Any] = definition["containerProperties"]
-        return alone
+        properties: Mapping[str, Any] = definition["containerProperties"]
+        return properties
     container: Mapping[str, Any] = definition["nodeProperties"]["nodeRangeProperties"][0][
         "container"
     ]

@@ -72,7 +72,7 @@ def job_status(
     return JobStatus(
         state=state,
         reason=_reason(job, state, exit_code, now_s=now_s),
-        exit_code=_told_exit_code(state, exit_code),
+        exit_code=_reported_exit_code(state, exit_code),
         nodes=tuple((f"node {_index(node)}", _node_state(node)) for node in nodes),
     )
 
@@ -93,7 +93,7 @@ def _state(job: Mapping[str, Any], exit_code: int | None) -> JobState:
     return JobState.CANCELLED if _was_cancelled(job) else JobState.FAILED
 
 
-def _told_exit_code(state: JobState, exit_code: int | None) -> int | None:
+def _reported_exit_code(state: JobState, exit_code: int | None) -> int | None:
     if not state.is_over:
         return None
     return EXIT_DRAINED if state is JobState.DRAINED else exit_code
@@ -117,7 +117,7 @@ def _exit_code(job: Mapping[str, Any]) -> int | None:
 def _reason(job: Mapping[str, Any], state: JobState, exit_code: int | None, *, now_s: float) -> str:
     said = str(job.get("statusReason") or "").rstrip(".")
     if state is JobState.WAITING:
-        return _why_it_waits(job, said, now_s=now_s)
+        return _waiting_reason(job, said, now_s=now_s)
     if state is JobState.RUNNING:
         return f"attempt {max(1, len(job.get('attempts') or []))} of {_allowed(job)} runs"
     if state is JobState.SUCCEEDED:
@@ -130,7 +130,7 @@ def _reason(job: Mapping[str, Any], state: JobState, exit_code: int | None, *, n
     return "; ".join([ending, *words])
 
 
-def _why_it_waits(job: Mapping[str, Any], said: str, *, now_s: float) -> str:
+def _waiting_reason(job: Mapping[str, Any], status_reason: str, *, now_s: float) -> str:
     word = str(job["status"])
     parts = [_WAITS[word]]
     attempts = job.get("attempts") or []
@@ -139,9 +139,9 @@ def _why_it_waits(job: Mapping[str, Any], said: str, *, now_s: float) -> str:
         ending = "without an exit code" if code is None else f"with exit code {code}"
         parts.append(f"attempt {len(attempts)} of {_allowed(job)} ended {ending}")
     waited_s = now_s - job["createdAt"] / 1000 if "createdAt" in job and not attempts else 0.0
-    known = next((text for start, text in _STUCK.items() if said.startswith(start)), None)
-    if said:
-        parts.append(said)
+    known = next((text for start, text in _STUCK.items() if status_reason.startswith(start)), None)
+    if status_reason:
+        parts.append(status_reason)
     if known:
         parts.append(known)
     elif word == "RUNNABLE" and waited_s > LONG_WAIT_S:

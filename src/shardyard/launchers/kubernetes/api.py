@@ -20,13 +20,13 @@ from shardyard.launchers.kubernetes.exec import (
 )
 from shardyard.launchers.kubernetes.prerequisites import install_hint
 from shardyard.launchers.kubernetes.refusals import (
+    ApiUncertainError,
     ExistsError,
     ForbiddenError,
     NodeSilentError,
     NoSuchObjectError,
-    UncertainError,
-    refusal,
-    size_refusal,
+    api_error,
+    size_error,
 )
 
 INSTALL_HINT = (
@@ -94,20 +94,20 @@ class Api:
         kind = item["kind"]
         query = {"fieldValidation": "Strict"}
         try:
-            made: Object = self._json("POST", self._path(kind), kind, body=item, query=query)
-        except (RequestError, UncertainError) as error:
-            if (too_large := size_refusal(error, item)) is not None:
+            created: Object = self._json("POST", self._path(kind), kind, body=item, query=query)
+        except (RequestError, ApiUncertainError) as error:
+            if (too_large := size_error(error, item)) is not None:
                 raise too_large from error
             raise
-        return made
+        return created
 
     def get(self, kind: str, name: str) -> Object | None:
         """One object; None: there is none."""
         try:
-            found: Object = self._json("GET", self._path(kind, name), kind)
+            item: Object = self._json("GET", self._path(kind, name), kind)
         except NoSuchObjectError:
             return None
-        return found
+        return item
 
     def in_namespace(self, kind: str, selector: str = "") -> list[Object]:
         """All objects of a kind in the namespace, or those with these labels."""
@@ -288,7 +288,7 @@ class Api:
             if error.name in ("", pod):  # gone since it was listed
                 return
             raise self._node_silent(pod, f"node {error.name} is not there") from error
-        except UncertainError as error:
+        except ApiUncertainError as error:
             if error.status is None:
                 raise
             raise self._node_silent(pod, error.words) from error
@@ -359,10 +359,10 @@ class Api:
         self, path: str, kind: str, *, query: Object | None = None, accept: str = "application/json"
     ) -> list[Object]:
         """The objects of a list; an empty one comes without items from some servers."""
-        found: list[Object] = self._json("GET", path, kind, query=query, accept=accept).get(
+        items: list[Object] = self._json("GET", path, kind, query=query, accept=accept).get(
             "items", []
         )
-        return found
+        return items
 
     def _json(
         self,
@@ -426,9 +426,9 @@ class Api:
                 _request_timeout=timeout_s,
             )
         except ApiException as error:
-            raise refusal(error, context=self.context, namespace=self.namespace) from error
+            raise api_error(error, context=self.context, namespace=self.namespace) from error
         except _transport_errors() as error:
-            raise UncertainError(
+            raise ApiUncertainError(
                 f"context {self.context!r}: the API server does not answer "
                 f"({self._client.configuration.host}; {_cause(error)}). Nothing can be asked of "
                 "the cluster now. Check the network, the VPN and that the cluster still exists, "
@@ -460,7 +460,7 @@ def _client(context: str | None, kubeconfig: Path | None) -> Any:
         raise RequestError(
             "launch.kubernetes.context is not given. The kubeconfig's current context is never "
             "assumed: a run in the wrong cluster costs money. Take one that kubectl config "
-            f"get-contexts shows{_known_contexts(file)}."
+            f"get-contexts shows{_list_contexts(file)}."
         )
     settings = client.Configuration()
     settings.retries = 0  # whoever waits for a cluster that is down is told so at once
@@ -474,7 +474,7 @@ def _client(context: str | None, kubeconfig: Path | None) -> Any:
         where = file or "~/.kube/config"
         if not Path(where).expanduser().exists():
             why = f"there is no kubeconfig {where}"
-        elif known := _known_contexts(file):
+        elif known := _list_contexts(file):
             why = f"kubeconfig {where} has no such context, or not all of it{known}"
         else:
             why = f"kubeconfig {where} cannot be read ({_first_line(error)})"
@@ -484,7 +484,7 @@ def _client(context: str | None, kubeconfig: Path | None) -> Any:
         ) from error
 
 
-def _known_contexts(file: str | None) -> str:
+def _list_contexts(file: str | None) -> str:
     from kubernetes import config
     from kubernetes.config.config_exception import ConfigException
 

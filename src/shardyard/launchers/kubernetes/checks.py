@@ -18,7 +18,7 @@ from shardyard.launchers.kubernetes.node_checks import (
     check_image,
     check_nodes,
     check_side_nodes,
-    wanted_nodes,
+    matching_nodes,
 )
 from shardyard.launchers.kubernetes.pod import ZONE
 from shardyard.launchers.kubernetes.policy_checks import check_policies
@@ -27,7 +27,7 @@ from shardyard.launchers.kubernetes.prerequisites import (
     FSX,
     FSX_DRIVER,
     Prerequisite,
-    how_to_install,
+    install_instructions,
     needed,
 )
 from shardyard.launchers.kubernetes.quota_checks import check_quota
@@ -57,7 +57,7 @@ def check_claims(request: LaunchRequest, api: Api) -> Iterator[Finding]:
             yield _zone(request, api, claim, name)
     for part in drivers_missing(request, api):
         what = f"a claim needs the driver {part.provides}, which the cluster does not have"
-        mend = how_to_install(part, api.context)
+        mend = install_instructions(part, api.context)
         yield Finding(name=part.name, verdict="problem", what=what, mend=mend)
 
 
@@ -105,7 +105,8 @@ def _zone(request: LaunchRequest, api: Api, claim: Object, name: str) -> Finding
     try:
         volume = api.get("PersistentVolume", volume_name)
         nodes = {
-            str(node["metadata"].get("labels", {}).get(ZONE)) for node in wanted_nodes(request, api)
+            str(node["metadata"].get("labels", {}).get(ZONE))
+            for node in matching_nodes(request, api)
         }
     except AccessError:
         return Finding(name=name, verdict="ok", what="bound; its zone may not be asked for")
@@ -183,7 +184,7 @@ def _controllers(request: LaunchRequest, api: Api) -> Iterator[Finding]:
             yield from _etcd(request, api)
         if part.provides not in PLURALS:
             continue
-        mend = how_to_install(part, api.context)
+        mend = install_instructions(part, api.context)
         version = PLURALS[part.provides][0]
         if api.serves(part.provides):
             fields = f" with the fields of {trainjob_schema(api)}" * (part.provides == "TrainJob")
@@ -237,7 +238,7 @@ def _rights(request: LaunchRequest, api: Api) -> Iterator[Finding]:
     ]
     if request.recipe.launch.kubernetes.scheduler == "volcano":
         wanted += [(verb, "podgroups", "scheduling.volcano.sh") for verb in ("create", "delete")]
-    lacking = _lacking(api, wanted)
+    lacking = _missing_rights(api, wanted)
     if lacking:
         what = f"you may not {', '.join(lacking)} in the namespace {api.namespace}"
         mend = "Have an administrator grant it; docs/launch-kubernetes.md has the role"
@@ -245,7 +246,7 @@ def _rights(request: LaunchRequest, api: Api) -> Iterator[Finding]:
     else:
         yield Finding(name="rights", verdict="ok", what="all that a run needs is allowed")
     for name, rights, who in _RIGHTS_BESIDE:
-        lacking = _lacking(api, rights)
+        lacking = _missing_rights(api, rights)
         if lacking:
             what = f"you may not {', '.join(lacking)} in the namespace {api.namespace}"
             mend = f"Training needs it not; {who}. docs/launch-kubernetes.md has the role"
@@ -299,11 +300,11 @@ _RIGHTS_BESIDE = (
 """What verbs need that train nothing: name of the finding, rights, which verbs."""
 
 
-def _lacking(api: Api, wanted: Sequence[tuple[str, str, str]]) -> list[str]:
+def _missing_rights(api: Api, required: Sequence[tuple[str, str, str]]) -> list[str]:
     """Of verbs, resources and their API groups those that are not allowed."""
     return [
         f"{verb} {resource}"
-        for verb, resource, group in wanted
+        for verb, resource, group in required
         if not api.may(verb, resource, group=group)
     ]
 

@@ -73,7 +73,7 @@ def open_exec(client: Any, path: str, *, container: str, command: Sequence[str])
     try:
         return create_websocket(client.configuration, url, headers)
     except websocket.WebSocketBadStatusException as error:
-        raise HandshakeError(error.status_code, _refusal(error)) from error
+        raise HandshakeError(error.status_code, _error_message(error)) from error
     except (websocket.WebSocketException, OSError) as error:
         raise LostConnectionError(f"no connection to the container: {error}") from error
 
@@ -93,7 +93,7 @@ def stdout_of(connection: Any, *, silence_s: float = SILENCE_S) -> Iterator[byte
             elif channel == _STDERR:
                 said = (said + data)[-_KEPT_BYTES:]
             elif channel == _STATUS and data:
-                _raise_unless_ended_well(data, said.decode(errors="replace").strip())
+                _raise_unless_succeeded(data, said.decode(errors="replace").strip())
                 return
         raise LostConnectionError("the connection ended before the command did")
     finally:
@@ -124,20 +124,20 @@ def _messages(connection: Any, silence_s: float) -> Iterator[tuple[int, bytes]]:
             yield frame.data[0], bytes(frame.data[1:])
 
 
-def _raise_unless_ended_well(status: bytes, said: str) -> None:
+def _raise_unless_succeeded(status: bytes, stderr: str) -> None:
     try:
         content = parse_json(status)
         if content["status"] == "Success":
             return
         causes = (content.get("details") or {}).get("causes") or []
         code = next((int(c["message"]) for c in causes if c.get("reason") == "ExitCode"), None)
-        words = said or str(content.get("message") or "no reason given")
+        words = stderr or str(content.get("message") or "no reason given")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise LostConnectionError("how the command ended was not told") from error
     raise CommandError(words, code)
 
 
-def _refusal(error: Any) -> str:
+def _error_message(error: Any) -> str:
     try:
         words = parse_json(error.resp_body)["message"]
     except (TypeError, ValueError, KeyError):

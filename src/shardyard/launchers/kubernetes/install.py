@@ -13,13 +13,13 @@ from typing import Any
 
 from shardyard.config.kubernetes_etcd import service_name
 from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
-from shardyard.launchers.base import LaunchRequest, Part
+from shardyard.launchers.base import InstallablePart, LaunchRequest
 from shardyard.launchers.kubernetes.api import PLURALS, Api
 from shardyard.launchers.kubernetes.checks import drivers_missing
 from shardyard.launchers.kubernetes.etcd import empty_secret, filled, render_etcd
-from shardyard.launchers.kubernetes.node_checks import offered, wanted_nodes
+from shardyard.launchers.kubernetes.node_checks import allocatable_count, matching_nodes
 from shardyard.launchers.kubernetes.objects import to_yaml
-from shardyard.launchers.kubernetes.ownership import is_ours
+from shardyard.launchers.kubernetes.ownership import is_owned
 from shardyard.launchers.kubernetes.prerequisites import (
     ALL,
     ETCD,
@@ -30,8 +30,8 @@ from shardyard.launchers.kubernetes.prerequisites import (
     Release,
     needed,
 )
-from shardyard.launchers.kubernetes.refusals import ExistsError, UncertainError
-from shardyard.launchers.ledger import Entry, EntryForm, Ledger, form
+from shardyard.launchers.kubernetes.refusals import ApiUncertainError, ExistsError
+from shardyard.launchers.ledger import EntryForm, Ledger, LedgerEntry, form
 
 RELEASE = "release"
 """Kind of the ledger's line of a part that a program installed."""
@@ -55,7 +55,7 @@ _GONE = "could not find addon"
 """What eksctl says of an add-on that is removed again; kubectl and helm have an option for it."""
 
 
-def missing(request: LaunchRequest, api: Api) -> list[Part]:
+def missing(request: LaunchRequest, api: Api) -> list[InstallablePart]:
     """What the cluster lacks and we can put there, in the order of installation."""
     parts = [part for part in needed(request) if _is_missing(part, request, api)]
     parts += drivers_missing(request, api)
@@ -63,12 +63,12 @@ def missing(request: LaunchRequest, api: Api) -> list[Part]:
     return _parts(parts, request, has_jobset=has_jobset)
 
 
-def needed_parts(request: LaunchRequest) -> list[Part]:
+def needed_parts(request: LaunchRequest) -> list[InstallablePart]:
     """What an empty cluster would lack, as far as the recipe says it; no cluster is asked."""
     return _parts(needed(request), request, has_jobset=False)
 
 
-def install(part: Part, api: Api, ledger: Ledger, kubeconfig: Path | None) -> None:
+def install(part: InstallablePart, api: Api, ledger: Ledger, kubeconfig: Path | None) -> None:
     """Put one part there.
 
     Raises:
@@ -97,7 +97,7 @@ def uninstall(api: Api, ledger: Ledger, kubeconfig: Path | None) -> list[str]:
     for entry in entries:
         if entry.kind == RELEASE:
             _release(entry, api)
-        _refuse_used(entry, api)
+        _check_unused(entry, api)
     removed = []
     for entry in entries:
         if entry.kind == RELEASE:
@@ -112,11 +112,11 @@ def uninstall(api: Api, ledger: Ledger, kubeconfig: Path | None) -> list[str]:
     return removed
 
 
-def _delete(api: Api, entry: Entry) -> bool:
+def _delete(api: Api, entry: LedgerEntry) -> bool:
     if entry.kind in MONITORS and not api.serves(entry.kind):
         return False  # went with its kind
     found = api.get(entry.kind, entry.name)
-    if found is None or not is_ours(api, found, entry, run_id=None):
+    if found is None or not is_owned(api, found, entry, run_id=None):
         return False
     return api.delete(entry.kind, entry.name, uid=found["metadata"]["uid"])
 
@@ -128,8 +128,8 @@ def _is_missing(part: Prerequisite, request: LaunchRequest, api: Api) -> bool:
     if part is ETCD:
         name = service_name(request.recipe.launch.kubernetes)
         return name is not None and api.get("Service", name) is None
-    nodes = wanted_nodes(request, api)
-    if any(offered(node, part.provides) for node in nodes):
+    nodes = matching_nodes(request, api)
+    if any(allocatable_count(node, part.provides) for node in nodes):
         return False
     return not runs(part, api, "DaemonSet")
 
@@ -145,13 +145,15 @@ def runs(part: Prerequisite, api: Api, kind: str) -> bool:
 
 
 def _parts(
-    wanted: Iterable[Prerequisite], request: LaunchRequest, *, has_jobset: bool
-) -> list[Part]:
-    found = [_part(part, request, has_jobset=has_jobset) for part in wanted]
+    prerequisites: Iterable[Prerequisite], request: LaunchRequest, *, has_jobset: bool
+) -> list[InstallablePart]:
+    found = [_part(part, request, has_jobset=has_jobset) for part in prerequisites]
     return [part for part in found if part is not None]
 
 
-def _part(part: Prerequisite, request: LaunchRequest, *, has_jobset: bool) -> Part | None:
+def _part(
+    part: Prerequisite, request: LaunchRequest, *, has_jobset: bool
+) -> InstallablePart | None:
     """How it is installed; None: its vendor's way alone."""
     settings = request.recipe.launch.kubernetes
     if part is ETCD:
@@ -160,7 +162,7 @@ def _part(part: Prerequisite, request: LaunchRequest, *, has_jobset: bool) -> Pa
         if secret is not None:
             text = _SECRET_NOTE.format(secret["metadata"]["name"]) + text
             objects = (secret, *objects)
-        return Part(name=part.label, why=part.why, text=text, objects=objects)
+        return InstallablePart(name=part.label, purpose=part.purpose, text=text, objects=objects)
     if part.release is None:
         return None
     found = released_part(part, part.release, settings.context)
@@ -173,7 +175,7 @@ def _part(part: Prerequisite, request: LaunchRequest, *, has_jobset: bool) -> Pa
     return found
 
 
-def released_part(part: Prerequisite, release: Release, context: str | None) -> Part:
+def released_part(part: Prerequisite, release: Release, context: str | None) -> InstallablePart:
     """A part that a program installs.
 
     Args:
@@ -184,12 +186,14 @@ def released_part(part: Prerequisite, release: Release, context: str | None) -> 
     """
     command = tuple(release.install(context or "CONTEXT"))
     details = {
-        "provides": part.provides, "how": release.how, "url": release.url,
+        "provides": part.provides, "how": release.method, "url": release.url,
         "read_on": release.read_on, "chart": release.chart, "chart_namespace": release.namespace,
         "version": part.version,
     }  # fmt: skip
     text = shlex.join(command) + "\n"
-    return Part(name=part.label, why=part.why, text=text, command=command, details=details)
+    return InstallablePart(
+        name=part.label, purpose=part.purpose, text=text, command=command, details=details
+    )
 
 
 def _with_jobset(part: Prerequisite) -> str:
@@ -197,7 +201,7 @@ def _with_jobset(part: Prerequisite) -> str:
     return f"{part.provides},{JOBSET.provides}" if part is TRAINER else part.provides
 
 
-def _release(entry: Entry, api: Api) -> Release:
+def _release(entry: LedgerEntry, api: Api) -> Release:
     """Of one of our parts, as it was installed, which may be at another version than today's.
 
     Raises:
@@ -213,7 +217,7 @@ def _release(entry: Entry, api: Api) -> Release:
             url=release.url.replace(part.version, details["version"]),
             version=release.version and details["version"],
         )
-        wanted = (then.how, then.url, then.chart, then.namespace)
+        wanted = (then.method, then.url, then.chart, then.namespace)
         said = tuple(details[key] for key in ("how", "url", "chart", "chart_namespace"))
         # What it provides is asked for before it is removed, as jobs of others may need it.
         if said == wanted and details["provides"] in (part.provides, _with_jobset(part)):
@@ -226,7 +230,7 @@ def _release(entry: Entry, api: Api) -> Release:
     )
 
 
-def _refuse_used(entry: Entry, api: Api) -> None:
+def _check_unused(entry: LedgerEntry, api: Api) -> None:
     """A controller's kind goes with it, and all objects of the kind with that."""
     for kind in entry.details.get("provides", "").split(","):
         found = api.everywhere(kind) if kind in PLURALS and api.serves(kind) else []
@@ -241,14 +245,14 @@ def _refuse_used(entry: Entry, api: Api) -> None:
         )
 
 
-def _create(item: dict[str, Any], api: Api, ledger: Ledger, place: dict[str, str]) -> None:
+def _create(item: dict[str, Any], api: Api, ledger: Ledger, ledger_details: dict[str, str]) -> None:
     kind, name = str(item["kind"]), str(item["metadata"]["name"])
     if kind == "Secret":
         item = filled(item)
-    entry = ledger.intend(kind, name, launcher=_LAUNCHER, **place)
+    entry = ledger.intend(kind, name, launcher=_LAUNCHER, **ledger_details)
     try:
         uid = str(api.create(item)["metadata"]["uid"])
-    except UncertainError:
+    except ApiUncertainError:
         raise
     except ExistsError as error:
         ledger.fail(entry, str(error))

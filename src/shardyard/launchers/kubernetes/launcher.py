@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from shardyard.config.paths import Sight
+from shardyard.config.paths import NodePaths
 from shardyard.config.schema.recipe import Recipe
 from shardyard.doctor.finding import Finding
 from shardyard.errors import AccessError, RequestError, ShardyardError
@@ -19,18 +19,18 @@ from shardyard.launchers.base import (
     ORIGIN_DETAIL,
     Answer,
     Capabilities,
-    FoundJob,
+    InstallablePart,
     JobState,
     JobStatus,
     LaunchRequest,
     LogLine,
-    Part,
     Removal,
     Rendered,
+    SchedulerJob,
     Submission,
     Watchers,
     answer,
-    mounted,
+    mounted_paths,
 )
 from shardyard.launchers.kubernetes import pod
 from shardyard.launchers.kubernetes.api import PLURALS, Api
@@ -46,7 +46,7 @@ from shardyard.launchers.kubernetes.install import (
     uninstall,
 )
 from shardyard.launchers.kubernetes.logs import follow_logs, logs_so_far
-from shardyard.launchers.kubernetes.monitoring import lacking, watchers
+from shardyard.launchers.kubernetes.monitoring import missing_watchers, watchers
 from shardyard.launchers.kubernetes.names import POD_LABELS, SIDE_KIND, TARGETS, container_of
 from shardyard.launchers.kubernetes.network_policy import KIND as POLICY_KIND
 from shardyard.launchers.kubernetes.network_policy import NOT_ALLOWED
@@ -55,15 +55,15 @@ from shardyard.launchers.kubernetes.ownership import (
     ORIGIN,
     RUN_ID,
     SHARED,
-    is_ours,
+    is_owned,
 )
-from shardyard.launchers.kubernetes.placement import refuse_unplaceable
+from shardyard.launchers.kubernetes.placement import check_placeable
 from shardyard.launchers.kubernetes.policies import KIND as GROUP_KIND
 from shardyard.launchers.kubernetes.prerequisites import MONITORS
-from shardyard.launchers.kubernetes.refusals import ExistsError, ForbiddenError, UncertainError
-from shardyard.launchers.kubernetes.state import Object, is_running, newest_pods, status_of
+from shardyard.launchers.kubernetes.refusals import ApiUncertainError, ExistsError, ForbiddenError
+from shardyard.launchers.kubernetes.state import Object, is_running, latest_pods, status_of
 from shardyard.launchers.kubernetes.targets import RUNTIME_RIGHT, for_schema, has_content_of
-from shardyard.launchers.ledger import SUBMITTED, UUID, Entry, EntryForm, Ledger, form
+from shardyard.launchers.ledger import SUBMITTED, UUID, EntryForm, Ledger, LedgerEntry, form
 from shardyard.log import warn
 
 CANCELLED = "shardyard/cancelled"
@@ -120,9 +120,9 @@ class KubernetesLauncher:
         self._kubeconfig = kubeconfig
         self._poll_s = poll_s
 
-    def sees(self, recipe: Recipe) -> Sight:
+    def node_paths(self, recipe: Recipe) -> NodePaths:
         """Volumes, and what the image holds."""
-        return mounted(recipe.launch, launcher=self.name)
+        return mounted_paths(recipe.launch, launcher=self.name)
 
     def render(self, request: LaunchRequest) -> Rendered:
         """A YAML stream: the recipe's ConfigMap, a runtime for a TrainJob, the job."""
@@ -154,23 +154,25 @@ class KubernetesLauncher:
         """The context."""
         return str(request.recipe.launch.kubernetes.context)
 
-    def missing(self, request: LaunchRequest) -> list[Part]:
+    def missing(self, request: LaunchRequest) -> list[InstallablePart]:
         """Prerequisites that the cluster lacks and we can install."""
         return missing(request, self._api_of(request))
 
-    def needed(self, request: LaunchRequest) -> list[Part]:
+    def needed(self, request: LaunchRequest) -> list[InstallablePart]:
         """Prerequisites that an empty cluster would lack."""
         return needed_parts(request)
 
-    def watchers(self, request: LaunchRequest, kind: Watchers) -> list[Part]:
+    def watchers(self, request: LaunchRequest, kind: Watchers) -> list[InstallablePart]:
         """Prometheus and Grafana with what they need, or EKS's add-on for CloudWatch."""
         return watchers(request, kind)
 
-    def lacking(self, request: LaunchRequest, parts: Sequence[Part]) -> list[Part]:
+    def missing_watchers(
+        self, request: LaunchRequest, parts: Sequence[InstallablePart]
+    ) -> list[InstallablePart]:
         """Those of them that the cluster has not."""
-        return lacking(parts, self._api_of(request))
+        return missing_watchers(parts, self._api_of(request))
 
-    def install(self, request: LaunchRequest, part: Part, ledger: Ledger) -> None:
+    def install(self, request: LaunchRequest, part: InstallablePart, ledger: Ledger) -> None:
         """Install one of them."""
         install(part, self._api_of(request), ledger, self._kubeconfig)
 
@@ -184,7 +186,7 @@ class KubernetesLauncher:
         api = Api(place.get("context"), place["namespace"], self._kubeconfig)
         config, *shared, job = rendered.objects
         kind = job["kind"]
-        if against := refuse_unplaceable(api, job):
+        if against := check_placeable(api, job):
             warn(against)
         if kind != SIDE_KIND:  # which every cluster has
             require_served(api, kind)
@@ -203,7 +205,7 @@ class KubernetesLauncher:
                 elif item["kind"] != SHARED:
                     made.append(_created(api, item, ledger, noted))
             uid = _create(api, job, ledger, noted)
-        except UncertainError:
+        except ApiUncertainError:
             raise  # the job may exist and needs what was made for it; all stands in the ledger
         except ShardyardError:
             for entry in reversed(made):
@@ -222,7 +224,7 @@ class KubernetesLauncher:
         """Ask the API server for the job and its pods."""
         return _status(self._api(job), job)
 
-    def answered_by(self, job: Submission) -> str:
+    def scheduler_of(self, job: Submission) -> str:
         """The API server, and the namespace that it is asked about."""
         return f"context {job.details['context']}, namespace {job.details['namespace']}"
 
@@ -243,7 +245,7 @@ class KubernetesLauncher:
 
         return [answer(partial(status, job)) for job in jobs]
 
-    def find(self, recipe: Recipe) -> list[FoundJob]:
+    def find(self, recipe: Recipe) -> list[SchedulerJob]:
         """Those of the namespace that have our label and that nothing else has made."""
         settings = recipe.launch.kubernetes
         api = Api(settings.context, settings.namespace, self._kubeconfig)
@@ -258,7 +260,7 @@ class KubernetesLauncher:
         jobs = [_submission(kind, item) for kind, item in found.values()]
         pods = _pods_of(api, jobs)
         return [
-            FoundJob(
+            SchedulerJob(
                 id=job.id, name=job.name, run_id=job.run_id, state=state,
                 where=f"context {api.context}, namespace {api.namespace}",
                 end=f"kubectl --context {api.context} -n {api.namespace} delete "
@@ -289,7 +291,7 @@ class KubernetesLauncher:
     def exec(self, job: Submission, command: Sequence[str]) -> Iterator[bytes]:
         """Run a command in the newest running pod of a job."""
         api = self._api(job)
-        running = [pod for pod in newest_pods(_pods(api, job)) if is_running(pod)]
+        running = [pod for pod in latest_pods(_pods(api, job)) if is_running(pod)]
         if not running:
             raise LostConnectionError(
                 f"job {job.name} has no running pod any more (context {api.context!r}, namespace "
@@ -310,7 +312,7 @@ class KubernetesLauncher:
         """
         kind, api = job.details["kind"], self._api(job)
         found = api.get(kind, job.name)
-        if found is None or not is_ours(api, found, _entry_of(job), run_id=job.run_id):
+        if found is None or not is_owned(api, found, _entry_of(job), run_id=job.run_id):
             raise RequestError(
                 f"PyTorchJob {job.name} is not in context {api.context!r}, namespace "
                 f"{api.namespace!r}. Only a job that is there can be scaled. Resume the run with "
@@ -331,7 +333,7 @@ class KubernetesLauncher:
         """Delete the job: its pods get SIGTERM and their grace, and drain. Safe to repeat."""
         api, kind = self._api(job), job.details["kind"]
         found = api.get(kind, job.name)
-        if found is not None and not is_ours(api, found, _entry_of(job), run_id=job.run_id):
+        if found is not None and not is_owned(api, found, _entry_of(job), run_id=job.run_id):
             return  # ours is gone, and another one has its name
         _mark_cancelled(api, job.details["config"], str(int(time.time())), run_id=job.run_id)
         api.delete(kind, job.name, uid=job.id)
@@ -345,9 +347,9 @@ class KubernetesLauncher:
                 continue  # another training of the run is left, with which it goes
             api = Api(entry.details["context"], entry.details["namespace"], self._kubeconfig)
             found = api.get(entry.kind, entry.name)
-            if found is not None and not is_ours(api, found, entry, run_id=job.run_id):
-                removal.foreign.append(f"{entry.kind} {entry.name}")
-            elif found is not None and _delete(api, entry, found, mine=mine):
+            if found is not None and not is_owned(api, found, entry, run_id=job.run_id):
+                removal.not_owned.append(f"{entry.kind} {entry.name}")
+            elif found is not None and _delete(api, entry, found, own_uids=mine):
                 removal.removed.append(f"{entry.kind} {entry.name}")
             ledger.remove(entry)
         return removal
@@ -393,7 +395,7 @@ def _objects(api: Api, jobs: Sequence[Submission]) -> dict[str, Object]:
     return {
         str(item["metadata"]["uid"]): item
         for kind, of_kind in names.items()
-        for selector in _among(pod.INSTANCE, of_kind)
+        for selector in _selectors(pod.INSTANCE, of_kind)
         for item in api.in_namespace(kind, selector)
     }
 
@@ -403,25 +405,25 @@ def _pods_of(api: Api, jobs: Sequence[Submission]) -> dict[str, list[Object]]:
     names: dict[str, set[str]] = {}
     for job in jobs:
         names.setdefault(POD_LABELS[job.details["kind"]], set()).add(job.name)
-    found: dict[tuple[str, str], list[Object]] = {}
+    by_label: dict[tuple[str, str], list[Object]] = {}
     for label, of_label in names.items():
-        for selector in _among(label, of_label):
+        for selector in _selectors(label, of_label):
             for item in api.pods(selector):
-                found.setdefault((label, item["metadata"]["labels"][label]), []).append(item)
-    return {job.id: found.get((POD_LABELS[job.details["kind"]], job.name), []) for job in jobs}
+                by_label.setdefault((label, item["metadata"]["labels"][label]), []).append(item)
+    return {job.id: by_label.get((POD_LABELS[job.details["kind"]], job.name), []) for job in jobs}
 
 
 def _cancelled(api: Api, names: Collection[str]) -> set[str]:
     """Those ConfigMaps of jobs in which it is noted that the job was cancelled."""
     return {
         name
-        for selector in _among(pod.INSTANCE, names)
+        for selector in _selectors(pod.INSTANCE, names)
         for name, notes in api.annotations("ConfigMap", selector).items()
         if CANCELLED in notes
     }
 
 
-def _among(label: str, values: Collection[str]) -> Iterator[str]:
+def _selectors(label: str, values: Collection[str]) -> Iterator[str]:
     """Selectors of what has one of these values; several, as a request's line has an end."""
     ordered = sorted(values)
     for start in range(0, len(ordered), _MOST_NAMES):
@@ -441,9 +443,9 @@ def _submission(kind: str, item: Object) -> Submission:
     )  # fmt: skip
 
 
-def _entry_of(job: Submission) -> Entry:
+def _entry_of(job: Submission) -> LedgerEntry:
     """The line of the job's object."""
-    return Entry(
+    return LedgerEntry(
         kind=job.details["kind"], name=job.name, launcher=job.launcher, id=job.id,
         details=job.details, is_confirmed=True,
     )  # fmt: skip
@@ -458,15 +460,15 @@ def _mark_cancelled(api: Api, config: str, value: str | None, *, run_id: str) ->
     api.patch("ConfigMap", config, change, uid=found["metadata"]["uid"])
 
 
-def _create(api: Api, item: Object, ledger: Ledger, place: dict[str, str]) -> str:
+def _create(api: Api, item: Object, ledger: Ledger, ledger_details: dict[str, str]) -> str:
     """Create one object between its two lines in the ledger; returns its uid."""
     kind, name = item["kind"], item["metadata"]["name"]
     origin = item["metadata"].get("annotations", {}).get(ORIGIN)
-    details = {**place, **({ORIGIN_DETAIL: origin} if origin else {})}
+    details = {**ledger_details, **({ORIGIN_DETAIL: origin} if origin else {})}
     entry = ledger.intend(kind, name, launcher=KubernetesLauncher.name, **details)
     try:
         uid = str(api.create(item)["metadata"]["uid"])
-    except UncertainError:
+    except ApiUncertainError:
         raise  # stands as intended: tear-down looks for it
     except ExistsError as error:
         ledger.fail(entry, str(error))
@@ -483,49 +485,51 @@ def _create(api: Api, item: Object, ledger: Ledger, place: dict[str, str]) -> st
     return uid
 
 
-def _create_config(api: Api, item: Object, ledger: Ledger, place: dict[str, str]) -> Entry | None:
+def _create_config(
+    api: Api, item: Object, ledger: Ledger, ledger_details: dict[str, str]
+) -> LedgerEntry | None:
     """Create the ConfigMap; None: the run's own was there, as its name says what it holds."""
     name, run_id = item["metadata"]["name"], item["metadata"]["annotations"][RUN_ID]
-    found = _own(api, item, ledger)
+    found = _owned_object(api, item, ledger)
     if found and all(found.get(key) == item.get(key) for key in _CONTENT):
         _mark_cancelled(api, name, None, run_id=run_id)
         return None
-    return _created(api, item, ledger, place)
+    return _created(api, item, ledger, ledger_details)
 
 
-def _own(api: Api, item: Object, ledger: Ledger) -> Object | None:
+def _owned_object(api: Api, item: Object, ledger: Ledger) -> Object | None:
     """What is there under an object's name, if this run made it."""
     meta = item["metadata"]
     mine = [e for e in ledger.live() if (e.kind, e.name) == (item["kind"], meta["name"])]
     found = api.get(item["kind"], meta["name"]) if mine else None
     run_id = meta["annotations"][RUN_ID]
-    is_mine = found and any(is_ours(api, found, entry, run_id=run_id) for entry in mine)
+    is_mine = found and any(is_owned(api, found, entry, run_id=run_id) for entry in mine)
     return found if is_mine else None
 
 
-def _created(api: Api, item: Object, ledger: Ledger, place: dict[str, str]) -> Entry:
+def _created(api: Api, item: Object, ledger: Ledger, ledger_details: dict[str, str]) -> LedgerEntry:
     """Create one object; its line."""
-    uid = _create(api, item, ledger, place)
-    return Entry(
+    uid = _create(api, item, ledger, ledger_details)
+    return LedgerEntry(
         kind=item["kind"], name=item["metadata"]["name"], launcher=KubernetesLauncher.name, id=uid,
-        details=place, is_confirmed=True,
+        details=ledger_details, is_confirmed=True,
     )  # fmt: skip
 
 
 def _created_if_allowed(
-    api: Api, item: Object, ledger: Ledger, place: dict[str, str]
-) -> list[Entry]:
+    api: Api, item: Object, ledger: Ledger, ledger_details: dict[str, str]
+) -> list[LedgerEntry]:
     """A policy's line; none where it is there, or, with a warning, may not be created."""
     try:
-        if _own(api, item, ledger):
+        if _owned_object(api, item, ledger):
             return []
-        return [_created(api, item, ledger, place)]
+        return [_created(api, item, ledger, ledger_details)]
     except AccessError:
         warn(NOT_ALLOWED)
         return []
 
 
-def _ensure_runtime(api: Api, item: Object, ledger: Ledger, place: dict[str, str]) -> None:
+def _ensure_runtime(api: Api, item: Object, ledger: Ledger, ledger_details: dict[str, str]) -> None:
     """Create the runtime unless an equal one is there; it is shared and outlives a job."""
     name = item["metadata"]["name"]
     try:
@@ -537,7 +541,7 @@ def _ensure_runtime(api: Api, item: Object, ledger: Ledger, place: dict[str, str
         ) from error
     if found is None:
         try:
-            _create(api, item, ledger, place)
+            _create(api, item, ledger, ledger_details)
         except AccessError as error:
             raise AccessError(
                 f"{error} {item['kind']} {name} is not there, and you may not create it: have an "
@@ -553,7 +557,7 @@ def _ensure_runtime(api: Api, item: Object, ledger: Ledger, place: dict[str, str
         )
 
 
-def _entries(ledger: Ledger, job: Submission) -> list[Entry]:
+def _entries(ledger: Ledger, job: Submission) -> list[LedgerEntry]:
     """What may exist of this job, by the ledger."""
     config = job.details.get("config")  # an interrupted submission has none
     return [
@@ -564,15 +568,15 @@ def _entries(ledger: Ledger, job: Submission) -> list[Entry]:
     ]
 
 
-def _removal_order(entry: Entry) -> int:
+def _removal_order(entry: LedgerEntry) -> int:
     return {GROUP_KIND: 1, POLICY_KIND: 1, "ConfigMap": 1, SHARED: 2}.get(entry.kind, 0)
 
 
-def _delete(api: Api, entry: Entry, found: Object, *, mine: Container[str | None]) -> bool:
+def _delete(api: Api, entry: LedgerEntry, item: Object, *, own_uids: Container[str | None]) -> bool:
     """Delete the entry's object; False: it is gone, or a runtime that others use by now."""
-    if entry.kind == SHARED and _is_used(api, entry.name, besides=mine):
+    if entry.kind == SHARED and _is_used(api, entry.name, besides=own_uids):
         return False
-    return api.delete(entry.kind, entry.name, uid=found["metadata"]["uid"])
+    return api.delete(entry.kind, entry.name, uid=item["metadata"]["uid"])
 
 
 def _is_used(api: Api, runtime: str, *, besides: Container[str | None]) -> bool:

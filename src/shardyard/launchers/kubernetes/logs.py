@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from shardyard.errors import CapacityError, ShardyardError
 from shardyard.launchers.base import LogLine
-from shardyard.launchers.kubernetes.state import Object, newest_pods, node_rank
+from shardyard.launchers.kubernetes.state import Object, latest_pods, node_rank
 
 _LONGEST_LINE_BYTES = 2**16
 _LINES_AHEAD = 1000
@@ -47,7 +47,7 @@ def logs_so_far(pods: list[Object], read: Read, *, node: int | None) -> Iterator
         CapacityError: Nodes that cannot be reached; the logs of the others come first.
     """
     silent: list[CapacityError] = []
-    for pod in newest_pods(pods):
+    for pod in latest_pods(pods):
         if node in (None, node_rank(pod)) and has_output(pod):
             try:
                 for line in lines_of(read(pod, False)):
@@ -77,11 +77,11 @@ def follow_logs(
         ShardyardError: A log cannot be read. One of a node that cannot be reached now is tried
             again instead, and a line says so.
     """
-    merged = _Merged(read, again_after_s=poll_s)
+    merged = _Merged(read, retry_after_s=poll_s)
     try:
         while True:
             over = is_over() if merged.readers == 0 else False  # asked before the last look
-            for pod in newest_pods(pods()):
+            for pod in latest_pods(pods()):
                 if node in (None, node_rank(pod)) and has_output(pod):
                     merged.add(pod, is_last=over)
             yield from merged.lines(for_s=0 if over else poll_s)
@@ -94,9 +94,9 @@ def follow_logs(
 class _Merged:
     """One thread a pod, one bounded queue."""
 
-    def __init__(self, read: Read, *, again_after_s: float) -> None:
+    def __init__(self, read: Read, *, retry_after_s: float) -> None:
         self._read = read
-        self._again_after_s = again_after_s
+        self._retry_after_s = retry_after_s
         self._lines: queue.Queue[LogLine | ShardyardError | None] = queue.Queue(_LINES_AHEAD)
         self._seen: set[str] = set()
         self._silent: set[str] = set()
@@ -154,7 +154,7 @@ class _Merged:
             if uid not in self._silent:
                 self._silent.add(uid)
                 self._put(LogLine(source=source, text=f"{error}. Shardyard tries again."))
-            self._stopped.wait(self._again_after_s)
+            self._stopped.wait(self._retry_after_s)
             self._seen.discard(uid)
         except ShardyardError as error:
             self._put(error)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from shardyard.errors import RequestError
-from shardyard.launchers.base import LaunchRequest, Part, Watchers
+from shardyard.launchers.base import InstallablePart, LaunchRequest, Watchers
 from shardyard.launchers.kubernetes.api import Api
 from shardyard.launchers.kubernetes.install import released_part, runs
 from shardyard.launchers.kubernetes.objects import to_yaml
@@ -25,7 +25,7 @@ from shardyard.launchers.kubernetes.prerequisites import (
 from shardyard.launchers.kubernetes.resources import demand_of
 from shardyard.launchers.monitoring import alerts, dashboards
 from shardyard.launchers.monitoring.alerts import counters
-from shardyard.log import say, warn
+from shardyard.log import info, warn
 
 NAME = "shardyard"
 PORT = "metrics"
@@ -42,7 +42,7 @@ OURS = "monitor, alert rules and dashboards"
 Object = dict[str, Any]
 
 
-def watchers(request: LaunchRequest, kind: Watchers) -> list[Part]:
+def watchers(request: LaunchRequest, kind: Watchers) -> list[InstallablePart]:
     """All parts, in the order of installation; no cluster is asked.
 
     Raises:
@@ -62,26 +62,26 @@ def watchers(request: LaunchRequest, kind: Watchers) -> list[Part]:
     if _NVIDIA in demand_of(request).devices:
         found.append(_device_exporter(request))
     else:
-        say("the recipe's nodes have no NVIDIA devices: DCGM's exporter is left out")
-    return [*found, _ours(render_objects(settings.namespace))]
+        info("the recipe's nodes have no NVIDIA devices: DCGM's exporter is left out")
+    return [*found, _shardyard_part(render_objects(settings.namespace))]
 
 
-def lacking(parts: Sequence[Part], api: Api) -> list[Part]:
+def missing_watchers(parts: Sequence[InstallablePart], api: Api) -> list[InstallablePart]:
     """The parts of ``watchers`` that a cluster has not, whoever installed the others."""
     installed = {row.label for row, runs_as in _KINDS.items() if runs(row, api, runs_as)}
     left = [part for part in parts if part.name not in installed and part.name != OURS]
     for part in parts:
-        if part.name == OURS and (objects := _not_there(part.objects, api)):
-            left.append(_ours(objects))
+        if part.name == OURS and (objects := _missing_objects(part.objects, api)):
+            left.append(_shardyard_part(objects))
     return left
 
 
-def _ours(objects: tuple[Object, ...]) -> Part:
+def _shardyard_part(objects: tuple[Object, ...]) -> InstallablePart:
     why = "find runs, tell of those that fail, and show them"
-    return Part(name=OURS, why=why, text=to_yaml(objects), objects=objects)
+    return InstallablePart(name=OURS, purpose=why, text=to_yaml(objects), objects=objects)
 
 
-def _not_there(objects: tuple[Object, ...], api: Api) -> tuple[Object, ...]:
+def _missing_objects(objects: tuple[Object, ...], api: Api) -> tuple[Object, ...]:
     """Those to be made; the monitor, which is made last, stands for all of them."""
     served = [kind for kind in MONITORS if api.serves(kind)]
     if "PodMonitor" in served:
@@ -96,7 +96,7 @@ def _not_there(objects: tuple[Object, ...], api: Api) -> tuple[Object, ...]:
     )
 
 
-def _device_exporter(request: LaunchRequest) -> Part:
+def _device_exporter(request: LaunchRequest) -> InstallablePart:
     """DCGM's exporter on the recipe's nodes; on one without a device it would not start.
 
     Raises:

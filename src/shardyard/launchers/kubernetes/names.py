@@ -20,7 +20,7 @@ _POD_SUFFIX = 6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class JobTarget:
     """How one kind of job calls its parts."""
 
     kind: str
@@ -39,10 +39,10 @@ def _worker_pod(name: str, nodes: int) -> int:
     return len(f"{name}-worker-{nodes - 1}")
 
 
-TARGETS: dict[str, Target] = {
-    "jobset": Target(kind="JobSet", container="node", longest_part=_jobset_pod),
-    "trainjob": Target(kind="TrainJob", container="node", longest_part=_jobset_pod),
-    "pytorchjob": Target(kind="PyTorchJob", container="pytorch", longest_part=_worker_pod),
+TARGETS: dict[str, JobTarget] = {
+    "jobset": JobTarget(kind="JobSet", container="node", longest_part=_jobset_pod),
+    "trainjob": JobTarget(kind="TrainJob", container="node", longest_part=_jobset_pod),
+    "pytorchjob": JobTarget(kind="PyTorchJob", container="pytorch", longest_part=_worker_pod),
 }
 
 

@@ -6,7 +6,7 @@ Network Policies. A cluster whose network plug-in knows no policies takes the ob
 
 from typing import Any
 
-from shardyard.config.endpoints import metrics_place
+from shardyard.config.endpoints import metrics_endpoint
 from shardyard.launchers.base import LaunchRequest
 from shardyard.launchers.kubernetes.names import POD_LABELS, job_kind
 from shardyard.launchers.kubernetes.prerequisites import PROMETHEUS
@@ -23,7 +23,7 @@ def network_policy(request: LaunchRequest, metadata: dict[str, Any], name: str) 
     """
     own = {"matchLabels": {POD_LABELS[job_kind(request)]: name}}
     allowed: list[dict[str, Any]] = [{"from": [{"podSelector": own}]}]
-    place = metrics_place(request.recipe.observe.prometheus)
+    place = metrics_endpoint(request.recipe.observe.prometheus)
     if place is not None and place.port:
         assert PROMETHEUS.release is not None
         watcher = {"kubernetes.io/metadata.name": PROMETHEUS.release.namespace}

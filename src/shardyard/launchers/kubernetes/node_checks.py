@@ -9,17 +9,17 @@ from shardyard.errors import AccessError
 from shardyard.image.registry import find_image
 from shardyard.launchers.base import LaunchRequest
 from shardyard.launchers.kubernetes.api import Api
-from shardyard.launchers.kubernetes.placement import SIDE_REMEDY, why_unplaceable
+from shardyard.launchers.kubernetes.placement import SIDE_REMEDY, unplaceable_reason
 from shardyard.launchers.kubernetes.pod import toleration
-from shardyard.launchers.kubernetes.policies import RESERVATION, is_of
-from shardyard.launchers.kubernetes.prerequisites import DEVICE_PLUGINS, how_to_install
+from shardyard.launchers.kubernetes.policies import RESERVATION, is_from_capacity
+from shardyard.launchers.kubernetes.prerequisites import DEVICE_PLUGINS, install_instructions
 from shardyard.launchers.kubernetes.resources import chosen_instance, demand_of
 from shardyard.launchers.kubernetes.state import Object
 
 ARCHITECTURE = "kubernetes.io/arch"
 
 
-def wanted_nodes(request: LaunchRequest, api: Api) -> list[Object]:
+def matching_nodes(request: LaunchRequest, api: Api) -> list[Object]:
     """Nodes of the instance type, with the labels and rented as the recipe asks."""
     machine = chosen_instance(request)
     labels = {"node.kubernetes.io/instance-type": machine.name} if machine else {}
@@ -28,10 +28,12 @@ def wanted_nodes(request: LaunchRequest, api: Api) -> list[Object]:
     capacity = capacity_of(request.recipe.cluster)
     if capacity is None:
         return nodes
-    return [node for node in nodes if is_of(capacity, node["metadata"].get("labels", {}))]
+    return [
+        node for node in nodes if is_from_capacity(capacity, node["metadata"].get("labels", {}))
+    ]
 
 
-def _how_labelled(request: LaunchRequest) -> str:
+def _label_hint(request: LaunchRequest) -> str:
     capacity = capacity_of(request.recipe.cluster)
     if capacity is None or capacity.id is None:
         return ""
@@ -41,14 +43,14 @@ def _how_labelled(request: LaunchRequest) -> str:
     )
 
 
-def offered(node: Object, resource: str) -> int:
+def allocatable_count(node: Object, resource: str) -> int:
     """How many devices a node offers to pods."""
     return int(node["status"]["allocatable"].get(resource, 0))
 
 
 def check_nodes(request: LaunchRequest, api: Api) -> Iterator[Finding]:
     """Their number, and their devices against the catalogue."""
-    nodes = wanted_nodes(request, api)
+    nodes = matching_nodes(request, api)
     machine = chosen_instance(request)
     kind = machine.name if machine else "the wanted kind"
     if len(nodes) < request.nodes:
@@ -57,18 +59,18 @@ def check_nodes(request: LaunchRequest, api: Api) -> Iterator[Finding]:
             verdict="warning",
             what=f"the cluster has {len(nodes)} nodes of {kind}, and the run wants {request.nodes}",
             mend="It waits until there are enough: scale the node group, or see that an "
-            "autoscaler does" + _how_labelled(request),
+            "autoscaler does" + _label_hint(request),
         )
     else:
         yield Finding(name="nodes", verdict="ok", what=f"{len(nodes)} nodes of {kind}")
     for resource, asked in demand_of(request).devices.items() if nodes else ():
-        most = max(offered(node, resource) for node in nodes)
+        most = max(allocatable_count(node, resource) for node in nodes)
         if most >= asked:
             yield Finding(name=resource, verdict="ok", what=f"a node offers {most}")
             continue
         part = DEVICE_PLUGINS[resource]
         what = f"a node offers {most}, and a pod asks for {asked}, as the catalogue says"
-        mend = f"{part.label} {part.why}. {how_to_install(part, api.context)}"
+        mend = f"{part.label} {part.purpose}. {install_instructions(part, api.context)}"
         yield Finding(name=resource, verdict="problem", what=what, mend=mend)
 
     yield from _memory(request, nodes)
@@ -80,7 +82,7 @@ def _memory(request: LaunchRequest, nodes: list[Object]) -> Iterator[Finding]:
     asked = {key: text for key, text in demand.requests().items() if key not in demand.devices}
     spec = {"containers": [{"resources": {"requests": asked}}]}
     free = [{**node, "spec": {}} for node in nodes]
-    if why := why_unplaceable(spec, free):
+    if why := unplaceable_reason(spec, free):
         mend = "Use another cluster.instance, or nodes that reserve less"
         yield Finding(name="requests", verdict="problem", what=why, mend=mend)
     elif nodes:
@@ -97,7 +99,7 @@ def check_side_nodes(request: LaunchRequest, api: Api) -> Iterator[Finding]:
         "nodeSelector": settings.side_node_selector,
         "tolerations": [toleration(text) for text in settings.tolerations],
     }
-    if why := why_unplaceable(spec, api.nodes()):
+    if why := unplaceable_reason(spec, api.nodes()):
         yield Finding(name="side nodes", verdict="warning", what=why, mend=SIDE_REMEDY)
     else:
         what = f"a side job asks for {side.cpus} cores and {side.memory_gib} GiB"
@@ -126,7 +128,7 @@ def check_image(request: LaunchRequest, api: Api) -> Iterator[Finding]:
 def _architecture(request: LaunchRequest, api: Api) -> Iterator[Finding]:
     kinds = {
         str(node["metadata"].get("labels", {}).get(ARCHITECTURE, "amd64"))
-        for node in wanted_nodes(request, api)
+        for node in matching_nodes(request, api)
     }
     if kinds - {"amd64"}:
         yield Finding(

@@ -4,12 +4,12 @@ Each object's own controller says it, and what it leaves out our manifest.
 """
 
 from shardyard.errors import RequestError
-from shardyard.launchers.node_rank import PORT, Place, Variables
+from shardyard.launchers.node_rank import PORT, NodeAssignment, Variables
 
 
-def in_jobset(variables: Variables) -> Place:
+def in_jobset(variables: Variables) -> NodeAssignment:
     """JOB_COMPLETION_INDEX is Kubernetes' own."""
-    return Place(
+    return NodeAssignment(
         is_container=True,
         node_rank=variables.number("JOB_COMPLETION_INDEX"),
         nodes=variables.number("SHARDYARD_NODES"),
@@ -19,9 +19,9 @@ def in_jobset(variables: Variables) -> Place:
     )
 
 
-def in_trainjob(variables: Variables) -> Place:
+def in_trainjob(variables: Variables) -> NodeAssignment:
     """PET_* are the trainer's, whose rendezvous is static."""
-    return Place(
+    return NodeAssignment(
         is_container=True,
         node_rank=variables.number("PET_NODE_RANK"),
         nodes=variables.number("PET_NNODES"),
@@ -31,7 +31,7 @@ def in_trainjob(variables: Variables) -> Place:
     )
 
 
-def in_pytorchjob(variables: Variables) -> Place:
+def in_pytorchjob(variables: Variables) -> NodeAssignment:
     """An elastic PyTorchJob. Its PET_NNODES is min:max; the most that may come is what counts.
 
     Our manifest says where node 0 is, and which etcd its nodes meet in, if any.
@@ -50,7 +50,7 @@ def in_pytorchjob(variables: Variables) -> Place:
             "HOST:PORT and MIN:MAX. The training operator sets them for a PyTorchJob with "
             "elasticPolicy. Check that the job has one."
         )
-    return Place(
+    return NodeAssignment(
         is_container=True,
         node_rank=variables.number("RANK"),
         nodes=int(most),

@@ -14,7 +14,7 @@ from shardyard.launchers.kubernetes.names import (
 )
 from shardyard.launchers.kubernetes.network_policy import network_policy
 from shardyard.launchers.kubernetes.pod import config_map, metadata
-from shardyard.launchers.kubernetes.policies import is_asked, pod_group
+from shardyard.launchers.kubernetes.policies import pod_group, uses_volcano
 from shardyard.launchers.kubernetes.targets import (
     jobset,
     node_range,
@@ -47,7 +47,7 @@ def render_objects(request: LaunchRequest) -> tuple[dict[str, Any], ...]:
     fewest = node_range(request)[0] if target == "pytorchjob" else request.nodes
     meta = metadata(request, name, job=name)
     policy = network_policy(request, metadata(request, config_name, job=name), name)
-    group = [pod_group(request, meta, members=fewest)] if is_asked(request) else []
+    group = [pod_group(request, meta, members=fewest)] if uses_volcano(request) else []
     match target:
         case "jobset":
             return (config, policy, *group, jobset(request, name, config=config_name))

@@ -10,7 +10,7 @@ from typing import Any
 from shardyard.errors import AccessError
 from shardyard.launchers.base import ORIGIN_DETAIL, LaunchRequest
 from shardyard.launchers.kubernetes.api import PLURALS, Api
-from shardyard.launchers.ledger import Entry
+from shardyard.launchers.ledger import LedgerEntry
 
 RUN_ID = "shardyard/run-id"
 """Annotation: the run that made it."""
@@ -30,7 +30,7 @@ def origin_notes(request: LaunchRequest) -> dict[str, str]:
     return {ORIGIN: request.origin} if request.origin else {}
 
 
-def is_ours(api: Api, found: Object, entry: Entry, *, run_id: str | None) -> bool:
+def is_owned(api: Api, item: Object, entry: LedgerEntry, *, run_id: str | None) -> bool:
     """Whether an object is the entry's; another one of its name is left alone.
 
     Args:
@@ -40,14 +40,16 @@ def is_ours(api: Api, found: Object, entry: Entry, *, run_id: str | None) -> boo
         AccessError: It has the entry's uid and is marked as another's; or the entry has no uid, as
             the answer to its creation was lost, and nothing tells.
     """
-    meta = found["metadata"]
+    meta = item["metadata"]
     notes = meta.get("annotations") or {}
     if entry.id is not None and meta["uid"] != entry.id:
         return False
-    mark = _wrong_mark(entry, meta, run_id)
+    mark = _mark_mismatch(entry, meta, run_id)
     if entry.id is not None:
         if mark:
-            raise AccessError(_refusal(api, entry, f"it is the object of this uid, but {mark}"))
+            raise AccessError(
+                _not_owned_message(api, entry, f"it is the object of this uid, but {mark}")
+            )
         return True
     origin = entry.details.get(ORIGIN_DETAIL)
     if origin:
@@ -55,11 +57,13 @@ def is_ours(api: Api, found: Object, entry: Entry, *, run_id: str | None) -> boo
     if mark:
         return False
     raise AccessError(
-        _refusal(api, entry, "whether its creation succeeded was never known, nor who made this")
+        _not_owned_message(
+            api, entry, "whether its creation succeeded was never known, nor who made this"
+        )
     )
 
 
-def _wrong_mark(entry: Entry, meta: Object, run_id: str | None) -> str:
+def _mark_mismatch(entry: LedgerEntry, meta: Object, run_id: str | None) -> str:
     """What an object of ours would not say; empty: it is marked as it should be."""
     if run_id is None or entry.kind == SHARED:
         label, wanted = MANAGED_BY
@@ -71,11 +75,11 @@ def _wrong_mark(entry: Entry, meta: Object, run_id: str | None) -> str:
     return "" if found == wanted else f"its {where} is {found!r}, not {wanted!r}"
 
 
-def _refusal(api: Api, entry: Entry, why: str) -> str:
+def _not_owned_message(api: Api, entry: LedgerEntry, reason: str) -> str:
     where = f"kubectl --context {api.context} -n {api.namespace}"
     name = f"{PLURALS[entry.kind][1]} {entry.name}"
     return (
         f"context {api.context!r}, namespace {api.namespace!r}: {entry.kind} {entry.name} is left "
-        f"as it is: {why}. What others made is not ended. Look at it with {where} get {name} -o "
+        f"as it is: {reason}. What others made is not ended. Look at it with {where} get {name} -o "
         f"yaml; if it is yours, end it with {where} delete {name}."
     )

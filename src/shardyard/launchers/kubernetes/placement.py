@@ -34,7 +34,7 @@ def pod_spec(job: Object) -> Object:
     return dict(found)
 
 
-def why_unplaceable(spec: Object, nodes: Iterable[Object]) -> str:
+def unplaceable_reason(spec: Object, nodes: Iterable[Object]) -> str:
     """What no node can allocate, with numbers; empty: a node could hold the pod, or there is none.
 
     Args:
@@ -42,7 +42,7 @@ def why_unplaceable(spec: Object, nodes: Iterable[Object]) -> str:
     """
     requests = spec["containers"][0]["resources"]["requests"]
     candidates = [node for node in nodes if _may_hold(spec, node)]
-    lacking = [(node, _lacking(requests, node)) for node in candidates]
+    lacking = [(node, _shortfalls(requests, node)) for node in candidates]
     if not lacking or any(not lacks for _, lacks in lacking):
         return ""
     node, lacks = min(lacking, key=lambda one: len(one[1]))
@@ -55,7 +55,7 @@ def why_unplaceable(spec: Object, nodes: Iterable[Object]) -> str:
     return f"none of {len(candidates)} nodes can hold the pod: {name} would have to give {what}"
 
 
-def refuse_unplaceable(api: Api, job: Object) -> str:
+def check_placeable(api: Api, job: Object) -> str:
     """What speaks against submitting a job: a warning where an autoscaler may add larger nodes.
 
     Raises:
@@ -66,7 +66,7 @@ def refuse_unplaceable(api: Api, job: Object) -> str:
         nodes = api.nodes(_selector(spec))
     except AccessError:
         return ""  # doctor says that nodes cannot be read
-    why = why_unplaceable(spec, nodes)
+    why = unplaceable_reason(spec, nodes)
     if not why:
         return ""
     if job["kind"] == "Job":
@@ -106,7 +106,7 @@ def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
     return asked == (taint["key"], taint.get("value", ""))
 
 
-def _lacking(requests: Mapping[str, str], node: Object) -> dict[str, str]:
+def _shortfalls(requests: Mapping[str, str], node: Object) -> dict[str, str]:
     """Resource -> what the node can allocate of it, where that is less than a pod requests."""
     offers = node.get("status", {}).get("allocatable", {})
     return {

@@ -6,7 +6,7 @@ import math
 from pathlib import PurePosixPath
 from typing import Any
 
-from shardyard.config.endpoints import ADDRESS_VARIABLE, metrics_place
+from shardyard.config.endpoints import ADDRESS_VARIABLE, metrics_endpoint
 from shardyard.config.machines import capacity_of
 from shardyard.config.schema.launch import Volume
 from shardyard.config.schema.recipe import Recipe
@@ -53,9 +53,9 @@ def config_map(request: LaunchRequest, name: str) -> dict[str, Any]:
         RequestError: They are too large.
     """
     text, code = request.recipe_text, request.code
-    _refuse_large(len(text.encode()), 0 if code is None else len(code.archive))
+    _check_config_size(len(text.encode()), 0 if code is None else len(code.archive))
     digest = _digest(text if code is None else text + code.digest)
-    found: dict[str, Any] = {
+    manifest: dict[str, Any] = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": metadata(request, f"{name}-{digest}", job=name),
@@ -63,8 +63,8 @@ def config_map(request: LaunchRequest, name: str) -> dict[str, Any]:
         "data": {"recipe.yaml": text},
     }
     if code is not None:
-        found["binaryData"] = {_code_file(code): base64.b64encode(code.archive).decode()}
-    return found
+        manifest["binaryData"] = {_code_file(code): base64.b64encode(code.archive).decode()}
+    return manifest
 
 
 def _code_file(code: Bundle) -> str:
@@ -72,7 +72,7 @@ def _code_file(code: Bundle) -> str:
     return f"{code.digest}.tar.gz"
 
 
-def _refuse_large(recipe_bytes: int, code_bytes: int) -> None:
+def _check_config_size(recipe_bytes: int, code_bytes: int) -> None:
     if recipe_bytes + code_bytes <= _MAX_CONFIG_BYTES:
         return
     if code_bytes == 0:
@@ -172,7 +172,7 @@ def _metrics_address(request: LaunchRequest) -> list[EnvVar]:
 
 def _metrics_port(request: LaunchRequest) -> dict[str, Any]:
     """The port that a PodMonitor names; port 0 is found by its file alone."""
-    place = metrics_place(request.recipe.observe.prometheus)
+    place = metrics_endpoint(request.recipe.observe.prometheus)
     if place is None or not place.port or request.side is not None:
         return {}
     return {"ports": [{"name": "metrics", "containerPort": place.port}]}
@@ -225,7 +225,7 @@ def environment(request: LaunchRequest) -> list[EnvVar]:
         "USER": "shardyard",  # torch asks for the user's name to find its compile cache
         "PYTHONUNBUFFERED": "1",
     } | request.environment
-    found: list[EnvVar] = [
+    variables: list[EnvVar] = [
         {"name": name, "value": literal(values[name])} for name in sorted(values)
     ]
     recipe = request.recipe
@@ -238,8 +238,8 @@ def environment(request: LaunchRequest) -> list[EnvVar]:
                 f"secrets.{name}=k8s:NAME/KEY."
             )
         source = {"secretKeyRef": {"name": reference.name, "key": reference.key}}
-        found.append({"name": name, "valueFrom": source})
-    return found
+        variables.append({"name": name, "valueFrom": source})
+    return variables
 
 
 def literal(text: str) -> str:
@@ -262,14 +262,14 @@ def volumes(request: LaunchRequest, demand: Demand, *, config: str) -> list[dict
     shared_mib = recipe.launch.kubernetes.shared_memory_gib * 1024
     # A larger /dev/shm could not be filled: its pages count as the pod's memory.
     shared_mib = min(shared_mib, demand.memory_mib or shared_mib)
-    found: list[dict[str, Any]] = [
+    pod_volumes: list[dict[str, Any]] = [
         {"name": "recipe", "configMap": {"name": config}},
         {"name": "shared-memory",
          "emptyDir": {"medium": "Memory", "sizeLimit": f"{shared_mib}Mi"}},
     ]  # fmt: skip
     for index, volume in enumerate(recipe.launch.volumes):
-        found.append({"name": f"volume-{index}", **_volume_source(recipe, volume, index)})
-    return found
+        pod_volumes.append({"name": f"volume-{index}", **_volume_source(recipe, volume, index)})
+    return pod_volumes
 
 
 def _volume_source(recipe: Recipe, volume: Volume, index: int) -> dict[str, Any]:
@@ -342,14 +342,14 @@ def placement(request: LaunchRequest, demand: Demand) -> dict[str, Any]:
         selector = settings.side_node_selector
     # Node groups with accelerators are tainted with the resource's name by convention.
     taints = [*settings.tolerations, *(key for key in demand.devices if "efa" not in key)]
-    found: dict[str, Any] = {
+    constraints: dict[str, Any] = {
         "nodeSelector": selector,
         "tolerations": [toleration(text) for text in dict.fromkeys(taints)],
     }
     capacity = capacity_of(request.recipe.cluster)
     if capacity is not None and request.side is None:
-        found["affinity"] = node_affinity(capacity)
-    return {key: value for key, value in found.items() if value}
+        constraints["affinity"] = node_affinity(capacity)
+    return {key: value for key, value in constraints.items() if value}
 
 
 def toleration(text: str) -> dict[str, str]:

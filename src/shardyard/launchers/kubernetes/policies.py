@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from shardyard.config.machines import Capacity
+from shardyard.config.machines import PurchaseOption
 from shardyard.errors import EXIT_INTERRUPTED, RequestError
 from shardyard.launchers.base import LaunchRequest
 
@@ -44,7 +44,7 @@ def time_limit_s(request: LaunchRequest) -> int | None:
     return None if limit_s is None else int(limit_s)
 
 
-def refuse_elastic(request: LaunchRequest) -> None:
+def reject_elastic(request: LaunchRequest) -> None:
     """Refuse a range of nodes where the target keeps the number it started with.
 
     Raises:
@@ -72,7 +72,7 @@ _GROUP = "scheduling.k8s.io/group-name"
 """Annotation of pods: the PodGroup that Volcano counts them to."""
 
 
-def is_asked(request: LaunchRequest) -> bool:
+def uses_volcano(request: LaunchRequest) -> bool:
     """Whether Volcano places the pods; a side job has but one."""
     return request.recipe.launch.kubernetes.scheduler == "volcano" and request.side is None
 
@@ -90,7 +90,7 @@ def pod_group(request: LaunchRequest, metadata: dict[str, Any], *, members: int)
 
 def join(request: LaunchRequest, template: dict[str, Any], group: str) -> None:
     """Have pods of a template placed with their group, where that is asked."""
-    if is_asked(request):
+    if uses_volcano(request):
         template["metadata"]["annotations"][_GROUP] = group
         template["spec"]["schedulerName"] = "volcano"
 
@@ -106,7 +106,7 @@ def kueue_labels(request: LaunchRequest) -> dict[str, str]:
 def warnings(request: LaunchRequest) -> tuple[str, ...]:
     """That nobody places the pods together."""
     settings = request.recipe.launch.kubernetes
-    if request.nodes == 1 or request.side is not None or settings.queue or is_asked(request):
+    if request.nodes == 1 or request.side is not None or settings.queue or uses_volcano(request):
         return ()
     return (
         f"the {request.nodes} pods are placed one by one: where fewer find room, those hold their "
@@ -132,7 +132,7 @@ _TYPES = {"karpenter.sh/capacity-type": ("spot", "reserved"), "eks.amazonaws.com
 Term = list[dict[str, Any]]
 
 
-def terms_of(capacity: Capacity) -> list[Term]:
+def selector_terms(capacity: PurchaseOption) -> list[Term]:
     """What the labels of a node must be."""
     match capacity.kind:
         case "on-demand":  # self-managed groups have neither label
@@ -144,16 +144,16 @@ def terms_of(capacity: Capacity) -> list[Term]:
             return [[_one(label, "In", ids)] for label in (_OF_KARPENTER, RESERVATION)]
 
 
-def node_affinity(capacity: Capacity) -> dict[str, Any]:
+def node_affinity(capacity: PurchaseOption) -> dict[str, Any]:
     """The ``affinity`` of a pod that takes such nodes alone."""
-    terms = [{"matchExpressions": term} for term in terms_of(capacity)]
+    terms = [{"matchExpressions": term} for term in selector_terms(capacity)]
     required = {"nodeSelectorTerms": terms}
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
 
 
-def is_of(capacity: Capacity, labels: dict[str, str]) -> bool:
+def is_from_capacity(capacity: PurchaseOption, labels: dict[str, str]) -> bool:
     """Whether a node with these labels is rented so."""
-    return any(all(_holds(one, labels) for one in term) for term in terms_of(capacity))
+    return any(all(_holds(one, labels) for one in term) for term in selector_terms(capacity))
 
 
 def _one(label: str, operator: str, values: tuple[str, ...]) -> dict[str, Any]:

@@ -44,14 +44,14 @@ def eks_cluster(context: str) -> tuple[str, str]:
 
 FSX_DRIVER = "fsx.csi.aws.com"
 
-How = Literal["manifest", "kustomize", "chart", "addon"]
+InstallMethod = Literal["manifest", "kustomize", "chart", "addon"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
     """Where a project's release is, and what applies it."""
 
-    how: How
+    method: InstallMethod
     url: str
     """Of the manifest, of the kustomization, or of the chart's registry or repository; of an add-on
     the page that describes it."""
@@ -74,7 +74,7 @@ class Release:
         Raises:
             RequestError: It is an add-on, and the context does not say of which EKS cluster.
         """
-        match self.how:
+        match self.method:
             case "chart":
                 at = [self.url] if self.url.startswith("oci:") else [self.chart, "--repo", self.url]
                 values = [f"{key}={json.dumps(value)}" for key, value in self.values.items()]
@@ -97,7 +97,7 @@ class Release:
 
     def remove(self, context: str) -> list[str]:
         """The command that removes it; safe to repeat."""
-        match self.how:
+        match self.method:
             case "chart":
                 return [
                     "helm", "uninstall", self.chart, "--ignore-not-found",
@@ -113,7 +113,7 @@ class Release:
 
     @property
     def _flag(self) -> str:
-        return "-f" if self.how == "manifest" else "-k"
+        return "-f" if self.method == "manifest" else "-k"
 
 
 def _addon(name: str, context: str) -> list[str]:
@@ -129,7 +129,7 @@ class Prerequisite:
     version: str
     provides: str
     """Kind that the API server serves then, or resource that nodes offer then."""
-    why: str
+    purpose: str
     release: Release | None = None
     """None: rendered by us (etcd), or bound to a driver on the nodes and its vendor's."""
     image: str = ""
@@ -145,9 +145,9 @@ JOBSET = Prerequisite(
     name="JobSet",
     version="0.12.0",
     provides="JobSet",
-    why="runs launch.kubernetes.target=jobset",
+    purpose="runs launch.kubernetes.target=jobset",
     release=Release(
-        how="manifest",
+        method="manifest",
         url="https://github.com/kubernetes-sigs/jobset/releases/download/v0.12.0/manifests.yaml",
         read_on="2026-08-18",
     ),
@@ -156,9 +156,9 @@ TRAINER = Prerequisite(
     name="Kubeflow Trainer",
     version="2.3.0",
     provides="TrainJob",
-    why="runs launch.kubernetes.target=trainjob; brings JobSet with it",
+    purpose="runs launch.kubernetes.target=trainjob; brings JobSet with it",
     release=Release(
-        how="chart",
+        method="chart",
         url="oci://ghcr.io/kubeflow/charts/kubeflow-trainer",
         read_on="2026-08-21",
         chart="kubeflow-trainer",
@@ -170,9 +170,9 @@ TRAINING_OPERATOR = Prerequisite(
     name="Kubeflow training operator",
     version="1.9.4",
     provides="PyTorchJob",
-    why="runs launch.kubernetes.target=pytorchjob",
+    purpose="runs launch.kubernetes.target=pytorchjob",
     release=Release(
-        how="kustomize",
+        method="kustomize",
         url="github.com/kubeflow/trainer/manifests/overlays/standalone?ref=v1.9.4",
         read_on="2026-08-21",
     ),
@@ -181,9 +181,9 @@ KUEUE = Prerequisite(
     name="Kueue",
     version="0.19.2",
     provides="LocalQueue",
-    why="admits all pods of a job together (launch.kubernetes.queue)",
+    purpose="admits all pods of a job together (launch.kubernetes.queue)",
     release=Release(
-        how="manifest",
+        method="manifest",
         url="https://github.com/kubernetes-sigs/kueue/releases/download/v0.19.2/manifests.yaml",
         read_on="2026-08-22",
     ),
@@ -192,15 +192,15 @@ VOLCANO = Prerequisite(
     name="Volcano",
     version="1.x",
     provides="PodGroup",
-    why="places all pods of a job together (launch.kubernetes.scheduler=volcano)",
+    purpose="places all pods of a job together (launch.kubernetes.scheduler=volcano)",
 )
 FSX = Prerequisite(
     name="FSx for Lustre driver",
     version="1.9.0",
     provides=FSX_DRIVER,
-    why="mounts claims on FSx for Lustre; to create file systems it needs a role with fsx rights",
+    purpose="mounts claims on FSx for Lustre; to create file systems it needs a role with fsx rights",
     release=Release(
-        how="kustomize",
+        method="kustomize",
         url="github.com/kubernetes-sigs/aws-fsx-csi-driver/deploy/kubernetes/overlays/stable"
         "?ref=v1.9.0",
         read_on="2026-04-21",
@@ -210,17 +210,17 @@ ETCD = Prerequisite(
     name="etcd",
     version="3.5.21",
     provides="",
-    why="where the nodes of launch.kubernetes.etcd meet",
+    purpose="where the nodes of launch.kubernetes.etcd meet",
 )
 DEVICE_PLUGINS = {
     "nvidia.com/gpu": Prerequisite(
         name="NVIDIA device plugin",
         version="0.20.0",
         provides="nvidia.com/gpu",
-        why="offers a node's GPUs to pods",
+        purpose="offers a node's GPUs to pods",
         # Not the chart: its pods wait for labels that only Node Feature Discovery gives.
         release=Release(
-            how="manifest",
+            method="manifest",
             url="https://raw.githubusercontent.com/NVIDIA/k8s-device-plugin/v0.20.0/deployments/"
             "static/nvidia-device-plugin.yml",
             read_on="2026-08-21",
@@ -231,9 +231,9 @@ DEVICE_PLUGINS = {
         name="EFA device plugin",
         version="0.5.30",
         provides=EFA,
-        why="offers a node's EFA interfaces to pods; eksctl's own one lacks p6 and p5.4xlarge",
+        purpose="offers a node's EFA interfaces to pods; eksctl's own one lacks p6 and p5.4xlarge",
         release=Release(
-            how="chart",
+            method="chart",
             url="https://aws.github.io/eks-charts",
             read_on="2026-08-03",
             chart="aws-efa-k8s-device-plugin",
@@ -246,14 +246,14 @@ DEVICE_PLUGINS = {
         name="Gaudi device plugin",
         version="of your Gaudi driver",
         provides="habana.ai/gaudi",
-        why="offers a node's Gaudi devices to pods; its version must fit the driver of the nodes",
+        purpose="offers a node's Gaudi devices to pods; its version must fit the driver of the nodes",
         image="habana",
     ),
     "amd.com/gpu": Prerequisite(
         name="AMD device plugin",
         version="of your ROCm driver",
         provides="amd.com/gpu",
-        why="offers a node's AMD GPUs to pods; its version must fit the driver of the nodes",
+        purpose="offers a node's AMD GPUs to pods; its version must fit the driver of the nodes",
         image="rocm/k8s-device-plugin",
     ),
 }
@@ -264,9 +264,9 @@ PROMETHEUS = Prerequisite(
     name="Prometheus and Grafana",
     version="81.4.5",
     provides="",
-    why="reads runs and devices, evaluates alert rules, shows dashboards",
+    purpose="reads runs and devices, evaluates alert rules, shows dashboards",
     release=Release(
-        how="chart",
+        method="chart",
         url="https://prometheus-community.github.io/helm-charts",
         read_on="2026-11-23",
         chart="kube-prometheus-stack",
@@ -297,9 +297,9 @@ DCGM = Prerequisite(
     name="DCGM exporter",
     version="4.8.1",
     provides="",
-    why="tells Prometheus of NVIDIA devices",
+    purpose="tells Prometheus of NVIDIA devices",
     release=Release(
-        how="chart",
+        method="chart",
         url="https://nvidia.github.io/dcgm-exporter/helm-charts",
         read_on="2026-11-23",
         chart="dcgm-exporter",
@@ -312,9 +312,9 @@ CLOUDWATCH = Prerequisite(
     name="CloudWatch observability",
     version="5.3.1-eksbuild.1",
     provides="",
-    why="sends metrics of pods, nodes and devices to CloudWatch (ContainerInsights)",
+    purpose="sends metrics of pods, nodes and devices to CloudWatch (ContainerInsights)",
     release=Release(
-        how="addon",
+        method="addon",
         url="https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/"
         "install-CloudWatch-Observability-EKS-addon.html",
         read_on="2026-11-23",
@@ -345,7 +345,7 @@ def needed(request: LaunchRequest) -> tuple[Prerequisite, ...]:
     return tuple(found)
 
 
-def how_to_install(part: Prerequisite, context: str | None) -> str:
+def install_instructions(part: Prerequisite, context: str | None) -> str:
     """A sentence."""
     if part.release is None:
         return "Install it as its vendor says"
@@ -373,7 +373,7 @@ def install_hint(kind: str, context: str | None = None) -> str:
             )
     for part in (KUEUE, VOLCANO):
         if part.provides == kind:
-            return f"{part.label} serves it. {how_to_install(part, context)}"
+            return f"{part.label} serves it. {install_instructions(part, context)}"
     if kind in MONITORS:
         return (
             f"{PROMETHEUS.label} brings it, if its chart was installed whole. See `helm list "

@@ -26,7 +26,7 @@ def quantity(text: str) -> float:
 def check_quota(request: LaunchRequest, api: Api) -> Iterator[Finding]:
     """Whether each quota has room: for ever too small is a problem, used up now a warning."""
     quotas = api.in_namespace("ResourceQuota")
-    asked = _asked(request)
+    asked = _requested(request)
     troubles = []
     for quota in quotas:
         name = quota["metadata"]["name"]
@@ -68,7 +68,7 @@ def _wants_limits(quota: str, resource: str) -> Finding:
     )
 
 
-def _asked(request: LaunchRequest) -> dict[str, float]:
+def _requested(request: LaunchRequest) -> dict[str, float]:
     """By the names that quotas give them; a plain name stands for the request."""
     kind = TARGETS[request.recipe.launch.kubernetes.target].kind
     version, plural, _ = PLURALS[kind]

@@ -21,7 +21,7 @@ class ExistsError(RequestError):
     """An object of this name is there already."""
 
 
-class UncertainError(CapacityError):
+class ApiUncertainError(CapacityError):
     """The API server did not answer: what was asked for may have been done.
 
     Args:
@@ -63,7 +63,7 @@ class NoSuchObjectError(ShardyardError):
         self.is_kind_unknown = not name
 
 
-def refusal(error: Any, *, context: str | None, namespace: str) -> ShardyardError:
+def api_error(error: Any, *, context: str | None, namespace: str) -> ShardyardError:
     """The error for an ``ApiException`` of the official client."""
     words = _status_message(error)
     where = f"context {context!r}, namespace {namespace!r}"
@@ -102,7 +102,7 @@ def refusal(error: Any, *, context: str | None, namespace: str) -> ShardyardErro
     if error.status == 409:
         return ExistsError(f"{where}: {words}.")
     if error.status == 429 or error.status >= 500:
-        return UncertainError(
+        return ApiUncertainError(
             f"{where}: the API server answered {error.status} ({words}). It is overloaded or "
             "broken now. Try again in a minute.",
             status=error.status,
@@ -114,7 +114,7 @@ def refusal(error: Any, *, context: str | None, namespace: str) -> ShardyardErro
     )
 
 
-def size_refusal(error: ShardyardError, item: Object) -> RequestError | None:
+def size_error(error: ShardyardError, item: Object) -> RequestError | None:
     """The error for an object that is too large, with its largest parts; None: it is not that.
 
     Args:

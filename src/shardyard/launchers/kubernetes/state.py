@@ -58,12 +58,12 @@ def node_rank(pod: Object) -> int:
     return 0
 
 
-def newest_pods(pods: list[Object]) -> list[Object]:
+def latest_pods(pods: list[Object]) -> list[Object]:
     """The newest pod of each node, by rank; a restart leaves older ones for a while."""
-    found: dict[int, Object] = {}
+    by_rank: dict[int, Object] = {}
     for pod in sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", ""))):
-        found[node_rank(pod)] = pod
-    return [found[rank] for rank in sorted(found)]
+        by_rank[node_rank(pod)] = pod
+    return [by_rank[rank] for rank in sorted(by_rank)]
 
 
 def is_running(pod: Object) -> bool:
@@ -86,7 +86,7 @@ def status_of(kind: str, job: Object | None, pods: list[Object], *, cancelled: b
     Raises:
         ShardyardError: It is in a state that is not known.
     """
-    newest = newest_pods(pods)
+    newest = latest_pods(pods)
     nodes = tuple((f"node {node_rank(pod)}", _pod_words(pod)) for pod in newest)
     if job is None or "deletionTimestamp" in job["metadata"]:
         return _without_job(job, newest, nodes, cancelled=cancelled)
@@ -108,7 +108,7 @@ def status_of(kind: str, job: Object | None, pods: list[Object], *, cancelled: b
         return JobStatus(state=JobState.RUNNING, reason=reason, nodes=nodes)
     return JobStatus(
         state=JobState.WAITING,
-        reason=_why_waiting(newest),
+        reason=_waiting_reason(newest),
         is_unplaced=any(_unscheduled(pod) for pod in newest),
         nodes=nodes,
     )
@@ -134,7 +134,7 @@ def _without_job(
 
 def _by_condition(kind: str, job: Object) -> tuple[JobState | None, str]:
     """The last condition that says where the job stands, and its words."""
-    found: tuple[JobState | None, str] = (None, "")
+    result: tuple[JobState | None, str] = (None, "")
     for condition in job.get("status", {}).get("conditions", []):
         name = condition["type"]
         if name not in _CONDITIONS[kind]:
@@ -147,9 +147,9 @@ def _by_condition(kind: str, job: Object) -> tuple[JobState | None, str]:
         if state is None or condition["status"] != "True":
             continue
         words = condition.get("message") or condition.get("reason") or name.lower()
-        if found[0] is None or not found[0].is_over:
-            found = (state, words)
-    return found
+        if result[0] is None or not result[0].is_over:
+            result = (state, words)
+    return result
 
 
 def _phase(pod: Object) -> str:
@@ -202,7 +202,7 @@ def _unscheduled(pod: Object) -> str:
     return ""
 
 
-def _why_waiting(pods: list[Object]) -> str:
+def _waiting_reason(pods: list[Object]) -> str:
     if not pods:
         return "its pods are not made yet"
     troubles = [trouble for pod in pods if (trouble := _trouble(pod))]

@@ -19,7 +19,7 @@ from shardyard.launchers.kubernetes.policies import (
     jobset_failure_policy,
     kueue_labels,
     pod_failure_policy,
-    refuse_elastic,
+    reject_elastic,
     time_limit_s,
 )
 from shardyard.launchers.kubernetes.resources import demand_of
@@ -36,12 +36,12 @@ def jobset(request: LaunchRequest, name: str, *, config: str) -> dict[str, Any]:
     Raises:
         RequestError: The recipe asks what a JobSet cannot do.
     """
-    refuse_elastic(request)
+    reject_elastic(request)
     settings = request.recipe.launch.kubernetes
     meta = pod.metadata(request, name, job=name)
     meta["labels"] |= kueue_labels(request)
     template = pod.pod_template(
-        request, name, config=config, env=_place(request, name), restarts=False
+        request, name, config=config, env=_jobset_rank_variables(request, name), restarts=False
     )
     return {
         "apiVersion": JOBSET_API_VERSION,
@@ -74,7 +74,7 @@ def _job(request: LaunchRequest, template: dict[str, Any]) -> dict[str, Any]:
     return spec
 
 
-def _place(request: LaunchRequest, name: str) -> list[pod.EnvVar]:
+def _jobset_rank_variables(request: LaunchRequest, name: str) -> list[pod.EnvVar]:
     """What `--place jobset` reads beside JOB_COMPLETION_INDEX, which Kubernetes sets."""
     return [
         {"name": "SHARDYARD_NODES", "value": str(request.nodes)},
@@ -132,9 +132,9 @@ def runtime(request: LaunchRequest) -> dict[str, Any]:
     }
 
 
-def has_content_of(found: dict[str, Any], item: dict[str, Any]) -> bool:
+def has_content_of(existing: dict[str, Any], item: dict[str, Any]) -> bool:
     """Whether a runtime of the cluster has the content of one that was rendered."""
-    notes = found["metadata"].get("annotations", {})
+    notes = existing["metadata"].get("annotations", {})
     return bool(notes.get(CONTENT) == item["metadata"]["annotations"][CONTENT])
 
 
@@ -178,7 +178,7 @@ def trainjob(request: LaunchRequest, name: str, *, config: str) -> dict[str, Any
     Raises:
         RequestError: The recipe asks what a TrainJob cannot do.
     """
-    refuse_elastic(request)
+    reject_elastic(request)
     meta = pod.metadata(request, name, job=name)
     meta["labels"] |= kueue_labels(request)
     session = {"name": "SHARDYARD_SESSION", "valueFrom": pod.field(JOB_UID)}

@@ -60,7 +60,7 @@ _HARMLESS_XIDS = (13, 31, 43, 63, 92, 94, 121, 126, 154)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Alert:
+class AlertRule:
     """One rule."""
 
     name: str
@@ -73,14 +73,14 @@ class Alert:
     todo: str
 
 
-def _told_last(states: str) -> str:
+def _last_reported(states: str) -> str:
     """Of each run the newest attempt whose agent's last word within the hour was such a state."""
     metric = f'shardyard_run_state{{state=~"{states}"}}'
     return f"max by (run_id) (last_over_time({metric}[{_REMEMBERED}]))"
 
 
-def _now(metric: str, how: str = "max") -> str:
-    return f"{how} by (run_id) ({metric})"
+def _now(metric: str, aggregation: str = "max") -> str:
+    return f"{aggregation} by (run_id) ({metric})"
 
 
 _ENDING = "draining|drained|finished|failed"
@@ -90,19 +90,19 @@ _USUAL_STEP_S = _now(f"avg_over_time(shardyard_step_seconds[{_REMEMBERED}])")
 _PROBLEMS = 'shardyard_events_total{kind="device_problem"}'
 
 ALERTS = (
-    Alert(
+    AlertRule(
         name="ShardyardRunFailed",
-        expr=f"{_told_last('failed')} > 0 unless on (run_id)"
-        f" ({_told_last('running|draining|drained|finished')} > {_told_last('failed')})",
+        expr=f"{_last_reported('failed')} > 0 unless on (run_id)"
+        f" ({_last_reported('running|draining|drained|finished')} > {_last_reported('failed')})",
         severity="critical",
         summary="Run {{ $labels.run_id }} failed.",
         todo="`shardyard status {{ $labels.run_id }}` says why and which log to read. Mend that; "
         "`shardyard resume {{ $labels.run_id }}` goes on from the newest checkpoint.",
     ),
-    Alert(
+    AlertRule(
         name="ShardyardRunLost",
-        expr=f"{_told_last('running')} > 0 unless on (run_id) {_now('shardyard_run_state')}"
-        f" unless on (run_id) ({_told_last(_ENDING)} >= {_told_last('running')})",
+        expr=f"{_last_reported('running')} > 0 unless on (run_id) {_now('shardyard_run_state')}"
+        f" unless on (run_id) ({_last_reported(_ENDING)} >= {_last_reported('running')})",
         after="5m",  # a scheduler's restart, or a drain between two scrapes that is taken up again
         severity="critical",
         summary="Run {{ $labels.run_id }} was training and no agent of it answers any more.",
@@ -111,7 +111,7 @@ ALERTS = (
         "`shardyard resume {{ $labels.run_id }}`; if it is not meant to go on, `shardyard teardown "
         "{{ $labels.run_id }}`, for lost nodes may bill.",
     ),
-    Alert(
+    AlertRule(
         name="ShardyardRunStalled",
         # As node/budget.py tells it: 20 usual steps and 2 minutes; before the first, 10 minutes.
         expr=f"({_STEP_AGE} > clamp_min(20 * {_USUAL_STEP_S}, 120)"
@@ -123,7 +123,7 @@ ALERTS = (
         "logs {{ $labels.run_id }}` say in which phase it is. A long evaluation or compilation "
         "ends by itself; a hang is found by the run. launch.stop_idle_after ends such runs.",
     ),
-    Alert(
+    AlertRule(
         name="ShardyardCheckpointOld",
         expr=f"{_now('shardyard_checkpoint_age_seconds', 'min')}"
         f" > 3 * {_now('shardyard_checkpoint_every_steps')} * {_USUAL_STEP_S} + 600"
@@ -135,7 +135,7 @@ ALERTS = (
         todo="A failure now loses all since then. `shardyard status {{ $labels.run_id }}` names "
         "checkpoints that were abandoned; look at the room and the speed of the run's folder.",
     ),
-    Alert(
+    AlertRule(
         name="ShardyardDeviceProblem",
         # Not increase(): an agent that is started again counts from the run's beginning.
         expr=f"max by (run_id) (last_over_time({_PROBLEMS}[{_REMEMBERED}]))"
@@ -145,7 +145,7 @@ ALERTS = (
         todo="`shardyard report {{ $labels.run_id }}` names node and device. Take that node out "
         "(drain it in the scheduler), have it checked, and resume the run without it.",
     ),
-    Alert(
+    AlertRule(
         name="ShardyardDeviceXid",
         expr=f"{XID.name} > 0" + "".join(f" != {number}" for number in _HARMLESS_XIDS),
         severity="critical",
@@ -162,7 +162,7 @@ def render() -> dict[str, Any]:
     return {"groups": [{"name": "shardyard", "rules": [_rule(alert) for alert in ALERTS]}]}
 
 
-def _rule(alert: Alert) -> dict[str, Any]:
+def _rule(alert: AlertRule) -> dict[str, Any]:
     return {
         "alert": alert.name,
         "expr": alert.expr,

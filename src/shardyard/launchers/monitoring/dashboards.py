@@ -53,7 +53,7 @@ class Variable:
     name: str
     label: str
     query: str
-    takes_all: bool = False
+    includes_all: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +67,9 @@ class Dashboard:
     panels: tuple[Panel, ...]
 
 
-def _of_run(metric: str, how: str = "max") -> str:
+def _of_run(metric: str, aggregation: str = "max") -> str:
     """What concerns the run is the same on all nodes, where they share its folder."""
-    return f'{how}({metric}{{run_id="$run"}})'
+    return f'{aggregation}({metric}{{run_id="$run"}})'
 
 
 def _by(labels: str, metric: str, more: str = "") -> str:
@@ -245,7 +245,7 @@ CLUSTER = Dashboard(
         name="node",
         label="Node",
         query=f"label_values({UTILISATION.name}, Hostname)",
-        takes_all=True,
+        includes_all=True,
     ),
     panels=(
         _of_devices(
@@ -289,15 +289,15 @@ def _source() -> dict[str, Any]:
 
 
 def _variable(variable: Variable) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    definition: dict[str, Any] = {
         "name": variable.name, "label": variable.label, "type": "query", "datasource": _SOURCE,
         "query": {"query": variable.query, "refId": variable.name},
         "refresh": 2, "sort": 2, "hide": 0,  # read anew with the time range; Z first, so newest
-        "multi": variable.takes_all, "includeAll": variable.takes_all,
+        "multi": variable.includes_all, "includeAll": variable.includes_all,
     }  # fmt: skip
-    if variable.takes_all:
-        found |= {"allValue": ".*", "current": {"text": ["All"], "value": ["$__all"]}}
-    return found
+    if variable.includes_all:
+        definition |= {"allValue": ".*", "current": {"text": ["All"], "value": ["$__all"]}}
+    return definition
 
 
 def _panels(panels: Sequence[Panel]) -> Iterator[dict[str, Any]]:
@@ -311,13 +311,13 @@ def _panels(panels: Sequence[Panel]) -> Iterator[dict[str, Any]]:
         x, below = x + width, max(below, y + height)
 
 
-def _panel(panel: Panel, number: int, place: dict[str, int]) -> dict[str, Any]:
-    found: dict[str, Any] = {
+def _panel(panel: Panel, number: int, grid_position: dict[str, int]) -> dict[str, Any]:
+    definition: dict[str, Any] = {
         "id": number,
         "type": panel.kind,
         "title": panel.title,
         "datasource": _SOURCE,
-        "gridPos": place,
+        "gridPos": grid_position,
         "fieldConfig": {"defaults": {"unit": panel.unit}, "overrides": []},
         "targets": [
             {
@@ -333,8 +333,12 @@ def _panel(panel: Panel, number: int, place: dict[str, int]) -> dict[str, Any]:
         ],
     }
     if panel.note:
-        found["description"] = panel.note
+        definition["description"] = panel.note
     if panel.kind == "stat":
         reduce = {"calcs": ["lastNotNull"], "values": False}
-        found["options"] = {"reduceOptions": reduce, "textMode": panel.shows, "graphMode": "none"}
-    return found
+        definition["options"] = {
+            "reduceOptions": reduce,
+            "textMode": panel.shows,
+            "graphMode": "none",
+        }
+    return definition

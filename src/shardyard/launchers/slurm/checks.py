@@ -47,8 +47,8 @@ def slurm_checks(
     chosen, finding = choose(rows, request.recipe.launch.slurm.partition, nodes=request.nodes)
     findings.append(finding)
     if chosen and wants_gpus:
-        findings += judge_gres(chosen, request)
-    findings.append(judge_folder(Path(request.run_dir), Path("/proc/mounts")))
+        findings += check_gres(chosen, request)
+    findings.append(check_folder(Path(request.run_dir), Path("/proc/mounts")))
     findings += [
         Finding(name="secrets", verdict="warning", what=what) for what in warnings(request.recipe)
     ]
@@ -73,13 +73,17 @@ def read_partitions(text: str) -> list[Partition]:
 
 
 def choose(
-    rows: list[Partition], wanted: str | None, *, nodes: int
+    rows: list[Partition], requested: str | None, *, nodes: int
 ) -> tuple[list[Partition], Finding]:
     """Lines of the partition that the job would go to, and what is to be said of it."""
-    chosen = [row for row in rows if (row.is_default if wanted is None else row.name == wanted)]
+    chosen = [
+        row for row in rows if (row.is_default if requested is None else row.name == requested)
+    ]
     known = ", ".join(sorted({row.name for row in rows})) or "none"
     if not chosen:
-        asked = "there is no default partition" if wanted is None else f"there is no {wanted!r}"
+        asked = (
+            "there is no default partition" if requested is None else f"there is no {requested!r}"
+        )
         return [], Finding(
             name="partition", verdict="problem", what=f"{asked}; there are {known}",
             mend="Set launch.slurm.partition to one of them.",
@@ -99,7 +103,7 @@ def choose(
     return chosen, Finding(name="partition", verdict="ok", what=what)
 
 
-def judge_gres(chosen: list[Partition], request: LaunchRequest) -> list[Finding]:
+def check_gres(chosen: list[Partition], request: LaunchRequest) -> list[Finding]:
     """Whether enough nodes have the devices that the recipe, and the catalogue, speak of."""
     wanted = request.devices_per_node
     counts = [(gpus_of(row.gres), row.nodes) for row in chosen]
@@ -125,7 +129,7 @@ def judge_gres(chosen: list[Partition], request: LaunchRequest) -> list[Finding]
     if (
         cluster is not None
         and kinds
-        and not any(_is(kind, cluster.accelerator.name) for kind in kinds)
+        and not any(_is_same_device(kind, cluster.accelerator.name) for kind in kinds)
     ):
         return [
             Finding(
@@ -144,7 +148,7 @@ def gpus_of(gres: str) -> tuple[str, int]:
     return (found[0][0], sum(int(number) for _, number in found)) if found else ("", 0)
 
 
-def judge_folder(run_dir: Path, mounts: Path) -> Finding:
+def check_folder(run_dir: Path, mounts: Path) -> Finding:
     """Whether the run's folder is on a file system that nodes can share; only its type is known."""
     kind = file_system_of(run_dir, mounts)
     if kind is None:
@@ -177,7 +181,7 @@ def _when(ask_when: Callable[[], str]) -> Finding:
         return Finding(name="request", verdict="problem", what=str(error))
 
 
-def _is(kind: str, name: str) -> bool:
+def _is_same_device(kind: str, name: str) -> bool:
     """Whether Slurm's type of a GPU can mean a row of the catalogue: ``h100_sxm``, H100 SXM."""
     words = re.findall(r"(?<![a-z])[a-z]+\d+[a-z]*|(?<!\d)\d+gb", kind.lower())
     flat = name.lower().replace(" ", "")

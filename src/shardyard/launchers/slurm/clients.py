@@ -14,7 +14,7 @@ QUERY_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Done:
+class ClientResult:
     """How a client ended."""
 
     exit_code: int
@@ -22,11 +22,11 @@ class Done:
     err: str
 
 
-Shell = Callable[[Sequence[str]], Done]
+Shell = Callable[[Sequence[str]], ClientResult]
 """Runs one client to its end; may raise FileNotFoundError or subprocess.TimeoutExpired."""
 
 
-def run_client(argv: Sequence[str]) -> Done:
+def run_client(argv: Sequence[str]) -> ClientResult:
     """Run a client on this machine, without variables that outrank its options."""
     done = subprocess.run(
         argv,
@@ -38,7 +38,7 @@ def run_client(argv: Sequence[str]) -> Done:
         timeout=QUERY_TIMEOUT_S,
         check=False,
     )
-    return Done(exit_code=done.returncode, out=done.stdout, err=done.stderr)
+    return ClientResult(exit_code=done.returncode, out=done.stdout, err=done.stderr)
 
 
 class UnknownJobError(ShardyardError):
@@ -187,15 +187,15 @@ def ask(shell: Shell, argv: Sequence[str]) -> str:
     if done.exit_code == 0:
         return done.out
     said = " ".join(done.err.split()) or f"nothing, exit code {done.exit_code}"
-    raise refusal(argv[0], said)
+    raise client_error(argv[0], said)
 
 
-def refusal(client: str, said: str) -> ShardyardError:
+def client_error(client: str, message: str) -> ShardyardError:
     """What a client's words mean, as an error to raise."""
     for pattern, kind, remedy in _REFUSALS:
-        if re.search(pattern, said):
-            return kind(f"`{client}` was refused: {said.removesuffix('.')}. {remedy}")
+        if re.search(pattern, message):
+            return kind(f"`{client}` was refused: {message.removesuffix('.')}. {remedy}")
     return ShardyardError(
-        f"`{client}` failed: {said.removesuffix('.')}. These words of Slurm are not known here. "
+        f"`{client}` failed: {message.removesuffix('.')}. These words of Slurm are not known here. "
         "Look at the script with `shardyard launch --dry-run`, and at the cluster with `sinfo`."
     )

@@ -16,28 +16,28 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from shardyard.config.paths import Sight
+from shardyard.config.paths import NodePaths
 from shardyard.config.schema.recipe import Recipe
 from shardyard.doctor.finding import Finding
 from shardyard.errors import EXIT_DRAINED, RequestError, ShardyardError
-from shardyard.foreign_variables import not_for_sbatch, refuse_other_cluster
+from shardyard.foreign_variables import not_for_sbatch, reject_cluster_override
 from shardyard.io.files import make_folder, write_text
 from shardyard.launchers.base import (
     Answer,
     Capabilities,
-    FoundJob,
     JobState,
     JobStatus,
     LaunchRequest,
     LogLine,
     Removal,
     Rendered,
+    SchedulerJob,
     Submission,
     answer,
 )
-from shardyard.launchers.ledger import RUN_ID, SUBMITTED, Entry, EntryForm, Ledger, form
+from shardyard.launchers.ledger import RUN_ID, SUBMITTED, EntryForm, Ledger, LedgerEntry, form
 from shardyard.launchers.log_files import read_logs
-from shardyard.launchers.secrets import refuse_unsupported
+from shardyard.launchers.secrets import check_supported
 from shardyard.launchers.slurm.checks import slurm_checks
 from shardyard.launchers.slurm.clients import (
     NoAccountingError,
@@ -50,7 +50,7 @@ from shardyard.launchers.slurm.clients import (
 from shardyard.launchers.slurm.node_rank import hosts_in
 from shardyard.launchers.slurm.script import (
     NODE_PROGRAM,
-    ended_with,
+    logged_exit_code,
     recipe_file,
     render_script,
     script_file,
@@ -58,14 +58,14 @@ from shardyard.launchers.slurm.script import (
     warnings,
 )
 from shardyard.launchers.slurm.states import (
-    FOUND_FIELDS,
     SACCT_FIELDS,
     SQUEUE_FIELDS,
+    TAGGED_FIELDS,
     JobRecord,
-    read_found,
     read_sacct,
     read_scontrol,
     read_squeue,
+    read_tagged_jobs,
     status_of,
 )
 
@@ -101,17 +101,17 @@ class SlurmLauncher:
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     """Where sbatch finds the secrets that it passes on by name."""
 
-    def sees(self, recipe: Recipe) -> Sight:
+    def node_paths(self, recipe: Recipe) -> NodePaths:
         """The shared file system; in a container the targets of its mounts and the run's folder."""
         launch, run = recipe.launch, recipe.run
         if launch.slurm.container_image is None:
             held = launch.image_paths
-            return Sight(launcher=self.name, sees_this_machine=True, folders=held)
+            return NodePaths(launcher=self.name, shares_filesystem=True, folders=held)
         own = () if run.id is None else (f"{launch.run_dir or Path(run.dir).resolve()}/{run.id}",)
         targets = tuple(map(_target, launch.slurm.container_mounts))
-        return Sight(
+        return NodePaths(
             launcher=self.name,
-            sees_this_machine=False,
+            shares_filesystem=False,
             folders=(*targets, *own, *launch.image_paths),
             opens_secrets=True,
             mounts="launch.slurm.container_mounts",
@@ -124,8 +124,8 @@ class SlurmLauncher:
 
     def render(self, request: LaunchRequest) -> Rendered:
         """Return the batch script and the recipe that its nodes read."""
-        refuse_unsupported(request.recipe.secrets, self.capabilities.secrets, launcher=self.name)
-        refuse_other_cluster(self.environ)
+        check_supported(request.recipe.secrets, self.capabilities.secrets, launcher=self.name)
+        reject_cluster_override(self.environ)
         script = render_script(request, self.program)
         return Rendered(
             launcher=self.name,
@@ -153,9 +153,9 @@ class SlurmLauncher:
             AccessError: Slurm does not permit it.
         """
         run_dir = ledger.path.parent
-        _refuse_missing(_option(rendered, "export"), self.environ)
+        _check_secrets_set(_option(rendered, "export"), self.environ)
         for entry in _entries(ledger, rendered.name):
-            self._refuse_second(entry)
+            self._check_no_active_job(entry)
         for name, content in rendered.files.items():
             write_text(run_dir / name, content)
         make_folder(run_dir / "logs")
@@ -218,10 +218,10 @@ class SlurmLauncher:
     def status(self, job: Submission) -> JobStatus:
         """Ask the controller, which is up to date; and the accounts for what it has forgotten."""
         record = self._record(job)
-        status = _told(record, job)
+        status = _reported_status(record, job)
         return replace(status, nodes=self._nodes(_node_list(record, status), job))
 
-    def answered_by(self, job: Submission) -> str:
+    def scheduler_of(self, job: Submission) -> str:
         """The cluster, where sbatch named one."""
         return job.details.get("cluster", "")
 
@@ -235,7 +235,8 @@ class SlurmLauncher:
         except ShardyardError as error:
             untold = {job.id: error for job in forgotten}
         answers = [
-            untold.get(job.id) or answer(partial(_told, known.get(job.id), job)) for job in jobs
+            untold.get(job.id) or answer(partial(_reported_status, known.get(job.id), job))
+            for job in jobs
         ]
         lists = [
             _node_list(known.get(job.id), said) for job, said in zip(jobs, answers, strict=True)
@@ -249,10 +250,10 @@ class SlurmLauncher:
             for said, nodes in zip(answers, lists, strict=True)
         ]
 
-    def find(self, recipe: Recipe) -> list[FoundJob]:  # noqa: ARG002 - there is but one Slurm
+    def find(self, recipe: Recipe) -> list[SchedulerJob]:  # noqa: ARG002 - there is but one Slurm
         """Your own jobs whose comment names a run."""
-        answered = ask(self.shell, ["squeue", "--me", "-h", "-o", FOUND_FIELDS])
-        return list(read_found(answered))
+        answered = ask(self.shell, ["squeue", "--me", "-h", "-o", TAGGED_FIELDS])
+        return list(read_tagged_jobs(answered))
 
     def logs(self, job: Submission, *, node: int | None, follow: bool) -> Iterator[LogLine]:
         """Read the files that nodes and script write into the run folder."""
@@ -265,7 +266,7 @@ class SlurmLauncher:
         def is_over() -> bool:
             return not follow or self._state(job).is_over
 
-        return read_logs(files, is_over=_asked_every(_ASK_EVERY_S, is_over))
+        return read_logs(files, is_over=_throttled(_ASK_EVERY_S, is_over))
 
     def cancel(self, job: Submission) -> None:
         """Ask a running job to drain, however long that takes; remove a waiting one."""
@@ -287,17 +288,17 @@ class SlurmLauncher:
                 record = self._record(found)
                 if record is None or _status(record, found).state.is_over:
                     continue
-                if _is_ours(record, found):
+                if _is_owned(record, found):
                     self._scancel(found)
                     removal.removed.append(f"{KIND} {found.id} ({found.name})")
                 else:
-                    removal.foreign.append(f"{KIND} {found.id}")
+                    removal.not_owned.append(f"{KIND} {found.id}")
             ledger.remove(entry)
         return removal
 
     def _state(self, job: Submission) -> JobState:
         """`status` without the states of its nodes, which cost another question."""
-        return _told(self._record(job), job).state
+        return _reported_status(self._record(job), job).state
 
     def _record(self, job: Submission) -> JobRecord | None:
         """What Slurm says of the job of this number; None: it knows none."""
@@ -345,7 +346,7 @@ class SlurmLauncher:
         with suppress(UnknownJobError):  # it ended in the meantime
             ask(self.shell, ["scancel", *_cluster(job), *options, "--", job.id])
 
-    def _refuse_second(self, entry: Entry) -> None:
+    def _check_no_active_job(self, entry: LedgerEntry) -> None:
         for job in self._jobs_of(entry):
             state = self._state(job)
             if not state.is_over:
@@ -356,7 +357,7 @@ class SlurmLauncher:
                     f"{entry.name}` first."
                 )
 
-    def _jobs_of(self, entry: Entry) -> list[Submission]:
+    def _jobs_of(self, entry: LedgerEntry) -> list[Submission]:
         """The job that an entry stands for; of an interrupted submission those of this folder."""
         if entry.id is not None:
             return [_job(entry.name, entry)]
@@ -370,11 +371,11 @@ class SlurmLauncher:
         ]  # fmt: skip
 
 
-def _entries(ledger: Ledger, name: str) -> list[Entry]:
+def _entries(ledger: Ledger, name: str) -> list[LedgerEntry]:
     return [entry for entry in ledger.live() if entry.kind == KIND and entry.name == name]
 
 
-def _job(run_id: str, entry: Entry) -> Submission:
+def _job(run_id: str, entry: LedgerEntry) -> Submission:
     assert entry.id is not None
     return Submission(
         launcher=entry.launcher, run_id=run_id, id=entry.id, name=entry.name,
@@ -387,23 +388,23 @@ def _script_in(details: Mapping[str, str]) -> str:
     return str(Path(details["folder"]) / script_file(details))
 
 
-def _is_ours(record: JobRecord, job: Submission) -> bool:
+def _is_owned(record: JobRecord, job: Submission) -> bool:
     """Whether Slurm's job of this number is the run's: it may be another one, of anybody."""
     if record.command is None:
         return record.name == job.name
     return record.command == _script_in(job.details)
 
 
-def _told(record: JobRecord | None, job: Submission) -> JobStatus:
+def _reported_status(record: JobRecord | None, job: Submission) -> JobStatus:
     """What a record says of the job, without the states of its nodes."""
-    if record is None or not _is_ours(record, job):
+    if record is None or not _is_owned(record, job):
         return _gone(job, record)
     return _status(record, job)
 
 
-def _node_list(record: JobRecord | None, said: Answer) -> str:
+def _node_list(record: JobRecord | None, status: Answer) -> str:
     """Slurm's list of the nodes that a job runs on; empty: on none."""
-    if record is None or isinstance(said, ShardyardError) or said.state is not JobState.RUNNING:
+    if record is None or isinstance(status, ShardyardError) or status.state is not JobState.RUNNING:
         return ""
     return record.node_list
 
@@ -420,15 +421,15 @@ def _numbers(jobs: Sequence[Submission]) -> str:
 def _status(record: JobRecord, job: Submission) -> JobStatus:
     """Translate; a job whose time was over just as its nodes had drained is no failed one."""
     status = status_of(record, job_id=job.id)
-    if record.state != "TIMEOUT" or _ended_with(job) != EXIT_DRAINED:
+    if record.state != "TIMEOUT" or _logged_exit_code(job) != EXIT_DRAINED:
         return status
     reason = "saved as its time limit passed; was not requeued, and can be resumed"
     return replace(status, state=JobState.DRAINED, reason=reason, exit_code=EXIT_DRAINED)
 
 
-def _ended_with(job: Submission) -> int | None:
+def _logged_exit_code(job: Submission) -> int | None:
     log = Path(job.details["folder"]) / "logs" / f"slurm-{job.id}.log"
-    return ended_with(log.read_text(errors="replace")) if log.is_file() else None
+    return logged_exit_code(log.read_text(errors="replace")) if log.is_file() else None
 
 
 _ENDS = {None: JobState.GONE, 0: JobState.SUCCEEDED, EXIT_DRAINED: JobState.DRAINED}
@@ -437,7 +438,7 @@ _ENDS = {None: JobState.GONE, 0: JobState.SUCCEEDED, EXIT_DRAINED: JobState.DRAI
 
 def _gone(job: Submission, other: JobRecord | None) -> JobStatus:
     """Without accounts Slurm soon forgets a job; what its script said last is still there."""
-    exit_code = _ended_with(job)
+    exit_code = _logged_exit_code(job)
     knows = "Slurm knows it no more"
     if other is not None:
         runs = other.command or f"job {other.name}"
@@ -461,7 +462,7 @@ def _option(rendered: Rendered, name: str) -> str:
     return found[1]
 
 
-def _refuse_missing(exported: str, environ: Mapping[str, str]) -> None:
+def _check_secrets_set(exported: str, environ: Mapping[str, str]) -> None:
     """Raise now, not when the job starts, if a secret that is passed on by name is not there."""
     names = [] if exported == "NONE" else exported.split(",")
     missing = [name for name in names if not environ.get(name)]
@@ -473,7 +474,7 @@ def _refuse_missing(exported: str, environ: Mapping[str, str]) -> None:
         )
 
 
-def _asked_every(every_s: float, question: Callable[[], bool]) -> Callable[[], bool]:
+def _throttled(every_s: float, question: Callable[[], bool]) -> Callable[[], bool]:
     """The question, answered with no where it comes too soon after the last."""
     asked_at_s = -math.inf
 

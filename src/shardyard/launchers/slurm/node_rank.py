@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from shardyard.errors import RequestError
-from shardyard.launchers.node_rank import Place, Variables
+from shardyard.launchers.node_rank import NodeAssignment, Variables
 
 # Slurm's short form of a list of hosts, ``node[1-3,07],gpu5``, written out.
 #
@@ -28,7 +28,7 @@ def hosts_in(nodelist: str) -> list[str]:
     """
     hosts = list(itertools.islice(_hosts_in(nodelist), _MOST_HOSTS + 1))
     if len(hosts) > _MOST_HOSTS:
-        raise _wrong(nodelist)
+        raise _format_error(nodelist)
     return hosts
 
 
@@ -40,7 +40,7 @@ def host_of(nodelist: str, node_rank: int) -> str:
     """
     for host in itertools.islice(_hosts_in(nodelist), node_rank, None):
         return host
-    raise _wrong(nodelist)
+    raise _format_error(nodelist)
 
 
 def _hosts_in(nodelist: str) -> Iterator[str]:
@@ -52,7 +52,7 @@ def _hosts_in(nodelist: str) -> Iterator[str]:
             end = match.end()
             parts.append((match[2],) if match[1] is None else tuple(_numbers(match[1], nodelist)))
         if not entry or end != len(entry):
-            raise _wrong(nodelist)
+            raise _format_error(nodelist)
         yield from ("".join(names) for names in itertools.product(*parts))
 
 
@@ -65,15 +65,15 @@ def _numbers(ranges: str, nodelist: str) -> Iterator[str]:
     for text in ranges.split(","):
         match = _RANGE.fullmatch(text)
         if match is None:
-            raise _wrong(nodelist)
+            raise _format_error(nodelist)
         first, last = match[1], match[2] or match[1]
         if not int(first) <= int(last) < int(first) + _MOST_HOSTS:
-            raise _wrong(nodelist)
+            raise _format_error(nodelist)
         for number in range(int(first), int(last) + 1):
             yield str(number).zfill(len(first))
 
 
-def _wrong(nodelist: str) -> RequestError:
+def _format_error(nodelist: str) -> RequestError:
     return RequestError(
         f"the list of nodes {nodelist!r} is not of the form node[1-3,7],other5. Node K of a "
         "job is host K of SLURM_JOB_NODELIST. Compare with `scontrol show hostnames`, and "
@@ -85,11 +85,11 @@ _PORTS = range(20000, 30000)
 """Below the ports that Linux gives to clients; jobs that share a node differ by their ids."""
 
 
-def in_job(variables: Variables) -> Place:
+def in_job(variables: Variables) -> NodeAssignment:
     """Read from the variables of sbatch(1)."""
     job, node_rank = variables.number("SLURM_JOB_ID"), variables.number("SLURM_NODEID")
     hosts = variables.text("SLURM_JOB_NODELIST")
-    return Place(
+    return NodeAssignment(
         node_rank=node_rank,
         nodes=variables.number("SLURM_JOB_NUM_NODES"),
         host=host_of(hosts, 0),

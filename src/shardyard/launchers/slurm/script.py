@@ -12,8 +12,8 @@ import sys
 from collections.abc import Mapping
 from typing import Literal
 
-from shardyard.config.machines import refuse_renting
-from shardyard.config.rules.elastic import timeout_problems
+from shardyard.config.machines import reject_capacity_settings
+from shardyard.config.rules.elastic import check_timeouts
 from shardyard.config.rules.slurm_options import gpus_in, words_of
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.secrets import parse_references
@@ -131,7 +131,7 @@ def render_script(request: LaunchRequest, program: tuple[str, ...] = NODE_PROGRA
         RequestError: A value cannot stand in a batch script, or the time limit leaves no time.
     """
     slurm = request.recipe.launch.slurm
-    _refuse_unwritable(request)
+    _check_script_values(request)
     directives = [f"#SBATCH {_option(name, value)}" for name, value in _directives(request)]
     return "\n".join(
         [
@@ -152,7 +152,7 @@ def render_script(request: LaunchRequest, program: tuple[str, ...] = NODE_PROGRA
     )
 
 
-def ended_with(output: str) -> int | None:
+def logged_exit_code(output: str) -> int | None:
     """The exit code that the newest start of the script printed; None: it did not come to that."""
     newest = re.split(r"^shardyard: start \d+$", output, flags=re.MULTILINE)[-1]
     found = re.search(r"^shardyard: the nodes ended with exit code (\d+)$", newest, re.MULTILINE)
@@ -201,7 +201,7 @@ def unused_image(recipe: Recipe) -> str | None:
 def _directives(request: LaunchRequest) -> list[tuple[str, str | int | None]]:
     """Options of sbatch; None: without a value."""
     slurm = request.recipe.launch.slurm
-    wanted: list[tuple[str, str | int | None]] = [
+    directives: list[tuple[str, str | int | None]] = [
         ("job-name", f"{request.run_id}{request.side_suffix}"),
         ("comment", f"{COMMENT}{request.run_id}"),
         ("nodes", request.nodes),
@@ -209,16 +209,16 @@ def _directives(request: LaunchRequest) -> list[tuple[str, str | int | None]]:
         *_devices(request),
     ]
     if request.time_limit_s is not None:
-        wanted.append(("time", _minutes(request)))
-    wanted += [*_queue(request), *_added(request, "sbatch")]
-    wanted += [
+        directives.append(("time", _minutes(request)))
+    directives += [*_queue(request), *_added(request, "sbatch")]
+    directives += [
         ("requeue" if slurm.requeue and request.side is None else "no-requeue", None),
         ("signal", f"B:USR1@{slurm.signal_before_s}"),
         ("open-mode", "append"),
         ("output", f"{_in_pattern(request.run_dir)}/logs/slurm-%j.log"),
         ("export", ",".join(exported_names(request.recipe)) or "NONE"),
     ]
-    return wanted
+    return directives
 
 
 def _minutes(request: LaunchRequest) -> int:
@@ -341,7 +341,7 @@ def _node(request: LaunchRequest, program: tuple[str, ...]) -> list[str]:
     return [python, *program, *words, "--place", "slurm", *moves]
 
 
-def _refuse_unwritable(request: LaunchRequest) -> None:
+def _check_script_values(request: LaunchRequest) -> None:
     launch, slurm = request.recipe.launch, request.recipe.launch.slurm
     place = "run.dir" if launch.run_dir is None else "launch.run_dir"
     values = {
@@ -381,10 +381,10 @@ def _refuse_unwritable(request: LaunchRequest) -> None:
             f"where {request.devices_per_node} processes start (cluster.devices, or the "
             "catalogue's count for cluster.instance). Give both the same number."
         )
-    inverted = list(timeout_problems(request.recipe, on="slurm"))
+    inverted = list(check_timeouts(request.recipe, on="slurm"))
     if inverted:
         raise RecipeError(inverted)
-    refuse_renting(
+    reject_capacity_settings(
         request.recipe.cluster,
         launcher="Slurm",
         instead="name its partition (launch.slurm.partition) or its own reservation "

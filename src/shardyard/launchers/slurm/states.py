@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardyard.errors import EXIT_DRAINED, ShardyardError
-from shardyard.launchers.base import FoundJob, JobState, JobStatus
+from shardyard.launchers.base import JobState, JobStatus, SchedulerJob
 from shardyard.launchers.slurm.script import COMMENT
 
 # All of slurm.h's enum job_states and its flags, as job_state_string() prints them (Slurm 20.11 to
@@ -132,15 +132,15 @@ def read_squeue(text: str) -> dict[str, JobRecord]:
     return found
 
 
-FOUND_FIELDS = "%A|%T|%k|%j|%o"
+TAGGED_FIELDS = "%A|%T|%k|%j|%o"
 
 
-def read_found(text: str) -> Iterator[FoundJob]:
-    """Read what ``squeue -h -o FOUND_FIELDS`` prints: those jobs whose comment names a run."""
+def read_tagged_jobs(text: str) -> Iterator[SchedulerJob]:
+    """Read what ``squeue -h -o TAGGED_FIELDS`` prints: those jobs whose comment names a run."""
     for line in text.splitlines():
         number, word, comment, name, command = (*line.split("|", 4), *[""] * 4)[:5]
         if comment.startswith(COMMENT):
-            yield FoundJob(
+            yield SchedulerJob(
                 id=number, name=name, run_id=comment.removeprefix(COMMENT),
                 state=_state_of(word, job_id=number), where=str(Path(command).parent.parent),
                 end=f"scancel {number}",

@@ -7,8 +7,8 @@ otherwise.
 from collections.abc import Iterator
 
 from shardyard.config.layout import Layout
-from shardyard.config.rules.layout import batch_problems
-from shardyard.hardware.cluster import Cluster
+from shardyard.config.rules.layout import check_batch
+from shardyard.hardware.cluster import ClusterHardware
 from shardyard.planner.calibration import Calibration
 from shardyard.planner.images.memory import image_memory
 from shardyard.planner.images.step import ImageStep, with_image_layout
@@ -23,7 +23,12 @@ class ImageSpace:
     """Every legal way to train a network for images on all devices of a cluster."""
 
     def __init__(
-        self, step: ImageStep, cluster: Cluster, calibration: Calibration | None, *, most: int
+        self,
+        step: ImageStep,
+        cluster: ClusterHardware,
+        calibration: Calibration | None,
+        *,
+        most: int,
     ) -> None:
         """Args:
         most: Largest micro-batch that is looked at where it is open.
@@ -35,7 +40,7 @@ class ImageSpace:
         """Layouts and recompute modes, each with its micro-batches, smallest first."""
         ranks, batch = self._cluster.devices, self._step.global_batch
         sizes = self._sizes(-(-batch // ranks))
-        if not sizes or batch_problems(ranks, global_batch=batch, micro_batch=1):
+        if not sizes or check_batch(ranks, global_batch=batch, micro_batch=1):
             return
         for dp_shard in (n for n in range(1, ranks + 1) if ranks % n == 0):
             # one shard at zero 3 has nothing to split, but drops its copy in the computing format
@@ -47,17 +52,17 @@ class ImageSpace:
                 for recompute in _MODES:
                     yield (layout, recompute), sizes
 
-    def asked(self, way: tuple[Layout, Recompute], size: int) -> ImageStep:
+    def work_for(self, way: tuple[Layout, Recompute], size: int) -> ImageStep:
         """The same network and batch in this way."""
         return with_image_layout(self._step, way[0], micro_batch=size, recompute=way[1])
 
-    def device_bytes(self, asked: ImageStep) -> float:
+    def device_bytes(self, work: ImageStep) -> float:
         """What the driver shows at the peak."""
-        return image_memory(asked).device_bytes
+        return image_memory(work).device_bytes
 
-    def parts(self, asked: ImageStep) -> Parts:
+    def parts(self, work: ImageStep) -> Parts:
         """Seconds of a step."""
-        return image_parts(asked, self._cluster, self._calibration)
+        return image_parts(work, self._cluster, self._calibration)
 
     def _sizes(self, per_rank: int) -> list[int]:
         if self._step.has_batch_norm and self._step.sums_norms:

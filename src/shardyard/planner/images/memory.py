@@ -10,25 +10,25 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from shardyard.planner.images.step import ImageStep, Part
-from shardyard.planner.memory import Memory, Term, device_of, reserved_of
-from shardyard.planner.memory_savings import Saving, worth_saying
+from shardyard.planner.images.step import ImageStep, OperatorGroup
+from shardyard.planner.memory import MemoryEstimate, Term, device_of, reserved_of
+from shardyard.planner.memory_savings import Saving, notable_savings
 from shardyard.planner.stages import StageTrained
 from shardyard.planner.state_memory import (
-    gathers,
+    gathers_per_block,
     gradients_bytes,
-    in_sum_bytes,
     is_first_pass,
     optimizer_state_bytes,
     parameters_bytes,
+    reduce_buffer_bytes,
     shards,
-    waiting_bytes,
+    unreduced_gradient_bytes,
     whole_copy_bytes,
 )
 from shardyard.units import format_count
 
 
-class _Held(NamedTuple):
+class _NetworkParameters(NamedTuple):
     """The network as ``states.py`` asks for it: one stage."""
 
     layers: int
@@ -37,7 +37,7 @@ class _Held(NamedTuple):
     trained: StageTrained
 
 
-def image_memory(step: ImageStep) -> Memory:
+def image_memory(step: ImageStep) -> MemoryEstimate:
     """All terms of the largest peak, each with its reason."""
     fullest = max(
         ((_terms(step, place), place) for place in range(len(step.parts))),
@@ -46,32 +46,34 @@ def image_memory(step: ImageStep) -> Memory:
     terms, place = fullest
     allocated = sum(term.bytes for term in terms)
     name = step.parts[place].name or ("the stem" if place == 0 else "the head")
-    return Memory(
+    return MemoryEstimate(
         terms=terms,
-        moment=f"in the backward pass of {name}",
+        peak_phase=f"in the backward pass of {name}",
         stage=0,
         allocated_bytes=allocated,
         reserved_bytes=round(reserved_of(allocated)),
-        device_bytes=round(device_of(allocated, step.layout, parks=step.techniques.parks)),
+        device_bytes=round(
+            device_of(allocated, step.layout, has_standby=step.techniques.has_standby)
+        ),
     )
 
 
-def _held(step: ImageStep) -> _Held:
+def _network_parameters(step: ImageStep) -> _NetworkParameters:
     blocks = [part for part in step.parts if part.name]
     largest = max((part.parameters for part in blocks), default=0)
     count = step.parameters
     trained = StageTrained(count, largest, 0.0, 0.0, 0.0, len(blocks), 0)
-    return _Held(layers=len(blocks), block=largest, elements=count, trained=trained)
+    return _NetworkParameters(layers=len(blocks), block=largest, elements=count, trained=trained)
 
 
-def _terms(step: ImageStep, place: int) -> tuple[Term, ...]:
+def _terms(step: ImageStep, part_index: int) -> tuple[Term, ...]:
     """While the backward pass is at one part: later ones have gradients, earlier ones wait."""
-    held, formats = _held(step), step.formats
+    held, formats = _network_parameters(step), step.formats
     split = f" over {shards(step)} ranks" if shards(step) > 1 else " on every rank"
-    gradients, waiting = gradients_bytes(step, held), waiting_bytes(step, held)
+    gradients, waiting = gradients_bytes(step, held), unreduced_gradient_bytes(step, held)
     if is_first_pass(step):
-        gradients *= _share_after(step, place)
-    gathered = whole_copy_bytes(step, held) + _gathered(step, place)
+        gradients *= _share_after(step, part_index)
+    gathered = whole_copy_bytes(step, held) + _gathered(step, part_index)
     everything = {
         "parameters": (
             parameters_bytes(step, held),
@@ -85,12 +87,12 @@ def _terms(step: ImageStep, place: int) -> tuple[Term, ...]:
         ),
         "gathered parameters": (gathered, f"in {formats.compute}, as they are computed with"),
         "unreduced gradients": (
-            waiting + in_sum_bytes(step, step.parts[place].parameters),
+            waiting + reduce_buffer_bytes(step, step.parts[part_index].parameters),
             "on their way to their sum",
         ),
-        "activations": (_kept(step, place), _why_kept(step)),
+        "activations": (_saved_activations(step, part_index), _saved_reason(step)),
         "in flight": (
-            _in_flight(step, step.parts[place]),
+            _in_flight(step, step.parts[part_index]),
             "gradients of input and output of the block's largest operator",
         ),
     }
@@ -101,55 +103,55 @@ def _terms(step: ImageStep, place: int) -> tuple[Term, ...]:
     )
 
 
-def _gathered(step: ImageStep, place: int) -> float:
+def _gathered(step: ImageStep, part_index: int) -> float:
     """Of zero 3: this block, those that the backward pass comes to next, and what is in no block,
     which stays whole from the forward pass on."""
-    if not gathers(step):
+    if not gathers_per_block(step):
         return 0.0
-    ahead = step.parts[max(0, place - step.techniques.prefetch) : place + 1]
+    ahead = step.parts[max(0, part_index - step.techniques.prefetch) : part_index + 1]
     blocks = sum(part.parameters for part in ahead if part.name)
     outside = sum(part.parameters for part in step.parts if not part.name)
     return step.formats.compute_bytes * (blocks + outside)
 
 
-def _share_after(step: ImageStep, place: int) -> float:
+def _share_after(step: ImageStep, part_index: int) -> float:
     """Of all parameters, those whose gradients are made once this part's are."""
-    return sum(part.parameters for part in step.parts[place:]) / step.parameters
+    return sum(part.parameters for part in step.parts[part_index:]) / step.parameters
 
 
-def _kept(step: ImageStep, place: int) -> float:
+def _saved_activations(step: ImageStep, part_index: int) -> float:
     """What the parts up to this one have kept; this one, if it is recomputed, is whole again."""
     size, image = step.formats.compute_bytes, 3 * step.size**2
     kept = image * (size + (4 if size < 4 else 0))  # the image itself, and as it came: fp32
-    for index, part in enumerate(step.parts[: place + 1]):
+    for index, part in enumerate(step.parts[: part_index + 1]):
         whole = _part_bytes(step, part)
         if step.recompute == "none" or not part.name:
             kept += whole
             continue
         before_is_kept = index > 0 and not step.parts[index - 1].name
         entry = 0 if before_is_kept else size * part.operators[0].input_elements
-        kept += entry + (whole if index == place else 0)
+        kept += entry + (whole if index == part_index else 0)
     return step.micro_batch * kept
 
 
-def _part_bytes(step: ImageStep, part: Part) -> float:
+def _part_bytes(step: ImageStep, part: OperatorGroup) -> float:
     """Outputs that a backward needs, of one image."""
-    elements = sum(row.kept_elements for row in part.operators)
+    elements = sum(row.saved_elements for row in part.operators)
     return step.formats.compute_bytes * elements + 8 * sum(
-        row.kept_indices for row in part.operators
+        row.saved_indices for row in part.operators
     )
 
 
-def _in_flight(step: ImageStep, part: Part) -> float:
+def _in_flight(step: ImageStep, part: OperatorGroup) -> float:
     largest = max(row.input_elements + row.output_elements for row in part.operators)
     return step.micro_batch * largest * step.formats.compute_bytes
 
 
-def _why_kept(step: ImageStep) -> str:
-    kept = sum(row.kept_elements for row in step.operators)
+def _saved_reason(step: ImageStep) -> str:
+    kept = sum(row.saved_elements for row in step.operators)
     what = "inputs of blocks alone" if step.recompute == "full" else "inputs of all operators"
-    if step.counted_as_kept:
-        what += f" (memory.recompute={step.counted_as_kept} is counted as none)"
+    if step.ignored_recompute:
+        what += f" (memory.recompute={step.ignored_recompute} is counted as none)"
     return (
         f"{step.micro_batch:,} images of {step.size} x {step.size}, {what}; a whole network keeps "
         f"{format_count(kept)} elements of one"
@@ -206,7 +208,7 @@ def image_savings(step: ImageStep) -> tuple[Saving, ...]:
         Saving(setting=setting, bytes=now - image_memory(other).allocated_bytes)
         for setting, other in _others(step)
     ]
-    return worth_saying(found, of=now)
+    return notable_savings(found, of=now)
 
 
 def _others(step: ImageStep) -> Iterator[tuple[str, ImageStep]]:

@@ -17,7 +17,7 @@ from shardyard.errors import Problem
 from shardyard.families.images.lookup import operators_of
 from shardyard.families.images.network import ImageNetwork
 from shardyard.families.images.operators import Operator
-from shardyard.hardware.cluster import Cluster
+from shardyard.hardware.cluster import ClusterHardware
 from shardyard.planner.workload import Formats, Recompute, Techniques, formats_of
 
 # How many images the cores of a node decode, and how many cores a training needs for that.
@@ -56,7 +56,7 @@ class Decoding:
         return self.decoded_per_s < self.trained_per_s
 
 
-def workers_of(cluster: Cluster, threads: int | None) -> int | None:
+def workers_of(cluster: ClusterHardware, threads: int | None) -> int | None:
     """What decodes on one node; None: nobody says how many hardware threads it has.
 
     Args:
@@ -69,13 +69,15 @@ def workers_of(cluster: Cluster, threads: int | None) -> int | None:
     return max(1, int(THREADS_SHARE * cluster.threads))
 
 
-def decoded_per_s(cluster: Cluster, threads: int | None) -> float | None:
+def decoded_per_s(cluster: ClusterHardware, threads: int | None) -> float | None:
     """Images that all nodes decode in a second; as ``workers_of``."""
     workers = workers_of(cluster, threads)
     return None if workers is None else cluster.nodes * workers * DECODED_PER_WORKER_S
 
 
-def decoding_of(trained_per_s: float, cluster: Cluster, threads: int | None) -> Decoding | None:
+def decoding_of(
+    trained_per_s: float, cluster: ClusterHardware, threads: int | None
+) -> Decoding | None:
     """Set one against the other; as ``workers_of``."""
     used = workers_of(cluster, threads)
     if used is None:
@@ -91,7 +93,7 @@ def decoding_of(trained_per_s: float, cluster: Cluster, threads: int | None) -> 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class OperatorGroup:
     """Operators that follow each other: a block, or what stands before or after the blocks."""
 
     name: str
@@ -127,7 +129,7 @@ class ImageStep:
     """Whether tensors lie as the tensor cores read them (NHWC); else they are turned for them."""
     sums_norms: bool = False
     """Whether batch norms are over all samples of a step: each asks all ranks, in both passes."""
-    counted_as_kept: str = ""
+    ignored_recompute: str = ""
     """Recompute mode that is not counted, so that all is taken to be kept."""
     threads: int | None = None
     """That decode for each device, as the recipe asks; None: as many as there is room for."""
@@ -156,10 +158,10 @@ class ImageStep:
         return any(row.buffers for row in self.operators)
 
     @cached_property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[OperatorGroup, ...]:
         """In the order of the forward pass."""
         return tuple(
-            Part(name=name, operators=tuple(rows))
+            OperatorGroup(name=name, operators=tuple(rows))
             for name, rows in groupby(self.operators, key=lambda row: row.block)
         )
 
@@ -186,7 +188,7 @@ def with_image_layout(
     return replace(step, layout=layout, micro_batch=micro_batch, recompute=recompute)
 
 
-def image_step_on(step: ImageStep, cluster: Cluster) -> ImageStep:
+def image_step_on(step: ImageStep, cluster: ClusterHardware) -> ImageStep:
     """The same work with the batch that it has on a cluster, decoded by the cores there."""
     batch = step.global_batch
     if step.batch_per_device is not None:
@@ -198,7 +200,7 @@ def image_step_on(step: ImageStep, cluster: Cluster) -> ImageStep:
 
 
 def image_step_of(
-    recipe: Recipe, network: ImageNetwork, layout: Layout, cluster: Cluster | None
+    recipe: Recipe, network: ImageNetwork, layout: Layout, cluster: ClusterHardware | None
 ) -> ImageStep:
     """The step of a recipe without any ``auto``, as the training half carries it out.
 
@@ -220,7 +222,7 @@ def image_step_of(
         batch_per_device=recipe.optim.batch_per_device,
         formats=formats_of(recipe),
         recompute="full" if recompute == "full" else "none",
-        counted_as_kept="" if recompute in ("none", "full") else f"{recompute}",
+        ignored_recompute="" if recompute in ("none", "full") else f"{recompute}",
         sums_norms=recipe.model.batch_norm == "step",
         techniques=Techniques(
             kernels="eager",
@@ -228,14 +230,14 @@ def image_step_of(
             offload=offload,
             updates_on_host=False,
             snapshots=copies(recipe),
-            parks=recipe.elastic.parked is True,
+            has_standby=recipe.elastic.parked is True,
         ),
         threads=threads,
         decoded_per_s=None if cluster is None else decoded_per_s(cluster, threads),
     )
 
 
-def uncounted(recipe: Recipe) -> Iterable[Problem]:
+def check_unplanned_settings(recipe: Recipe) -> Iterable[Problem]:
     """What a recipe for images asks and no plan counts; such a run starts all the same."""
     recompute = recipe.memory.recompute
     if recompute not in ("none", "full"):

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from shardyard.errors import RequestError
 from shardyard.families.images.operators import Operator
 from shardyard.hardware.accelerator import Accelerator
-from shardyard.hardware.cluster import Cluster
+from shardyard.hardware.cluster import ClusterHardware
 from shardyard.planner.calibration import Calibration
 from shardyard.planner.collectives import Group, all_gather_s, all_reduce_s, reduce_scatter_s
 from shardyard.planner.images.memory import image_memory
-from shardyard.planner.images.step import ImageStep, Part
-from shardyard.planner.kernels import FLASH_BACKWARD, TILES, Rates, missing, rates
-from shardyard.planner.memory import Fit, Memory, fit
+from shardyard.planner.images.step import ImageStep, OperatorGroup
+from shardyard.planner.kernels import FLASH_BACKWARD, TILES, Rates, missing_rate, rates
+from shardyard.planner.memory import Fit, MemoryEstimate, fit
 from shardyard.planner.step_time import (
     BUSY,
     OPTIMIZER_START_S,
@@ -71,7 +71,7 @@ class ImageEstimate:
     """What a step takes, of one rank and of all."""
 
     workload: ImageStep
-    memory: Memory
+    memory: MemoryEstimate
     fit: Fit
     parts: Parts
     devices: int
@@ -114,7 +114,7 @@ _REASONS = {
 
 
 def estimate_images(
-    step: ImageStep, cluster: Cluster, calibration: Calibration | None = None
+    step: ImageStep, cluster: ClusterHardware, calibration: Calibration | None = None
 ) -> ImageEstimate:
     """Predict a step.
 
@@ -128,7 +128,7 @@ def estimate_images(
             f"the layout has {ranks} ranks, but {cluster.name} x {cluster.nodes} has "
             f"{cluster.devices} devices. Take more nodes, or smaller degrees."
         )
-    why_not = missing(cluster.accelerator, step.product_format)
+    why_not = missing_rate(cluster.accelerator, step.product_format)
     if why_not:
         raise RequestError(
             f"{why_not}, so no time can be said. Take an accelerator that `docs/hardware.md` gives "
@@ -144,12 +144,14 @@ def estimate_images(
     )
 
 
-def image_parts(step: ImageStep, cluster: Cluster, calibration: Calibration | None = None) -> Parts:
+def image_parts(
+    step: ImageStep, cluster: ClusterHardware, calibration: Calibration | None = None
+) -> Parts:
     """Seconds of a step by what they are spent on."""
     device = _device(cluster.accelerator, step.product_format, calibration)
     timed = [_part_times(part, step, device) for part in step.parts]
     forward, backward = sum(t.forward_s for t in timed), sum(t.backward_s for t in timed)
-    again = sum(t.again_s for t in timed)
+    again = sum(t.recompute_s for t in timed)
     host_s = HOST_S * len(step.operators)
     launch_s = max(0.0, host_s - forward) + max(0.0, host_s - backward - again)
     passes = step.micro_batches
@@ -189,7 +191,7 @@ def forward_s(step: ImageStep, accelerator: Accelerator) -> float:
     return max(on_device, HOST_S * len(step.operators))
 
 
-def _offload_s(step: ImageStep, cluster: Cluster) -> float:
+def _offload_s(step: ImageStep, cluster: ClusterHardware) -> float:
     """The optimizer's state on its way from the host and back, both at once."""
     link = cluster.accelerator.host_link_bytes_per_s
     if step.techniques.offload != "optimizer" or link is None:
@@ -239,17 +241,17 @@ def _device(
 class _PartTimes:
     """One pass over a part of the network, both directions where not said otherwise."""
 
-    part: Part
+    part: OperatorGroup
     products_s: float
     attention_s: float
     elementwise_s: float
     forward_s: float
     backward_s: float
-    again_s: float
+    recompute_s: float
     """Its forward pass once more, where it is recomputed."""
 
 
-def _part_times(part: Part, step: ImageStep, device: _Device) -> _PartTimes:
+def _part_times(part: OperatorGroup, step: ImageStep, device: _Device) -> _PartTimes:
     spent = {"products": 0.0, "attention": 0.0, "elementwise": 0.0}
     forward = backward = 0.0
     for row in part.operators:
@@ -265,7 +267,7 @@ def _part_times(part: Part, step: ImageStep, device: _Device) -> _PartTimes:
         elementwise_s=spent["elementwise"],
         forward_s=forward,
         backward_s=backward,
-        again_s=forward if is_recomputed else 0.0,
+        recompute_s=forward if is_recomputed else 0.0,
     )
 
 
@@ -277,7 +279,7 @@ def _moved_bytes(row: Operator, step: ImageStep, *, backward: bool) -> float:
         into, out = into + _TURNED[backward][0], out + _TURNED[backward][1]
     size, batch = step.formats.compute_bytes, step.micro_batch
     moved = batch * (into * row.input_elements + out * row.output_elements) * size
-    moved += (1 + backward) * row.parameters * size + 8 * batch * row.kept_indices
+    moved += (1 + backward) * row.parameters * size + 8 * batch * row.saved_indices
     if row.kind == "depthwise":
         moved *= _DEPTHWISE_SLOWER[step.product_format][backward]
     return moved
@@ -324,7 +326,7 @@ def _shards(step: ImageStep) -> int:
     return step.layout.dp_shard
 
 
-def _groups(step: ImageStep, cluster: Cluster) -> tuple[Group, Group]:
+def _groups(step: ImageStep, cluster: ClusterHardware) -> tuple[Group, Group]:
     """Ranks that share one copy, and ranks that hold the same part of different copies."""
     inner = Group(size=_shards(step), per_node=min(_shards(step), cluster.reach))
     beside = max(1, cluster.reach // inner.per_node)
@@ -332,7 +334,9 @@ def _groups(step: ImageStep, cluster: Cluster) -> tuple[Group, Group]:
     return inner, Group(size=copies, per_node=max(1, min(copies, beside)))
 
 
-def _data_s(step: ImageStep, timed: list[_PartTimes], cluster: Cluster, *, slower: float) -> float:
+def _data_s(
+    step: ImageStep, timed: list[_PartTimes], cluster: ClusterHardware, *, slower: float
+) -> float:
     """What gathers and sums outlast.
 
     Args:
@@ -356,7 +360,7 @@ def _data_s(step: ImageStep, timed: list[_PartTimes], cluster: Cluster, *, slowe
     return exposed + (passes if gathers_each else 1) * _exposed_gathers_s(step, timed, cluster)
 
 
-def _norm_sums_s(step: ImageStep, cluster: Cluster) -> float:
+def _norm_sums_s(step: ImageStep, cluster: ClusterHardware) -> float:
     """Of one pass: every batch norm waits for two small sums, in each direction one."""
     ranks = step.layout.data_ranks
     group = Group(size=ranks, per_node=min(ranks, cluster.reach))
@@ -365,7 +369,7 @@ def _norm_sums_s(step: ImageStep, cluster: Cluster) -> float:
     )
 
 
-def _exposed_gathers_s(step: ImageStep, timed: list[_PartTimes], cluster: Cluster) -> float:
+def _exposed_gathers_s(step: ImageStep, timed: list[_PartTimes], cluster: ClusterHardware) -> float:
     """Of one forward pass: each part is gathered while the one before it computes."""
     inner, _ = _groups(step, cluster)
     now = free = 0.0
@@ -378,7 +382,12 @@ def _exposed_gathers_s(step: ImageStep, timed: list[_PartTimes], cluster: Cluste
 
 
 def _exposed_sums_s(
-    step: ImageStep, timed: list[_PartTimes], cluster: Cluster, *, slower: float, gathers: bool
+    step: ImageStep,
+    timed: list[_PartTimes],
+    cluster: ClusterHardware,
+    *,
+    slower: float,
+    gathers: bool,
 ) -> float:
     """Of one backward pass: gradients are summed part by part, or by buckets where there are any,
     one after the other while it goes on."""
@@ -386,7 +395,7 @@ def _exposed_sums_s(
     now = free = sent = 0.0
     waiting, limit = 0.0, step.techniques.bucket_bytes and _FIRST_BUCKET_BYTES
     for each in reversed(timed):
-        now += slower * (each.backward_s + each.again_s)
+        now += slower * (each.backward_s + each.recompute_s)
         waiting += each.part.parameters * step.formats.reduce_bytes
         if waiting < limit and each is not timed[0]:
             continue

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
 from shardyard.report.charts import bucket_medians, colour, decimate, draw
-from shardyard.report.compare.comparison import ComparedRun, Comparison
+from shardyard.report.compare.comparison import ComparedRun, RunComparison
 from shardyard.report.compare.curves import AXES, Curve
 
 _COLOURS = (
@@ -19,7 +19,7 @@ _DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (1.5, 1.5), (6, 2, 1.5, 2)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
+class LineStyle:
     """Of one side, on every picture and in the legend."""
 
     colour: str
@@ -42,11 +42,11 @@ class Look:
         )
 
 
-def look_of(side: int) -> Look:
+def line_style_of(side: int) -> LineStyle:
     """By the side's number; the first is drawn alike whatever is beside it."""
     colours = len(_COLOURS)
     dashes = _DASHES[side // colours % len(_DASHES)]
-    return Look(colour=_COLOURS[side % colours], dashes=dashes)
+    return LineStyle(colour=_COLOURS[side % colours], dashes=dashes)
 
 
 # Curves of several runs overlaid, one picture for each thing shown and each axis.
@@ -65,7 +65,7 @@ Style = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Shown:
+class ChartedMetric:
     """One thing that is drawn against every axis."""
 
     name: str
@@ -81,10 +81,10 @@ class Shown:
         return curves.of_steps(self.key) if self.is_of_steps else curves.of_evaluations(self.key)
 
 
-def shown_of(comparison: Comparison) -> list[Shown]:
+def charted_metrics(comparison: RunComparison) -> list[ChartedMetric]:
     """What these runs have numbers of."""
     unit = " or ".join(comparison.units)
-    found = [Shown("loss", f"Training loss, nats per {unit}", "loss", is_of_steps=True)]
+    found = [ChartedMetric("loss", f"Training loss, nats per {unit}", "loss", is_of_steps=True)]
     metrics = dict.fromkeys(
         name
         for run in comparison.runs
@@ -94,81 +94,84 @@ def shown_of(comparison: Comparison) -> list[Shown]:
     )
     for number, metric in enumerate(metrics):
         title = f"Held-out loss, nats per {unit}" if metric == "loss" else metric.replace("_", " ")
-        found.append(Shown(f"held-out-{number}", title, metric, is_of_steps=False))
+        found.append(ChartedMetric(f"held-out-{number}", title, metric, is_of_steps=False))
     rate = f"Throughput, {unit}s per second, all ranks"
-    return [*found, Shown("throughput", rate, "tokens_per_s", is_of_steps=True)]
+    return [*found, ChartedMetric("throughput", rate, "tokens_per_s", is_of_steps=True)]
 
 
-def pictures(comparison: Comparison) -> dict[str, dict[str, str]]:
+def render_charts(comparison: RunComparison) -> dict[str, dict[str, str]]:
     """SVG by axis and name; an axis that no run has a place on has none."""
-    found: dict[str, dict[str, str]] = {}
+    charts: dict[str, dict[str, str]] = {}
     for axis in AXES:
-        drawn = {shown.name: picture(comparison, shown, axis) for shown in shown_of(comparison)}
+        drawn = {
+            shown.name: render_chart(comparison, shown, axis)
+            for shown in charted_metrics(comparison)
+        }
         if any(drawn.values()):
-            found[axis] = {name: svg for name, svg in drawn.items() if svg}
-    return found
+            charts[axis] = {name: svg for name, svg in drawn.items() if svg}
+    return charts
 
 
-def picture(comparison: Comparison, shown: Shown, axis: str) -> str:
+def render_chart(comparison: RunComparison, metric: ChartedMetric, axis: str) -> str:
     """One picture; empty where no run has a point in it."""
-    curves = [(run, shown.of(run).stretches(axis)) for run in comparison.runs]
+    curves = [(run, metric.of(run).segments(axis)) for run in comparison.runs]
     if not any(stretches for _, stretches in curves):
         return ""
 
     def paint(axes: Axes) -> None:
         for number, (run, stretches) in enumerate(curves):
-            _paint(axes, run, number, stretches, shown, are_few=len(curves) <= FEW_RUNS)
-        axes.set_title(shown.title)
+            _paint(axes, run, number, stretches, metric, are_few=len(curves) <= FEW_RUNS)
+        axes.set_title(metric.title)
         axes.set_xlabel(AXES[axis])
         _ticks(axes, axis)
-        if shown.key == "tokens_per_s":
+        if metric.key == "tokens_per_s":
             axes.set_ylim(0, 1.08 * axes.dataLim.y1 if axes.dataLim.y1 > 0 else 1.0)
             axes.yaxis.set_major_formatter(EngFormatter(sep=" "))
 
-    return draw(f"{shown.name}-{axis}", paint)
+    return draw(f"{metric.name}-{axis}", paint)
 
 
 def _paint(
     axes: Axes,
     run: ComparedRun,
     number: int,
-    stretches: Sequence[Points],
-    shown: Shown,
+    segments: Sequence[Points],
+    metric: ChartedMetric,
     *,
     are_few: bool,
 ) -> None:
     """One run's curve, broken at its gaps; what it is drawn by depends on this run alone."""
-    if not stretches:
+    if not segments:
         return
-    look = look_of(run.side)
+    look = line_style_of(run.side)
     style: Style = {"color": colour(look.colour), "linestyle": look.matplotlib_dashes}
-    total = sum(len(stretch) for stretch in stretches)
-    is_smoothed = shown.is_of_steps and total > MANY_POINTS
+    total = sum(len(stretch) for stretch in segments)
+    is_smoothed = metric.is_of_steps and total > MANY_POINTS
     name = f"side-{run.side}-run-{number}"
     if not is_smoothed or are_few:
         faint = {**style, "alpha": 0.3, "linewidth": 0.9} if is_smoothed else style
-        marker: Style = {} if shown.is_of_steps else {"marker": "o", "markersize": 3.5}
-        xs, ys = _joined([_thinned(stretch, total) for stretch in stretches])
+        marker: Style = {} if metric.is_of_steps else {"marker": "o", "markersize": 3.5}
+        xs, ys = _joined([_downsampled(stretch, total) for stretch in segments])
         axes.plot(xs, ys, gid=f"{name}-raw", solid_joinstyle="round", **faint, **marker)
     if is_smoothed:
-        xs, ys = _joined([_smooth(stretch, total) for stretch in stretches])
+        xs, ys = _joined([_smooth(stretch, total) for stretch in segments])
         axes.plot(xs, ys, gid=f"{name}-smooth", solid_joinstyle="round", **style)
-    alone = [stretch[0] for stretch in stretches if len(stretch) == 1]
-    if alone and shown.is_of_steps:  # a line needs two points
+    alone = [stretch[0] for stretch in segments if len(stretch) == 1]
+    if alone and metric.is_of_steps:  # a line needs two points
         dots = [[x for x, _ in alone], [y for _, y in alone]]
         axes.plot(*dots, "o", gid=f"{name}-dots", markersize=3, color=style["color"])
 
 
-def _thinned(stretch: Points, total: int) -> Points:
+def _downsampled(segment: Points, total: int) -> Points:
     """Its share of the points of a curve, the lowest and highest of each bucket."""
-    limit = max(4, _POINTS * len(stretch) // max(1, total))
-    xs, ys = decimate(*_columns(stretch), limit=limit)
+    limit = max(4, _POINTS * len(segment) // max(1, total))
+    xs, ys = decimate(*_columns(segment), limit=limit)
     return list(zip(xs, ys, strict=True))
 
 
-def _smooth(stretch: Points, total: int) -> Points:
-    buckets = max(1, round(_BUCKETS * len(stretch) / total))
-    xs, ys = bucket_medians(*_columns(stretch), buckets=buckets)
+def _smooth(segment: Points, total: int) -> Points:
+    buckets = max(1, round(_BUCKETS * len(segment) / total))
+    xs, ys = bucket_medians(*_columns(segment), buckets=buckets)
     return list(zip(xs, ys, strict=True))
 
 
@@ -176,11 +179,11 @@ def _columns(points: Points) -> tuple[list[float], list[float]]:
     return [x for x, _ in points], [y for _, y in points]
 
 
-def _joined(stretches: Sequence[Points]) -> tuple[list[float], list[float]]:
+def _joined(segments: Sequence[Points]) -> tuple[list[float], list[float]]:
     """One line with a gap between stretches, which is no number."""
     xs: list[float] = []
     ys: list[float] = []
-    for stretch in stretches:
+    for stretch in segments:
         if xs:
             xs.append(stretch[0][0])
             ys.append(nan)

@@ -11,10 +11,10 @@ from typing import Any
 from shardyard.report.compare.curves import RunCurves, curves_of
 from shardyard.report.compare.differences import (
     Difference,
+    environment_differences,
     settings_that_differ,
-    surroundings_that_differ,
 )
-from shardyard.report.compare.statistics import Pace, Speed, compare_speed, pace_of
+from shardyard.report.compare.statistics import Pace, SpeedComparison, compare_speed, pace_of
 from shardyard.report.compare.targets import Reached, Target, reached, targets_of
 from shardyard.report.run_data import RunRecord
 from shardyard.report.summary import Summary, summarize
@@ -30,7 +30,7 @@ class ComparedRun:
     summary: Summary
     curves: RunCurves
     pace: Pace
-    left_out: dict[str, int]
+    excluded_steps: dict[str, int]
     """Steps that say nothing of its speed, by reason."""
 
     @property
@@ -57,12 +57,12 @@ class ComparedRun:
             "wall_s": summary.wall_s,
             "usd": None if summary.cost is None else summary.cost.so_far_usd,
             "steps_that_count": len(self.pace.seconds),
-            "steps_left_out": self.left_out,
+            "steps_left_out": self.excluded_steps,
         }
 
 
 @dataclass(frozen=True, kw_only=True)
-class Side:
+class ComparedSide:
     """What is compared as one."""
 
     number: int
@@ -76,16 +76,16 @@ class Side:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class RunComparison:
     """All of it."""
 
-    sides: tuple[Side, ...]
-    speeds: tuple[Speed, ...]
+    sides: tuple[ComparedSide, ...]
+    speeds: tuple[SpeedComparison, ...]
     """Of each side but the first, beside the first."""
     targets: tuple[Reached, ...]
     """Of each target, each run."""
     settings: tuple[Difference, ...]
-    surroundings: tuple[Difference, ...]
+    environment: tuple[Difference, ...]
 
     @property
     def runs(self) -> tuple[ComparedRun, ...]:
@@ -108,11 +108,11 @@ class Comparison:
             ],
             "targets": [each.to_json() for each in self.targets],
             "settings": [asdict(each) for each in self.settings],
-            "surroundings": [asdict(each) for each in self.surroundings],
+            "surroundings": [asdict(each) for each in self.environment],
         }
 
 
-def compare(sides: Sequence[Sequence[RunRecord]], *, target: Target) -> Comparison:
+def compare(sides: Sequence[Sequence[RunRecord]], *, target: Target) -> RunComparison:
     """Put runs side by side.
 
     Args:
@@ -123,7 +123,7 @@ def compare(sides: Sequence[Sequence[RunRecord]], *, target: Target) -> Comparis
         RequestError: No run is evaluated by a metric of the target.
     """
     made = tuple(
-        Side(number=number, runs=tuple(_compared(record, number) for record in records))
+        ComparedSide(number=number, runs=tuple(_compared(record, number) for record in records))
         for number, records in enumerate(sides)
     )
     runs = [run for side in made for run in side.runs]
@@ -131,7 +131,7 @@ def compare(sides: Sequence[Sequence[RunRecord]], *, target: Target) -> Comparis
     targets = targets_of(records, target)
     paces = [[run.pace for run in side.runs] for side in made]
     units = [{run.summary.unit for run in side.runs} for side in made]
-    return Comparison(
+    return RunComparison(
         sides=made,
         speeds=tuple(
             compare_speed(paces[0], pace) if unit == units[0] else _other_units(paces[0], pace)
@@ -139,7 +139,7 @@ def compare(sides: Sequence[Sequence[RunRecord]], *, target: Target) -> Comparis
         ),
         targets=tuple(reached(run.record, run.curves, each) for each in targets for run in runs),
         settings=tuple(settings_that_differ(records)),
-        surroundings=tuple(surroundings_that_differ(records)),
+        environment=tuple(environment_differences(records)),
     )
 
 
@@ -152,13 +152,13 @@ def _compared(record: RunRecord, side: int) -> ComparedRun:
         summary=summary,
         curves=curves_of(record, summary.attempts),
         pace=pace,
-        left_out=left_out,
+        excluded_steps=left_out,
     )
 
 
-def _other_units(baseline: Sequence[Pace], other: Sequence[Pace]) -> Speed:
+def _other_units(baseline: Sequence[Pace], other: Sequence[Pace]) -> SpeedComparison:
     steps = (sum(len(p.seconds) for p in baseline), sum(len(p.seconds) for p in other))
-    return Speed(
+    return SpeedComparison(
         verdict="inconclusive", ratio=None, low=None, high=None, ratio_of_means=None, steps=steps,
         how="", why="one counts tokens, the other images",
     )  # fmt: skip

@@ -24,7 +24,7 @@ AXES = {
 }
 """What curves can be drawn against, and how the axis is called."""
 
-Place = Mapping[str, float | None]
+Position = Mapping[str, float | None]
 """By axis; None: not known, so that a curve has no point there."""
 
 
@@ -32,26 +32,26 @@ Place = Mapping[str, float | None]
 class Curve:
     """Values in order of their steps; None is a gap, never 0."""
 
-    places: tuple[Place, ...]
+    positions: tuple[Position, ...]
     values: tuple[float | None, ...]
     is_of_each_step: bool
     """Whether a step that is missing between two is a gap, too."""
 
-    def stretches(self, axis: str) -> list[list[tuple[float, float]]]:
+    def segments(self, axis: str) -> list[list[tuple[float, float]]]:
         """Points between gaps, each stretch in order; a place that is not known has no point."""
-        found: list[list[tuple[float, float]]] = []
+        segments: list[list[tuple[float, float]]] = []
         last_step: float | None = None
-        for place, value in zip(self.places, self.values, strict=True):
+        for place, value in zip(self.positions, self.values, strict=True):
             step, x = place["steps"], place[axis]
             if value is None or x is None or step is None:
                 last_step = None
                 continue
             is_next = last_step is not None and step == last_step + 1
-            if not found or last_step is None or (self.is_of_each_step and not is_next):
-                found.append([])
-            found[-1].append((x, value))
+            if not segments or last_step is None or (self.is_of_each_step and not is_next):
+                segments.append([])
+            segments[-1].append((x, value))
             last_step = step
-        return found
+        return segments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,20 +60,20 @@ class RunCurves:
 
     steps: tuple[Line, ...]
     """Lines of the steps that stand."""
-    places: tuple[Place, ...]
+    positions: tuple[Position, ...]
     """Of each of them, at its end."""
-    evaluations: tuple[tuple[Place, Line], ...]
+    evaluations: tuple[tuple[Position, Line], ...]
     """Scores of each evaluation that stands, and where it ended."""
 
     def of_steps(self, key: str) -> Curve:
         """A number of each step's line."""
         values = tuple(line.get(key) for line in self.steps)
-        return Curve(places=self.places, values=values, is_of_each_step=True)
+        return Curve(positions=self.positions, values=values, is_of_each_step=True)
 
     def of_evaluations(self, metric: str) -> Curve:
         """A score of each evaluation."""
         return Curve(
-            places=tuple(place for place, _ in self.evaluations),
+            positions=tuple(place for place, _ in self.evaluations),
             values=tuple(scores.get(metric) for _, scores in self.evaluations),
             is_of_each_step=False,
         )
@@ -87,10 +87,10 @@ def curves_of(record: RunRecord, times: Sequence[AttemptTime]) -> RunCurves:
     """
     steps = record.steps
     ends, clock = _ends(record), _Clock(record, times)
-    places = tuple(_place(line, ends.get(_key(line)), clock) for line in steps)
+    places = tuple(_position(line, ends.get(_key(line)), clock) for line in steps)
     numbers = [line["step"] for line in steps]
-    told = {e.get("step"): e for e in record.counting("evaluated")}
-    evaluations: list[tuple[Place, Line]] = []
+    told = {e.get("step"): e for e in record.counted_events("evaluated")}
+    evaluations: list[tuple[Position, Line]] = []
     for each in record.evaluations:
         index = bisect_left(numbers, each["step"])
         if index == len(numbers) or numbers[index] != each["step"]:
@@ -99,7 +99,7 @@ def curves_of(record: RunRecord, times: Sequence[AttemptTime]) -> RunCurves:
         if event is not None:
             place |= clock.read(event.get("attempt", 0), event["t"])
         evaluations.append((place, each["eval"]))
-    return RunCurves(steps=tuple(steps), places=places, evaluations=tuple(evaluations))
+    return RunCurves(steps=tuple(steps), positions=places, evaluations=tuple(evaluations))
 
 
 class _Clock:
@@ -107,30 +107,30 @@ class _Clock:
 
     def __init__(self, record: RunRecord, times: Sequence[AttemptTime]) -> None:
         self._spent = Spent(record)
-        self._began_t: dict[int, float] = {}
+        self._started_t: dict[int, float] = {}
         waited_s = 0.0
         for time in times:
             waited_s += time.phases.get("waiting", 0.0)
-            self._began_t[time.number] = times[0].began_t + waited_s
+            self._started_t[time.number] = times[0].began_t + waited_s
 
-    def read(self, attempt: int, t: float) -> Place:
-        began_t = self._began_t.get(attempt)
+    def read(self, attempt: int, t: float) -> Position:
+        began_t = self._started_t.get(attempt)
         return {
             "hours": None if began_t is None else (t - began_t) / 3600,
             "dollars": self._spent.usd_at(attempt, t),
         }
 
 
-def _place(line: Line, end_t: float | None, clock: _Clock) -> Place:
-    told: Place = {"hours": None, "dollars": None}
+def _position(line: Line, end_t: float | None, clock: _Clock) -> Position:
+    time_and_cost: Position = {"hours": None, "dollars": None}
     if end_t is not None:
-        told = clock.read(line.get("attempt", 0), end_t)
+        time_and_cost = clock.read(line.get("attempt", 0), end_t)
     return {
         "steps": line["step"],
         "epochs": line.get("epoch"),
         "samples": line.get("samples"),
         "tokens": line.get("tokens"),
-        **told,
+        **time_and_cost,
     }
 
 
@@ -151,11 +151,11 @@ def _ends(record: RunRecord) -> dict[_Key, float]:
     ends: dict[_Key, float] = {}
     for attempt in record.attempts:
         for generation in attempt.generations:
-            _lay_out(attempt, generation, ends)
+            _fill_ends(attempt, generation, ends)
     return ends
 
 
-def _lay_out(attempt: AttemptRecord, generation: int, ends: dict[_Key, float]) -> None:
+def _fill_ends(attempt: AttemptRecord, generation: int, ends: dict[_Key, float]) -> None:
     first = {e.get("step"): e for e in attempt.all("first_step", generation)}
     pauses = [*attempt.all("evaluated", generation), *attempt.all("checkpoint_started", generation)]
     after: dict[object, float] = {}

@@ -41,9 +41,9 @@ def settings_that_differ(records: Sequence[RunRecord]) -> list[Difference]:
     return [*found, *_differing(rates)]
 
 
-def surroundings_that_differ(records: Sequence[RunRecord]) -> list[Difference]:
+def environment_differences(records: Sequence[RunRecord]) -> list[Difference]:
     """Data, size of the model, ranks, devices, versions."""
-    return _differing([[_surroundings(a) for a in r.attempts] for r in records])
+    return _differing([[_environment(a) for a in r.attempts] for r in records])
 
 
 def _differing(runs: Sequence[Sequence[dict[str, str]]]) -> list[Difference]:
@@ -54,20 +54,20 @@ def _differing(runs: Sequence[Sequence[dict[str, str]]]) -> list[Difference]:
     names = dict.fromkeys(name for run in runs for attempt in run for name in attempt)
     found = []
     for name in names:
-        values = tuple(_over_attempts(name, run) for run in runs)
+        values = tuple(_value_history(name, run) for run in runs)
         if len(set(values)) > 1 or any(" -> " in value for value in values):
             found.append(Difference(name=name, values=values))
     return found
 
 
-def _over_attempts(name: str, attempts: Sequence[dict[str, str]]) -> str:
+def _value_history(name: str, attempts: Sequence[dict[str, str]]) -> str:
     """Each value once, in the order in which attempts had it."""
-    kept: list[str] = []
+    distinct: list[str] = []
     for attempt in attempts:
         value = attempt.get(name)
-        if value is not None and (not kept or kept[-1] != value):
-            kept.append(value)
-    return " -> ".join(kept) or ABSENT
+        if value is not None and (not distinct or distinct[-1] != value):
+            distinct.append(value)
+    return " -> ".join(distinct) or ABSENT
 
 
 def _settings(resolved: Resolved) -> dict[str, str]:
@@ -101,24 +101,24 @@ def _scaled_rate(attempt: AttemptRecord) -> dict[str, str]:
     return {"learning rate, by optim.lr_scaling": f"{rate:g}"}
 
 
-def _surroundings(attempt: AttemptRecord) -> dict[str, str]:
-    told: dict[str, Any] = {}
+def _environment(attempt: AttemptRecord) -> dict[str, str]:
+    values: dict[str, Any] = {}
     ready, resolved = attempt.last("model_ready") or {}, attempt.resolved
-    told["parameters"] = ready.get("parameters")
+    values["parameters"] = ready.get("parameters")
     if resolved is not None:
-        told["data fingerprint"] = resolved.data.fingerprint
-        told["steps of the whole run"] = resolved.steps
+        values["data fingerprint"] = resolved.data.fingerprint
+        values["steps of the whole run"] = resolved.steps
     rendezvous = attempt.last("rendezvous") or attempt.last("attempt_started") or {}
-    told["ranks"] = rendezvous.get("world_size")
+    values["ranks"] = rendezvous.get("world_size")
     manifest = flatten(attempt.manifest)
     for key, name in (
         ("hostname", "host"), ("machine.name", "device"), ("machine.cores", "cores"),
         ("shardyard", "shardyard"),
         ("git.commit", "commit"), ("python", "python"),
     ):  # fmt: skip
-        told[name] = manifest.get(key)
-    told |= {name: manifest.get(f"packages.{name}") for name in _PACKAGES}
-    return {name: _text(value) for name, value in told.items() if value is not None}
+        values[name] = manifest.get(key)
+    values |= {name: manifest.get(f"packages.{name}") for name in _PACKAGES}
+    return {name: _text(value) for name, value in values.items() if value is not None}
 
 
 def _text(value: Any) -> str:

@@ -10,11 +10,16 @@ from pathlib import Path
 from shardyard.errors import RequestError
 from shardyard.io.files import write_text
 from shardyard.log import warn
-from shardyard.report.charts import no_pictures
-from shardyard.report.compare.charts import look_of
-from shardyard.report.compare.comparison import ComparedRun, Comparison, compare
+from shardyard.report.charts import charts_unavailable_reason
+from shardyard.report.compare.charts import line_style_of
+from shardyard.report.compare.comparison import ComparedRun, RunComparison, compare
 from shardyard.report.compare.curves import AXES
-from shardyard.report.compare.statistics import BETWEEN_RUNS, CONFIDENCE, SMALLEST_EFFECT, Speed
+from shardyard.report.compare.statistics import (
+    BETWEEN_RUNS,
+    CONFIDENCE,
+    SMALLEST_EFFECT,
+    SpeedComparison,
+)
 from shardyard.report.compare.targets import Target
 from shardyard.report.format import ABSENT, format_nats
 from shardyard.report.html import esc, render_page, render_section, render_table
@@ -28,7 +33,7 @@ Table = tuple[list[str], list[list[str]]]
 """Heads, a # before those of numbers, and rows."""
 
 
-def runs_table(comparison: Comparison) -> Table:
+def runs_table(comparison: RunComparison) -> Table:
     """A row a run."""
     heads = [
         "run", "state", "#steps", "#loss", "#held-out loss", "#a second", "#peak memory",
@@ -53,7 +58,7 @@ def _run_row(run: ComparedRun) -> list[str]:
     ]
 
 
-def speeds_table(comparison: Comparison) -> Table:
+def speeds_table(comparison: RunComparison) -> Table:
     """A row a side but the first."""
     heads = [
         "beside the first",
@@ -65,13 +70,13 @@ def speeds_table(comparison: Comparison) -> Table:
         "why",
     ]
     rows = [
-        [side.name, speed.verdict, *_numbers(speed), _why(speed)]
+        [side.name, speed.verdict, *_numbers(speed), _reason(speed)]
         for side, speed in zip(comparison.sides[1:], comparison.speeds, strict=True)
     ]
     return heads, rows
 
 
-def _numbers(speed: Speed) -> list[str]:
+def _numbers(speed: SpeedComparison) -> list[str]:
     steps = f"{speed.steps[0]:,} and {speed.steps[1]:,}"
     if speed.ratio is None or speed.low is None or speed.high is None:
         return [ABSENT, ABSENT, ABSENT, steps]
@@ -84,23 +89,23 @@ def _numbers(speed: Speed) -> list[str]:
     ]
 
 
-def _why(speed: Speed) -> str:
+def _reason(speed: SpeedComparison) -> str:
     return f"{speed.why}; {speed.how}" if speed.how else speed.why
 
 
-def left_out_words(comparison: Comparison) -> str:
+def excluded_steps_text(comparison: RunComparison) -> str:
     """How many steps say nothing of the speed, of each run that has any."""
     told = [
-        f"of {run.id} {sum(run.left_out.values()):,} ("
-        + ", ".join(f"{number:,} {reason}" for reason, number in run.left_out.items())
+        f"of {run.id} {sum(run.excluded_steps.values()):,} ("
+        + ", ".join(f"{number:,} {reason}" for reason, number in run.excluded_steps.items())
         + ")"
         for run in comparison.runs
-        if run.left_out
+        if run.excluded_steps
     ]
     return f"Steps left out: {'; '.join(told)}." if told else "No step is left out."
 
 
-def targets_table(comparison: Comparison) -> Table:
+def targets_table(comparison: RunComparison) -> Table:
     """A row a target and run; no rows: there is no target."""
     heads = ["target", "run", "#step", "#samples", "#tokens or images", "#time", "#cost", ""]
     rows = []
@@ -125,41 +130,41 @@ def _count(number: float | None) -> str:
     return ABSENT if number is None else f"{number:,.0f}"
 
 
-def settings_table(comparison: Comparison) -> Table:
+def settings_table(comparison: RunComparison) -> Table:
     """A row a setting that differs."""
     return ["setting", *_columns(comparison)], [[e.name, *e.values] for e in comparison.settings]
 
 
-def surroundings_table(comparison: Comparison) -> Table:
+def environment_table(comparison: RunComparison) -> Table:
     """A row a fact that differs."""
-    rows = [[each.name, *each.values] for each in comparison.surroundings]
+    rows = [[each.name, *each.values] for each in comparison.environment]
     return ["around them", *_columns(comparison)], rows
 
 
-def _columns(comparison: Comparison) -> list[str]:
+def _columns(comparison: RunComparison) -> list[str]:
     return [run.id for run in comparison.runs]
 
 
-Pictures = dict[str, dict[str, str]]
+Charts = dict[str, dict[str, str]]
 """SVG by axis and name."""
 
 _VERDICTS = {"faster": "finished", "slower": "failed", "inconclusive": "open"}
 """Class of the badge of each: green, red, grey."""
 
 
-def render_comparison(comparison: Comparison, pictures: Pictures, *, no_pictures: str) -> str:
+def render_comparison(comparison: RunComparison, charts: Charts, *, no_charts_reason: str) -> str:
     """The whole page.
 
     Args:
-        no_pictures: Why there are none.
+        no_charts_reason: Why there are none.
     """
-    why = no_pictures or "No run has finished a step."
+    why = no_charts_reason or "No run has finished a step."
     parts = [
         _header(comparison),
         _section("runs", "Runs", runs_table(comparison)),
         _speed(comparison),
         _targets(comparison),
-        _curves(comparison, pictures, why),
+        _curves(comparison, charts, why),
         _settings(comparison),
     ]
     written = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
@@ -168,10 +173,10 @@ def render_comparison(comparison: Comparison, pictures: Pictures, *, no_pictures
         "its own folder; what else is shown changes none."
     )
     title = f"{comparison.sides[0].name} and {len(comparison.runs) - 1} more, compared"
-    return render_page(title, "\n".join(parts), footer=footer, css=_css(comparison, pictures))
+    return render_page(title, "\n".join(parts), footer=footer, css=_css(comparison, charts))
 
 
-def _header(comparison: Comparison) -> str:
+def _header(comparison: RunComparison) -> str:
     sides = len(comparison.sides)
     count = f"{len(comparison.runs)} runs" + (
         f" in {sides} sides" if sides < len(comparison.runs) else ""
@@ -190,7 +195,7 @@ def _section(name: str, title: str, table: Table, *, before: str = "", after: st
     return render_section(name, title, body)
 
 
-def _speed(comparison: Comparison) -> str:
+def _speed(comparison: RunComparison) -> str:
     heads, rows = speeds_table(comparison)
     cells = [
         [esc(row[0]), _badge(speed), *(esc(cell) for cell in row[2:])]
@@ -204,7 +209,7 @@ def _speed(comparison: Comparison) -> str:
         f"recipe are taken to differ by {BETWEEN_RUNS:.0%} until three of each, in turn, show "
         "by how much. “all steps” is the ratio of plain means, the slowest steps in full."
     )
-    left = f'<p class="note">{esc(left_out_words(comparison))}</p>'
+    left = f'<p class="note">{esc(excluded_steps_text(comparison))}</p>'
     body = (
         f'<div class="card">{render_table([*heads[:-1], ""], cells)}'
         f'<p class="note">{esc(note)}</p>{left}</div>'
@@ -212,11 +217,11 @@ def _speed(comparison: Comparison) -> str:
     return render_section("speed", "Speed", body)
 
 
-def _badge(speed: Speed) -> str:
+def _badge(speed: SpeedComparison) -> str:
     return f'<span class="badge {_VERDICTS[speed.verdict]}">{esc(speed.verdict)}</span>'
 
 
-def _targets(comparison: Comparison) -> str:
+def _targets(comparison: RunComparison) -> str:
     table, title = targets_table(comparison), "Time and cost to a target"
     if not table[1]:
         text = (
@@ -231,27 +236,27 @@ def _targets(comparison: Comparison) -> str:
     return _section("targets", title, table, after=note)
 
 
-def _curves(comparison: Comparison, pictures: Pictures, why_none: str) -> str:
-    if not pictures:
-        return render_section("curves", "Curves", f'<p class="muted">{esc(why_none)}</p>')
-    first = next(iter(pictures))
+def _curves(comparison: RunComparison, charts: Charts, reason: str) -> str:
+    if not charts:
+        return render_section("curves", "Curves", f'<p class="muted">{esc(reason)}</p>')
+    first = next(iter(charts))
     choices = "".join(
         f'<input type="radio" name="axis" id="axis-{axis}"{" checked" * (axis == first)}>'
         f'<label for="axis-{axis}">{axis}</label>'
-        for axis in pictures
+        for axis in charts
     )
     shown = "".join(
         f'<label class="side"><input type="checkbox" id="show-{side.number}" checked>'
-        f"{look_of(side.number).swatch()}{esc(side.name)}</label>"
+        f"{line_style_of(side.number).swatch()}{esc(side.name)}</label>"
         for side in comparison.sides
     )
     panels = "".join(
         f'<div class="panels" id="against-{axis}">'
         + "".join(f'<figure id="{esc(name)}-{axis}">{svg}</figure>' for name, svg in drawn.items())
         + "</div>"
-        for axis, drawn in pictures.items()
+        for axis, drawn in charts.items()
     )
-    missing = [axis for axis in AXES if axis not in pictures]
+    missing = [axis for axis in AXES if axis not in charts]
     note = "" if not missing else f" No run knows its {' or '.join(missing)}."
     text = (
         "Each step once: what was done again counts the last time. A gap is what was not measured. "
@@ -264,14 +269,14 @@ def _curves(comparison: Comparison, pictures: Pictures, why_none: str) -> str:
     return render_section("curves", "Curves", body)
 
 
-def _settings(comparison: Comparison) -> str:
+def _settings(comparison: RunComparison) -> str:
     heads, rows = settings_table(comparison)
     note = "Every default and auto resolved; run.id and run.dir are each run's own."
     after = f'<p class="note">{esc(note)}</p>'
     if not rows:
         after = f'<p>No setting differs.</p><p class="note">{esc(note)}</p>'
     table = render_table(heads, [_codes(row) for row in rows]) if rows else ""
-    around = surroundings_table(comparison)
+    around = environment_table(comparison)
     below = render_table(around[0], [_codes(row) for row in around[1]]) if around[1] else ""
     body = f'<div class="card">{table}{after}{below}</div>'
     return render_section("settings", "What differs", body)
@@ -281,11 +286,11 @@ def _codes(row: Sequence[str]) -> list[str]:
     return [f"<code>{esc(cell)}</code>" for cell in row]
 
 
-def _css(comparison: Comparison, pictures: Pictures) -> str:
+def _css(comparison: RunComparison, charts: Charts) -> str:
     """Which pictures are there for each choice, and which curves in them."""
     rules = [
         f"main:has(#axis-{axis}:not(:checked)) #against-{axis} {{ display: none; }}"
-        for axis in pictures
+        for axis in charts
     ]
     rules += [
         f'main:has(#show-{side.number}:not(:checked)) [id*="-side-{side.number}-run-"] '
@@ -300,7 +305,7 @@ def _css(comparison: Comparison, pictures: Pictures) -> str:
 
 def write_comparison(
     sides: Sequence[Sequence[RunDir]], page: Path, *, target: Target
-) -> Comparison:
+) -> RunComparison:
     """Compare runs and write the page; without pictures where none can be drawn.
 
     Args:
@@ -312,18 +317,18 @@ def write_comparison(
             is evaluated by a metric of the target.
         StorageError: The page cannot be written.
     """
-    _refuse(sides)
+    _check_sides(sides)
     records = [[read_run(run) for run in side] for side in sides]
     comparison = compare(records, target=target)
-    why_none = no_pictures()
-    drawn = {} if why_none else _pictures(comparison)
-    write_text(page, render_comparison(comparison, drawn, no_pictures=why_none))
+    why_none = charts_unavailable_reason()
+    drawn = {} if why_none else _render_charts(comparison)
+    write_text(page, render_comparison(comparison, drawn, no_charts_reason=why_none))
     if why_none:
         warn(why_none)
     return comparison
 
 
-def _refuse(sides: Sequence[Sequence[RunDir]]) -> None:
+def _check_sides(sides: Sequence[Sequence[RunDir]]) -> None:
     if len(sides) < 2:
         raise RequestError(
             "one side alone cannot be compared. Name another run after a space; "
@@ -339,7 +344,7 @@ def _refuse(sides: Sequence[Sequence[RunDir]]) -> None:
         named.add(run.path)
 
 
-def _pictures(comparison: Comparison) -> Pictures:
-    from shardyard.report.compare.charts import pictures  # matplotlib: half a second
+def _render_charts(comparison: RunComparison) -> Charts:
+    from shardyard.report.compare.charts import render_charts  # matplotlib: half a second
 
-    return pictures(comparison)
+    return render_charts(comparison)

@@ -19,7 +19,7 @@ _STEPS = 400
 
 
 @cache
-def student(degrees: int, confidence: float) -> float:
+def t_half_width(degrees: int, confidence: float) -> float:
     """Half the width, in standard errors, of an interval that holds the mean so often.
 
     Args:
@@ -79,14 +79,14 @@ BLOCKS = 8
 """Stretches of a run that show its drift."""
 BATCHES = 4
 """Of neighbouring steps in each of them, which show its noise."""
-_WANDERED = 2.0
+_DRIFT_FACTOR = 2.0
 """Of a random walk: the square that the means of two runs in a row are apart, over what the
 variances of their eighths add up to."""
 _FREE = 3
 """Degrees of freedom of a run's drift: eighths that wander are alike, too."""
-FEWEST_STEPS = BLOCKS * BATCHES * 2
+MIN_STEPS = BLOCKS * BATCHES * 2
 """Of one run; a batch of one step knows nothing of its neighbours."""
-FEWEST_PAIRS = 3
+MIN_PAIRS = 3
 """Pairs of runs that make an interval by themselves."""
 _CUT = 10
 """The quickest and the slowest tenth of each stretch count as what the next one took: spikes."""
@@ -97,14 +97,14 @@ class Pace:
     """The steps of one run that count."""
 
     name: str
-    began_t: float
+    started_t: float
     """Unix seconds; who alternated with whom is told by it."""
     seconds: tuple[float, ...]
     """Of each step, for a token, an image or a sample; in order."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Speed:
+class SpeedComparison:
     """Step time of one side beside the baseline's, for the same work."""
 
     verdict: Verdict
@@ -136,28 +136,28 @@ class _Level:
     """Of it, as a forecast of another run's; without what is between runs."""
 
 
-def compare_speed(baseline: Sequence[Pace], other: Sequence[Pace]) -> Speed:
+def compare_speed(baseline: Sequence[Pace], other: Sequence[Pace]) -> SpeedComparison:
     """The verdict on ``other``, each side one run or several of one kind."""
     steps = (sum(len(p.seconds) for p in baseline), sum(len(p.seconds) for p in other))
-    short = [pace for pace in (*baseline, *other) if len(pace.seconds) < FEWEST_STEPS]
+    short = [pace for pace in (*baseline, *other) if len(pace.seconds) < MIN_STEPS]
     if short:
         few = ", ".join(f"{pace.name} has {len(pace.seconds)}" for pace in short)
-        return Speed(
+        return SpeedComparison(
             verdict="inconclusive", ratio=None, low=None, high=None, ratio_of_means=None,
             steps=steps, how="",
-            why=f"too few steps count: {few}, and {FEWEST_STEPS} are needed of each run",
+            why=f"too few steps count: {few}, and {MIN_STEPS} are needed of each run",
         )  # fmt: skip
     log_ratio, half, how = _interval(baseline, other)
     ratio, low, high = (math.exp(log_ratio + side * half) for side in (0, -1, 1))
-    verdict, why = _judge(ratio, low, high)
+    verdict, why = _classify(ratio, low, high)
     means = [fmean(s for pace in side for s in pace.seconds) for side in (baseline, other)]
-    return Speed(
+    return SpeedComparison(
         verdict=verdict, ratio=ratio, low=low, high=high, ratio_of_means=means[1] / means[0],
         steps=steps, how=how, why=why,
     )  # fmt: skip
 
 
-def _judge(ratio: float, low: float, high: float) -> tuple[Verdict, str]:
+def _classify(ratio: float, low: float, high: float) -> tuple[Verdict, str]:
     if low <= 1 <= high:
         return "inconclusive", "the interval holds 1"
     if max(ratio, 1 / ratio) < 1 + SMALLEST_EFFECT:
@@ -167,10 +167,10 @@ def _judge(ratio: float, low: float, high: float) -> tuple[Verdict, str]:
 
 def _interval(baseline: Sequence[Pace], other: Sequence[Pace]) -> tuple[float, float, str]:
     """Logarithm of the ratio, half its interval, and what that is made of."""
-    pairs = pairs_in_time(baseline, other)
-    if len(pairs) >= FEWEST_PAIRS:
+    pairs = alternating_pairs(baseline, other)
+    if len(pairs) >= MIN_PAIRS:
         logs = [_level(b.seconds).log_s - _level(a.seconds).log_s for a, b in pairs]
-        half = student(len(logs) - 1, CONFIDENCE) * stdev(logs) / math.sqrt(len(logs))
+        half = t_half_width(len(logs) - 1, CONFIDENCE) * stdev(logs) / math.sqrt(len(logs))
         return fmean(logs), half, f"{len(pairs)} pairs of runs that alternate"
     log_ratio, measured, allowed, free = 0.0, 0.0, 0.0, 0
     for side, sign in ((baseline, -1), (other, 1)):
@@ -185,13 +185,13 @@ def _interval(baseline: Sequence[Pace], other: Sequence[Pace]) -> tuple[float, f
         allowed += BETWEEN_RUNS**2 / alike
         free += _FREE * len(levels)
     half = math.hypot(
-        student(free, CONFIDENCE) * math.sqrt(measured),
+        t_half_width(free, CONFIDENCE) * math.sqrt(measured),
         NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * math.sqrt(allowed),
     )
-    return log_ratio, half, _how(baseline, other, are_paired=bool(pairs))
+    return log_ratio, half, _interval_basis(baseline, other, are_paired=bool(pairs))
 
 
-def _how(baseline: Sequence[Pace], other: Sequence[Pace], *, are_paired: bool) -> str:
+def _interval_basis(baseline: Sequence[Pace], other: Sequence[Pace], *, are_paired: bool) -> str:
     allowed = f"noise and drift of each run, and {BETWEEN_RUNS:.0%} between runs"
     if len(baseline) == len(other) == 1:
         return f"{allowed}; three runs of each, in turn, would show that"
@@ -200,12 +200,12 @@ def _how(baseline: Sequence[Pace], other: Sequence[Pace], *, are_paired: bool) -
     return f"{allowed}; the runs do not alternate, so the machine's drift is not told from theirs"
 
 
-def pairs_in_time(baseline: Sequence[Pace], other: Sequence[Pace]) -> list[tuple[Pace, Pace]]:
+def alternating_pairs(baseline: Sequence[Pace], other: Sequence[Pace]) -> list[tuple[Pace, Pace]]:
     """Neighbours in time, one of each side; none where the sides did not take turns."""
     if len(baseline) != len(other):
         return []
-    marked = [(pace.began_t, 0, pace) for pace in baseline]
-    marked += [(pace.began_t, 1, pace) for pace in other]
+    marked = [(pace.started_t, 0, pace) for pace in baseline]
+    marked += [(pace.started_t, 1, pace) for pace in other]
     marked.sort(key=lambda each: each[:2])
     pairs = []
     for first, second in zip(marked[::2], marked[1::2], strict=True):
@@ -217,21 +217,21 @@ def pairs_in_time(baseline: Sequence[Pace], other: Sequence[Pace]) -> list[tuple
 
 
 def _level(seconds: Sequence[float]) -> _Level:
-    """Of at least ``FEWEST_STEPS`` steps; the first few are left out so that stretches are even."""
+    """Of at least ``MIN_STEPS`` steps; the first few are left out so that stretches are even."""
     size = len(seconds) // (BLOCKS * BATCHES)
     logs = [math.log(each) for each in seconds[-size * BLOCKS * BATCHES :]]
     length = size * BATCHES
-    blocks = [_without_spikes(logs[i : i + length]) for i in range(0, len(logs), length)]
+    blocks = [_winsorized(logs[i : i + length]) for i in range(0, len(logs), length)]
     means = [fmean(block) for block in blocks]
     noise = fmean(
         variance([fmean(block[i : i + size]) for i in range(0, length, size)]) / BATCHES
         for block in blocks
     )
     drift = max(0.0, variance(means) - noise)
-    return _Level(log_s=fmean(means), square_error=noise / BLOCKS + _WANDERED * drift)
+    return _Level(log_s=fmean(means), square_error=noise / BLOCKS + _DRIFT_FACTOR * drift)
 
 
-def _without_spikes(logs: Sequence[float]) -> list[float]:
+def _winsorized(logs: Sequence[float]) -> list[float]:
     """The outermost tenths moved to where they begin; nothing is left out, the order stays."""
     tenths = quantiles(logs, n=_CUT, method="inclusive")
     low, high = tenths[0], tenths[-1]
@@ -256,25 +256,25 @@ def pace_of(record: RunRecord, times: Sequence[AttemptTime]) -> tuple[Pace, dict
     numbers = Counter(_kind(line) for line in steps)
     usual = max(numbers, key=lambda kind: numbers[kind], default=None)
     early, evaluating, saving = _early(record), _evaluating(record), _saving(record, steps)
-    left_out: Counter[str] = Counter()
+    excluded: Counter[str] = Counter()
     seconds: list[float] = []
     for line in steps:
         rate, step = line.get("tokens_per_s"), line["step"]
         if (*start_of(line), step) in early:
-            left_out[START] += 1
+            excluded[START] += 1
         elif _kind(line) != usual:
-            left_out[OTHER] += 1
+            excluded[OTHER] += 1
         elif step in evaluating:
-            left_out[EVALUATION] += 1
+            excluded[EVALUATION] += 1
         elif step in saving:
-            left_out[SAVE] += 1
+            excluded[SAVE] += 1
         elif not rate:
-            left_out[UNTIMED] += 1
+            excluded[UNTIMED] += 1
         else:
             seconds.append(1 / rate)
     began_t = times[0].began_t if times else 0.0
-    pace = Pace(name=record.run.run_id, began_t=began_t, seconds=tuple(seconds))
-    return pace, dict(left_out)
+    pace = Pace(name=record.run.run_id, started_t=began_t, seconds=tuple(seconds))
+    return pace, dict(excluded)
 
 
 def _kind(line: Line) -> tuple[int | None, int | None]:
@@ -286,18 +286,22 @@ def _early(record: RunRecord) -> set[tuple[int, int, int]]:
     """Attempt, generation and number of the first steps of each start and phase."""
     early: set[tuple[int, int, int]] = set()
     for attempt in record.attempts:
-        begun: Counter[tuple[int, int, int | None]] = Counter()
+        counts: Counter[tuple[int, int, int | None]] = Counter()
         for line in attempt.lines:
             place = (*start_of(line), line.get("phase"))
-            begun[place] += 1
-            if begun[place] <= WARM_UP_STEPS:
+            counts[place] += 1
+            if counts[place] <= WARM_UP_STEPS:
                 early.add((*start_of(line), line["step"]))
     return early
 
 
 def _evaluating(record: RunRecord) -> set[int]:
     """Steps before and after an evaluation: it empties what the next ones had prepared."""
-    at = [event["step"] for event in record.counting("evaluated") if event.get("step") is not None]
+    at = [
+        event["step"]
+        for event in record.counted_events("evaluated")
+        if event.get("step") is not None
+    ]
     return {step for each in at for step in (each, each + 1)}
 
 
@@ -310,7 +314,7 @@ def _saving(record: RunRecord, steps: Sequence[Line]) -> set[int]:
     blocked = [line["step"] for line in steps if line.get("checkpoint_blocked_s")]
     saving = {step for each in blocked for step in (each, each + 1)}
     place = {line["step"]: index for index, line in enumerate(steps)}
-    for event in record.counting("checkpoint_started"):
+    for event in record.counted_events("checkpoint_started"):
         index = place.get(event.get("step") or -1)
         if index is None:
             continue

@@ -49,45 +49,45 @@ def parse_target(text: str) -> tuple[str, float]:
     return name, number
 
 
-def targets_of(records: Sequence[RunRecord], asked: Target) -> list[dict[str, float]]:
+def targets_of(records: Sequence[RunRecord], requested: Target) -> list[dict[str, float]]:
     """What was asked for; else each target that a run has itself, once.
 
     Raises:
         RequestError: No run is evaluated by a metric that was asked for.
     """
-    if asked:
-        _refuse_unknown(records, asked)
-        return [dict(asked)]
-    found: list[dict[str, float]] = []
+    if requested:
+        _check_metrics(records, requested)
+        return [dict(requested)]
+    targets: list[dict[str, float]] = []
     for record in records:
         own = None if record.resolved is None else record.resolved.recipe.run.target
-        if own and dict(own) not in found:
-            found.append(dict(own))
-    return found
+        if own and dict(own) not in targets:
+            targets.append(dict(own))
+    return targets
 
 
 def reached(record: RunRecord, curves: RunCurves, target: Target) -> Reached:
     """The first evaluation that stands and is all that the target asks for."""
 
-    def told(why_not: str, at: Mapping[str, float | None]) -> Reached:
-        return Reached(target=dict(target), run=record.run.run_id, at=dict(at), why_not=why_not)
+    def result(reason: str, at: Mapping[str, float | None]) -> Reached:
+        return Reached(target=dict(target), run=record.run.run_id, at=dict(at), why_not=reason)
 
     metrics = _metrics(record)
     if not curves.evaluations:
-        return told("never evaluated", {})
+        return result("never evaluated", {})
     scored = {name for _, scores in curves.evaluations for name in scores}
     unknown = [name for name in target if name not in metrics or name not in scored]
     if unknown:
-        return told(f"not evaluated by {', '.join(unknown)}", {})
+        return result(f"not evaluated by {', '.join(unknown)}", {})
     for place, scores in curves.evaluations:
         values = {name: scores.get(name) for name in target}
         if all(
             value is not None and metrics[name].is_reached(value, target[name])
             for name, value in values.items()
         ):
-            return told("", {axis: place[axis] for axis in AXES})
+            return result("", {axis: place[axis] for axis in AXES})
     best = ", ".join(_best(curves, name, metrics[name]) for name in target)
-    return told(f"not reached: {best}", {})
+    return result(f"not reached: {best}", {})
 
 
 def _best(curves: RunCurves, name: str, metric: Metric) -> str:
@@ -113,11 +113,11 @@ def _metrics(record: RunRecord) -> Mapping[str, Metric]:
         return usual
 
 
-def _refuse_unknown(records: Sequence[RunRecord], asked: Target) -> None:
+def _check_metrics(records: Sequence[RunRecord], requested: Target) -> None:
     known = dict.fromkeys(name for record in records for name in _metrics(record))
-    for name in asked:
+    for name in requested:
         if name not in known:
             raise RequestError(
-                f"--target {name}={asked[name]:g}: no run of these is evaluated by {name!r}. They "
+                f"--target {name}={requested[name]:g}: no run of these is evaluated by {name!r}. They "
                 f"are by {', '.join(known)}."
             )

@@ -12,9 +12,9 @@ from matplotlib.text import Annotation
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 from matplotlib.transforms import Bbox
 
-from shardyard.planner.instance_search import Offer, Offers
+from shardyard.planner.instance_search import ClusterQuote, ClusterQuotes
 from shardyard.planner.layouts import Candidate, Search
-from shardyard.planner.memory import Memory
+from shardyard.planner.memory import MemoryEstimate
 from shardyard.planner.plan import Plan, layout_name
 from shardyard.planner.step_time import NAMES
 from shardyard.report.charts import (
@@ -106,7 +106,7 @@ def is_planned(candidate: Candidate, plan: Plan) -> bool:
 
 
 def memory_bars(
-    plan: Plan, search: Search | None, bars: Sequence[tuple[str, Memory]]
+    plan: Plan, search: Search | None, bars: Sequence[tuple[str, MemoryEstimate]]
 ) -> tuple[Bar, ...]:
     """The plan's memory and that of the search's best, without the plan's own among them."""
     drawn = [bars_of(_planned_name(plan, search), plan)[0]]
@@ -176,9 +176,9 @@ def _planned_name(plan: Plan, search: Search | None) -> str:
     )
 
 
-def _candidate_name(candidate: Candidate, place: int, *, name: str) -> str:
+def _candidate_name(candidate: Candidate, position: int, *, name: str) -> str:
     how = f"micro-batch {candidate.micro_batch}, recompute {candidate.recompute}"
-    return f"{place}. {name}, {how}"
+    return f"{position}. {name}, {how}"
 
 
 def _memory_numbers(allocated: float, reserved: float, device: float) -> str:
@@ -273,7 +273,7 @@ def draw_time(bars: Sequence[Bar], *, name: str = "plan-time") -> str:
 # --- on the page ---------------------------------------------------------------------------------
 
 
-def figures(plan: Plan, search: Search | None, needed: Sequence[tuple[str, Memory]]) -> str:
+def figures(plan: Plan, search: Search | None, needed: Sequence[tuple[str, MemoryEstimate]]) -> str:
     """Memory beside step time, each with its legend below, as HTML; no speed: memory alone."""
     stacked, steps = memory_bars(plan, search, needed), time_bars(plan, search)
     return side_by_side(stacked, steps, plan.memory_limit_bytes)
@@ -405,10 +405,10 @@ def _tick(axes: Axes, x: float, top: float, bottom: float, *, color: str, linewi
 def _with_tooltips(svg: str, name: str, bars: Sequence[Bar], unit: Callable[[float], str]) -> str:
     """Each part says its name and size under the pointer, without any script."""
 
-    def titled(found: re.Match[str]) -> str:
-        number, place = int(found[1]), int(found[2])
+    def titled(match: re.Match[str]) -> str:
+        number, place = int(match[1]), int(match[2])
         part, size = bars[number].parts[place]
-        return f"{found[0]}<title>{esc(part)}: {esc(unit(size))}</title>"
+        return f"{match[0]}<title>{esc(part)}: {esc(unit(size))}</title>"
 
     return re.sub(rf'<g id="{name}-part-(\d+)-(\d+)">', titled, svg)
 
@@ -429,13 +429,13 @@ Point = tuple[float, float, str]
 """Seconds, dollars, name."""
 
 
-def draw_offers(offers: Offers) -> str:
+def draw_quotes(quotes: ClusterQuotes) -> str:
     """The Pareto front as SVG: each point an offer, the picked one in another colour."""
-    return draw("plan-offers", lambda axes: _paint(axes, offers), size_inches=_SIZE_INCHES)
+    return draw("plan-offers", lambda axes: _paint(axes, quotes), size_inches=_SIZE_INCHES)
 
 
-def _paint(axes: Axes, offers: Offers) -> None:
-    front, picked = offers.offers, offers.picked
+def _paint(axes: Axes, quotes: ClusterQuotes) -> None:
+    front, picked = quotes.quotes, quotes.selected
     times, prices = [o.wall_s for o in front], [o.usd for o in front]
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -449,13 +449,13 @@ def _paint(axes: Axes, offers: Offers) -> None:
     axes.set_title("Price of the run against its time")
     axes.set_xlabel("time, with start, saves and failures")
     axes.set_ylabel("price on demand")
-    points = sorted({(o.wall_s, o.usd, o.name) for o in (*front, *_one(picked))})
+    points = sorted({(o.wall_s, o.usd, o.name) for o in (*front, *_optional(picked))})
     _label(axes, points, corners=list(zip(times, prices, strict=True)))
 
 
-def _one(offer: Offer | None) -> Iterator[Offer]:
-    if offer is not None:
-        yield offer
+def _optional(quote: ClusterQuote | None) -> Iterator[ClusterQuote]:
+    if quote is not None:
+        yield quote
 
 
 def _limit(axes: Axes, times: Sequence[float], prices: Sequence[float]) -> None:
@@ -464,9 +464,9 @@ def _limit(axes: Axes, times: Sequence[float], prices: Sequence[float]) -> None:
     bottom, top = _around(prices)
     axes.set_xlim(left, right)
     axes.set_ylim(bottom, top)
-    axes.xaxis.set_major_locator(FixedLocator(_thinned(_time_ticks(left, right))))
+    axes.xaxis.set_major_locator(FixedLocator(_fewer_ticks(_time_ticks(left, right))))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda s, _: format_seconds(s)))
-    axes.yaxis.set_major_locator(FixedLocator(_thinned(_round_ticks(bottom, top))))
+    axes.yaxis.set_major_locator(FixedLocator(_fewer_ticks(_round_ticks(bottom, top))))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda usd, _: f"${format_count(usd)}"))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_minor_locator(NullLocator())
@@ -498,7 +498,7 @@ def _round_ticks(low: float, high: float) -> list[float]:
     return ticks
 
 
-def _thinned(ticks: Sequence[float]) -> Sequence[float]:
+def _fewer_ticks(ticks: Sequence[float]) -> Sequence[float]:
     return ticks[:: -(-len(ticks) // _MOST_TICKS) or 1]
 
 
@@ -513,12 +513,12 @@ def _label(axes: Axes, points: Sequence[Point], corners: Sequence[tuple[float, f
     taken = _drawn(axes, points, corners)
     names: list[Bbox] = []
     for time_s, usd, name in points:
-        for offset in _places():
+        for offset in _label_offsets():
             text = _annotate(axes, name, (time_s, usd), offset)
             box = text.get_window_extent().padded(_AIR_PIXELS)
             lead = _lead(axes, (time_s, usd), offset, scale=figure.dpi / 72)
             is_free = not any(box.overlaps(other) for other in taken)
-            if is_free and _holds(room, box) and not _meet(lead, names):
+            if is_free and _holds(room, box) and not _overlaps_any(lead, names):
                 taken += [box, *lead]
                 names.append(box)
                 if lead:
@@ -551,7 +551,7 @@ def _holds(outer: Bbox, inner: Bbox) -> bool:
     )
 
 
-def _places() -> Iterator[tuple[float, float]]:
+def _label_offsets() -> Iterator[tuple[float, float]]:
     """Offsets in points, nearest first: the front falls to the right, so above it there is room."""
     for far in (_NEAR_PT, 12.0, 20.0, 30.0, _FAR_PT):
         for dx, dy in ((1, 0.6), (1, 0), (0.6, 1), (-1, -0.6), (-1, 0), (1, -0.6), (-0.6, -1)):
@@ -580,7 +580,7 @@ def _lead(
     ]
 
 
-def _meet(lead: Sequence[Bbox], names: Sequence[Bbox]) -> bool:
+def _overlaps_any(lead: Sequence[Bbox], names: Sequence[Bbox]) -> bool:
     return any(box.overlaps(name) for box in lead for name in names)
 
 

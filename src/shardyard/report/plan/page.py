@@ -6,11 +6,11 @@ may hold any text, so that everything shown passes through ``esc``.
 
 from collections.abc import Callable, Sequence
 
-from shardyard.planner.failures import FailureOutlook
+from shardyard.planner.failures import FailureForecast
 from shardyard.planner.format import fitting_words, mark_of, spare_words, unmeasured_words
-from shardyard.planner.instance_search import Offer, Offers
-from shardyard.planner.layouts import Candidate, Search, strength
-from shardyard.planner.memory import RULE_BYTES_PER_PARAMETER, Memory
+from shardyard.planner.instance_search import ClusterQuote, ClusterQuotes
+from shardyard.planner.layouts import Candidate, Search, speed_reason
+from shardyard.planner.memory import RULE_BYTES_PER_PARAMETER, MemoryEstimate
 from shardyard.planner.plan import Plan, layout_name
 from shardyard.planner.plan_diff import IN_USE, Advice, Change
 from shardyard.report.format import ABSENT, format_percent
@@ -127,9 +127,9 @@ _MOST_OF_LIMIT = 1.5
 """Where bars of memory are cut off: what is far from fitting would leave no room for what fits."""
 
 
-def advice_sections(advice: Advice, *, has_picture: bool) -> list[str]:
+def advice_sections(advice: Advice, *, has_chart: bool) -> list[str]:
     """Techniques, then levers, as HTML."""
-    picture = _picture(advice) if has_picture else ""
+    picture = _chart(advice) if has_chart else ""
     note = (
         '<p class="note">Each row is this recipe with the settings of its row, planned again; the '
         "micro-batch and the batch stay.</p>"
@@ -154,7 +154,7 @@ def technique_bars(advice: Advice) -> tuple[list[Bar], list[Bar]]:
     return [memory for memory, _ in pairs], steps
 
 
-def _picture(advice: Advice) -> str:
+def _chart(advice: Advice) -> str:
     from shardyard.report.plan.charts import (
         side_by_side,  # only here: matplotlib is an extra
     )
@@ -174,7 +174,9 @@ def _card(advice: Advice, changes: Sequence[Change], note: str) -> str:
         if change.plan
     ]
     table = render_table(heads, rows) + _unmeasured(advice, changes)
-    refused = [(esc(each.name), esc(each.refused)) for each in changes if each.plan is None]
+    refused = [
+        (esc(each.name), esc(each.rejection_reason)) for each in changes if each.plan is None
+    ]
     if refused:
         table += f'<p class="note">Not here:</p>{render_table(["", ""], refused)}'
     return f'<div class="card" style="margin-top:12px">{note}{table}</div>'
@@ -221,11 +223,11 @@ def plan_page(
     plan: Plan,
     *,
     search: Search | None,
-    offers: Offers | None,
+    quotes: ClusterQuotes | None,
     title: str,
-    bars: Sequence[tuple[str, Memory]] = (),
+    bars: Sequence[tuple[str, MemoryEstimate]] = (),
     advice: Advice | None = None,
-    no_pictures: str = "",
+    no_charts_reason: str = "",
 ) -> str:
     """The whole page as text: no network, no script, nothing beside it.
 
@@ -234,18 +236,18 @@ def plan_page(
         bars: Name and memory of each of ``search.best``, in its order.
         advice: What each technique and lever would do; None: nobody asked.
         title: The page's first line.
-        no_pictures: Why there are none; empty: they are drawn.
+        no_charts_reason: Why there are none; empty: they are drawn.
     """
     parts = [
         _header(plan, title),
-        _pictures(plan, search, bars, no_pictures),
+        _charts(plan, search, bars, no_charts_reason),
         _memory(plan),
         _time(plan),
         _layouts(plan, search),
-        *([] if advice is None else advice_sections(advice, has_picture=not no_pictures)),
+        *([] if advice is None else advice_sections(advice, has_chart=not no_charts_reason)),
         _failures(plan),
         _price(plan),
-        _offers(offers, has_picture=not no_pictures),
+        _quotes(quotes, has_chart=not no_charts_reason),
         _rest(plan),
     ]
     body = "\n".join(part for part in parts if part)
@@ -276,11 +278,11 @@ def _header(plan: Plan, title: str) -> str:
 </header>"""
 
 
-def _pictures(
-    plan: Plan, search: Search | None, bars: Sequence[tuple[str, Memory]], why_none: str
+def _charts(
+    plan: Plan, search: Search | None, bars: Sequence[tuple[str, MemoryEstimate]], reason: str
 ) -> str:
-    if why_none:
-        body = f'<p class="muted">{esc(why_none)}</p>'
+    if reason:
+        body = f'<p class="muted">{esc(reason)}</p>'
     else:
         from shardyard.report.plan.charts import figures  # only here: matplotlib is an extra
 
@@ -376,26 +378,26 @@ def _layouts(plan: Plan, search: Search | None) -> str:
     return render_section("layouts", "Best layouts", f'<div class="card">{body}</div>{more}')
 
 
-def _layout(plan: Plan, place: int, candidate: Candidate) -> Cells:
+def _layout(plan: Plan, position: int, candidate: Candidate) -> Cells:
     this = " (this plan)" if is_planned(candidate, plan) else ""
     mfu = ABSENT
     if plan.peak.flops_per_s is not None:
         peak = plan.peak.flops_per_s * candidate.layout.world_size
         mfu = format_percent(candidate.tokens_per_s * plan.flops_per_token["full"] / peak)
     return _row(
-        f"{place}.",
-        f"{_how(candidate)}{this}",
+        f"{position}.",
+        f"{_layout_details(candidate)}{this}",
         f"{format_count(candidate.tokens_per_s)}{mark_of(plan)}",
         f"{format_seconds(candidate.step_s)}{mark_of(plan)}",
         mfu,
         f"{format_bytes(candidate.device_bytes)}, "
         f"{candidate.device_bytes / candidate.limit_bytes:.0%}",
         candidate.fit.verdict,
-        strength(candidate),
+        speed_reason(candidate),
     )
 
 
-def _how(candidate: Candidate) -> str:
+def _layout_details(candidate: Candidate) -> str:
     name = layout_name(candidate.layout)
     more = "".join(f", {setting}" for setting in candidate.more)
     return f"{name}, micro-batch {candidate.micro_batch}, recompute {candidate.recompute}{more}"
@@ -404,7 +406,7 @@ def _how(candidate: Candidate) -> str:
 def _nearest(candidate: Candidate | None) -> str:
     if candidate is None:
         return ""
-    text = f"What needs least memory is {_how(candidate)}: {candidate.fit.reason}."
+    text = f"What needs least memory is {_layout_details(candidate)}: {candidate.fit.reason}."
     return f"<p>{esc(text)}</p>"
 
 
@@ -448,17 +450,17 @@ def _failures(plan: Plan) -> str:
     return render_section("failures", "Failures", body)
 
 
-def _wall_time(outlook: FailureOutlook) -> str:
+def _wall_time(forecast: FailureForecast) -> str:
     """Wall time split as the run's own report splits it, in the same colours."""
     shares = {
-        "init": outlook.init_s,
-        "productive": outlook.productive_s,
-        "checkpoint-blocked": outlook.checkpoint_blocked_s,
-        "lost-work": outlook.lost_work_s,
-        "restart": outlook.restart_s,
+        "init": forecast.init_s,
+        "productive": forecast.productive_s,
+        "checkpoint-blocked": forecast.checkpoint_blocked_s,
+        "lost-work": forecast.lost_work_s,
+        "restart": forecast.restart_s,
     }
     spans = "".join(
-        f'<span class="{name}" style="width:{100 * seconds / outlook.wall_s:.3f}%" '
+        f'<span class="{name}" style="width:{100 * seconds / forecast.wall_s:.3f}%" '
         f'title="{name}: {esc(format_seconds(seconds))}"></span>'
         for name, seconds in shares.items()
         if seconds > 0
@@ -468,7 +470,7 @@ def _wall_time(outlook: FailureOutlook) -> str:
         f"{esc(format_seconds(seconds))}</span>"
         for name, seconds in shares.items()
     )
-    wall = esc(format_seconds(outlook.wall_s))
+    wall = esc(format_seconds(forecast.wall_s))
     return (
         f'<div class="muted">wall time: {wall}</div><div class="bar">{spans}</div>'
         f'<div class="keys">{keys}</div>'
@@ -504,54 +506,54 @@ def _usd(usd: float | None) -> str:
     return ABSENT if usd is None else format_usd(usd)
 
 
-def _offers(offers: Offers | None, *, has_picture: bool) -> str:
-    if offers is None:
+def _quotes(quotes: ClusterQuotes | None, *, has_chart: bool) -> str:
+    if quotes is None:
         return ""
-    rows = [_offer(offer, offers.picked) for offer in offers.offers]
+    rows = [_quote_row(offer, quotes.selected) for offer in quotes.quotes]
     heads = ["cluster", "#time", "#price", "#an hour", "#failures", "devices", "layout"]
     note = (
-        f"{offers.considered} clusters can train it. No other is both cheaper and faster than one "
-        f"of these {len(offers.offers)}."
+        f"{quotes.considered} clusters can train it. No other is both cheaper and faster than one "
+        f"of these {len(quotes.quotes)}."
     )
     picked = "None meets the deadline or the budget that was given."
-    if offers.picked is not None:
-        usd, wall = format_usd(offers.picked.usd), format_seconds(offers.picked.wall_s)
-        mark = offers.picked.mark
-        picked = f"Picked: {offers.picked.name}, {wall}{mark}, {usd}{mark}."
-    rates = dict.fromkeys(offer.unmeasured for offer in offers.offers if offer.unmeasured)
+    if quotes.selected is not None:
+        usd, wall = format_usd(quotes.selected.usd), format_seconds(quotes.selected.wall_s)
+        mark = quotes.selected.mark
+        picked = f"Picked: {quotes.selected.name}, {wall}{mark}, {usd}{mark}."
+    rates = dict.fromkeys(offer.unmeasured for offer in quotes.quotes if offer.unmeasured)
     unmeasured = "".join(f'<p class="note">{esc(unmeasured_words(why))}</p>' for why in rates)
-    passed = render_table(["instance", ""], [_row(*pair) for pair in offers.passed_over])
+    passed = render_table(["instance", ""], [_row(*pair) for pair in quotes.passed_over])
     more = (
-        f"<details><summary>Instance types in no offer: {len(offers.passed_over)}</summary>"
+        f"<details><summary>Instance types in no offer: {len(quotes.passed_over)}</summary>"
         f"<div>{passed}</div></details>"
-        if offers.passed_over
+        if quotes.passed_over
         else ""
     )
     body = (
         f'<p class="note">{esc(note)} <b>{esc(picked)}</b></p>'
-        f"{_offers_picture(offers) if has_picture else ''}"
+        f"{_quotes_chart(quotes) if has_chart else ''}"
         f'<div class="card" style="margin:12px 0">{render_table(heads, rows)}{unmeasured}</div>'
         f"{more}"
     )
     return render_section("offers", "What can be rented", body)
 
 
-def _offers_picture(offers: Offers) -> str:
-    from shardyard.report.plan.charts import draw_offers
+def _quotes_chart(quotes: ClusterQuotes) -> str:
+    from shardyard.report.plan.charts import draw_quotes
 
-    return f'<figure id="offers-picture" class="wide">{draw_offers(offers)}</figure>'
+    return f'<figure id="offers-picture" class="wide">{draw_quotes(quotes)}</figure>'
 
 
-def _offer(offer: Offer, picked: Offer | None) -> Cells:
-    mark = swatch("orange" if offer == picked else "blue")
+def _quote_row(quote: ClusterQuote, selected: ClusterQuote | None) -> Cells:
+    mark = swatch("orange" if quote == selected else "blue")
     name, *rest = _row(
-        offer.name,
-        f"{format_seconds(offer.wall_s)}{offer.mark}",
-        f"{format_usd(offer.usd)}{offer.mark}",
-        format_usd(offer.usd_per_hour),
-        f"{offer.failures.expected_failures:.2g}",
-        f"{offer.devices} x {offer.device}",
-        _how(offer.candidate),
+        quote.name,
+        f"{format_seconds(quote.wall_s)}{quote.mark}",
+        f"{format_usd(quote.usd)}{quote.mark}",
+        format_usd(quote.usd_per_hour),
+        f"{quote.failures.expected_failures:.2g}",
+        f"{quote.devices} x {quote.device}",
+        _layout_details(quote.candidate),
     )
     return (mark + name, *rest)
 

@@ -18,9 +18,9 @@ from typing import Any
 from shardyard.errors import StorageError
 from shardyard.io.files import open_plain, parse_json, read_json, write_text
 from shardyard.rundir.counted_lines import counted_backwards
-from shardyard.rundir.jsonl import newest_evaluation, read_begins, read_lines
+from shardyard.rundir.jsonl import latest_evaluation, read_begins, read_lines
 from shardyard.rundir.layout import RunDir, is_run
-from shardyard.rundir.lease import is_held
+from shardyard.rundir.lease import is_locked
 from shardyard.rundir.metric_keys import METRIC_KEYS
 from shardyard.rundir.state import read_state_in_list
 
@@ -38,7 +38,7 @@ _UNREADABLE = "unreadable"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class RunRow:
     """One run of the list."""
 
     id: str
@@ -60,20 +60,22 @@ class Index:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._lock = threading.Lock()
-        self._known: dict[str, tuple[Stamp, Row]] = self._read_cache()
-        self._rows: list[Row] = []
-        self._looked_s = self._took_s = 0.0
+        self._cached: dict[str, tuple[Stamp, RunRow]] = self._read_cache()
+        self._rows: list[RunRow] = []
+        self._scanned_s = self._scan_duration_s = 0.0
         self._written_s = time.monotonic()
         self._is_changed = False
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[RunRow]:
         """The runs, the most recently changed first; looked at anew now and then."""
         with self._lock:
             now_s = time.monotonic()
-            if not self._rows or now_s - self._looked_s > max(_LEAST_S, _SHARE * self._took_s):
-                self._rows = self._look()
-                self._looked_s = time.monotonic()
-                self._took_s = self._looked_s - now_s
+            if not self._rows or now_s - self._scanned_s > max(
+                _LEAST_S, _SHARE * self._scan_duration_s
+            ):
+                self._rows = self._scan()
+                self._scanned_s = time.monotonic()
+                self._scan_duration_s = self._scanned_s - now_s
                 self._write_now_and_then()
             return self._rows
 
@@ -89,8 +91,8 @@ class Index:
             finally:
                 self._lock.release()
 
-    def _look(self) -> list[Row]:
-        found: dict[str, tuple[Stamp, Row]] = {}
+    def _scan(self) -> list[RunRow]:
+        rows_by_name: dict[str, tuple[Stamp, RunRow]] = {}
         try:
             entries = list(os.scandir(self.folder))
         except OSError:
@@ -99,7 +101,7 @@ class Index:
             if entry.name.startswith(".") or not _is_folder(entry):
                 continue
             stamp = _stamp(entry.path)
-            known = self._known.get(entry.name)
+            known = self._cached.get(entry.name)
             if known is None or known[0] != stamp or known[1].state == _UNREADABLE:
                 if not is_run(Path(entry.path)):
                     continue
@@ -107,19 +109,19 @@ class Index:
                 self._is_changed = True
             elif known[1].state in _MOVING:
                 known = (stamp, _as_it_goes_on(RunDir(Path(entry.path)), known[1]))
-            found[entry.name] = known
-        self._is_changed |= found.keys() != self._known.keys()
-        self._known = found
-        rows = [row for _, row in found.values()]
+            rows_by_name[entry.name] = known
+        self._is_changed |= rows_by_name.keys() != self._cached.keys()
+        self._cached = rows_by_name
+        rows = [row for _, row in rows_by_name.values()]
         return sorted(rows, key=lambda row: (row.updated_t or 0.0, row.id), reverse=True)
 
-    def _read_cache(self) -> dict[str, tuple[Stamp, Row]]:
+    def _read_cache(self) -> dict[str, tuple[Stamp, RunRow]]:
         try:
             content = read_json(self.folder / FILE)
             if content["version"] != _VERSION:
                 return {}
             return {
-                entry["row"]["id"]: (_as_stamp(entry["stamp"]), Row(**entry["row"]))
+                entry["row"]["id"]: (_as_stamp(entry["stamp"]), RunRow(**entry["row"]))
                 for entry in content["runs"]
             }
         except (OSError, ValueError, KeyError, TypeError):
@@ -132,7 +134,7 @@ class Index:
     def _write(self) -> None:
         if not self._is_changed:
             return
-        entries = [{"stamp": stamp, "row": vars(row)} for stamp, row in self._known.values()]
+        entries = [{"stamp": stamp, "row": vars(row)} for stamp, row in self._cached.values()]
         with suppress(StorageError):  # a folder of somebody else: it is read anew each time
             text = json.dumps({"version": _VERSION, "runs": entries})
             write_text(self.folder / FILE, text)
@@ -162,13 +164,13 @@ def _as_stamp(numbers: Any) -> Stamp:
     return a, b, c, d
 
 
-def _read(run: RunDir) -> Row:
+def _read(run: RunDir) -> RunRow:
     state = read_state_in_list(run)
     newest = None
     if state.problem is None:
-        newest = newest_evaluation(run.metrics, most_bytes=_NEWEST_BYTES)
+        newest = latest_evaluation(run.metrics, most_bytes=_NEWEST_BYTES)
     evaluation = {} if newest is None else newest["eval"]
-    return Row(
+    return RunRow(
         id=run.run_id,
         state=state.state,
         step=state.step,
@@ -179,11 +181,11 @@ def _read(run: RunDir) -> Row:
     )
 
 
-def _as_it_goes_on(run: RunDir, row: Row) -> Row:
+def _as_it_goes_on(run: RunDir, row: RunRow) -> RunRow:
     """The same row if a process holds the run as before, else read anew."""
     is_going = row.state in ("running", "draining")
     with suppress(StorageError):
-        if is_held(run.lease) == is_going:
+        if is_locked(run.lease) == is_going:
             return row
     return replace(row, state=read_state_in_list(run).state)
 
@@ -208,10 +210,10 @@ _LINE_BYTES = 620
 class Curves:
     """Of all runs that were asked for, kept while their files do not change."""
 
-    def __init__(self, most_kept: int = 300) -> None:
-        self._most_kept = most_kept
+    def __init__(self, max_cached: int = 300) -> None:
+        self._max_cached = max_cached
         self._lock = threading.Lock()
-        self._kept: dict[tuple[Path, int], tuple[tuple[int, int, int], list[dict[str, Any]]]] = {}
+        self._cache: dict[tuple[Path, int], tuple[tuple[int, int, int], list[dict[str, Any]]]] = {}
 
     def read(self, runs: Sequence[RunDir], *, y: str, x: str) -> dict[str, dict[str, list[Any]]]:
         """Run id -> its points: ``{"x": [...], "y": [...]}``.
@@ -237,19 +239,19 @@ class Curves:
             return []
         stamp = (stat.st_size, stat.st_mtime_ns, _size_of(run.events))
         with self._lock:
-            kept = self._kept.get((path, most))
+            kept = self._cache.get((path, most))
             if kept is not None and kept[0] == stamp:
                 return kept[1]
         try:
-            thinned = _thinned(path, stat.st_size, most)
+            thinned = _downsample(path, stat.st_size, most)
             lines = list(counted_backwards(reversed(thinned), read_begins(path)))[::-1]
         except (OSError, StorageError):  # of a run that the list calls unreadable
             return []
         with self._lock:
-            self._kept.pop((path, most), None)
-            self._kept[path, most] = (stamp, lines)
-            while len(self._kept) > self._most_kept:
-                del self._kept[next(iter(self._kept))]
+            self._cache.pop((path, most), None)
+            self._cache[path, most] = (stamp, lines)
+            while len(self._cache) > self._max_cached:
+                del self._cache[next(iter(self._cache))]
         return lines
 
 
@@ -261,32 +263,32 @@ def _size_of(path: Path) -> int:
         return 0
 
 
-def _thinned(path: Path, size: int, most: int) -> list[dict[str, Any]]:
+def _downsample(path: Path, size: int, most: int) -> list[dict[str, Any]]:
     """All lines of a short file; of a long one so many, and all of its evaluations near them."""
     if size <= most * _LINE_BYTES:
         return list(read_lines(path))
-    found: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = []
     file = open_plain(path)
     try:
         for number in range(most):
-            found += _step_after(file, size * number // most)
+            lines += _step_after(file, size * number // most)
         end = max(0, size - 4 * _LINE_BYTES)
-        found += _whole_lines(file, end, size - end)
+        lines += _whole_lines(file, end, size - end)
     finally:
         os.close(file)
-    return found
+    return lines
 
 
 def _step_after(file: int, offset: int) -> list[dict[str, Any]]:
     """The first step that begins behind a place, and the evaluations before it."""
-    found: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = []
     for size in (4 * _LINE_BYTES, 64 * _LINE_BYTES):  # the second, where lines are long
         for content in _whole_lines(file, offset, size):
-            found.append(content)
+            lines.append(content)
             if "eval" not in content:
-                return found
-        found.clear()
-    return found
+                return lines
+        lines.clear()
+    return lines
 
 
 def _whole_lines(file: int, offset: int, size: int) -> Iterator[dict[str, Any]]:

@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from shardyard.control.follow import describe_event
 from shardyard.errors import RequestError, StorageError
-from shardyard.io.sanitize import printable
+from shardyard.io.sanitize import sanitize
 from shardyard.report.serve.index import EVALUATION, KEYS, X_KEYS, Curves, Index
 from shardyard.rundir.jsonl import json_value, read_lines_backwards
 from shardyard.rundir.layout import RunDir
@@ -38,11 +38,11 @@ _PARTS = {
 _POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'"
 
 
-class Refused(Exception):  # noqa: N818  an answer, not a fault
+class HttpError(Exception):
     """What was asked is not answered."""
 
-    def __init__(self, code: int, why: str) -> None:
-        super().__init__(why)
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
         self.code = code
 
 
@@ -53,7 +53,7 @@ class Pages:
         self.index = Index(folder)
         self._curves = Curves()
 
-    def answer(self, path: str, asked: Mapping[str, list[str]]) -> tuple[bytes, str]:
+    def answer(self, path: str, query: Mapping[str, list[str]]) -> tuple[bytes, str]:
         """The content of a path and its type.
 
         Raises:
@@ -66,34 +66,34 @@ class Pages:
             case "/api/runs":
                 content: Any = [vars(row) for row in self.index.rows()]
             case "/api/curves":
-                content = self._read_curves(asked)
+                content = self._read_curves(query)
             case "/api/events":
-                content = self._events(asked)
+                content = self._events(query)
             case _:
-                raise Refused(404, "there is no such page")
+                raise HttpError(404, "there is no such page")
         return json.dumps(json_value(content), allow_nan=False).encode(), "application/json"
 
-    def _read_curves(self, asked: Mapping[str, list[str]]) -> dict[str, Any]:
-        y, x = asked.get("y", ["loss"])[0], asked.get("x", ["step"])[0]
+    def _read_curves(self, query: Mapping[str, list[str]]) -> dict[str, Any]:
+        y, x = query.get("y", ["loss"])[0], query.get("x", ["step"])[0]
         if x not in X_KEYS or not (y in KEYS or y.startswith(EVALUATION)):
-            raise Refused(400, "x and y name no number of a step")
-        return self._curves.read(self._runs(asked), y=y, x=x)
+            raise HttpError(400, "x and y name no number of a step")
+        return self._curves.read(self._runs(query), y=y, x=x)
 
-    def _events(self, asked: Mapping[str, list[str]]) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
-        for event in read_lines_backwards(self._runs(asked)[0].events):
+    def _events(self, query: Mapping[str, list[str]]) -> list[dict[str, Any]]:
+        events: list[dict[str, Any]] = []
+        for event in read_lines_backwards(self._runs(query)[0].events):
             words = _words(event)
-            if words and len(found) < _MOST_EVENTS:
-                found.append({"t": event.get("t"), "kind": event["kind"], "words": words})
-        return found
+            if words and len(events) < _MOST_EVENTS:
+                events.append({"t": event.get("t"), "kind": event["kind"], "words": words})
+        return events
 
-    def _runs(self, asked: Mapping[str, list[str]]) -> list[RunDir]:
-        ids = asked.get("run", [])
+    def _runs(self, query: Mapping[str, list[str]]) -> list[RunDir]:
+        ids = query.get("run", [])
         if not ids or len(ids) > _MOST_RUNS:
-            raise Refused(400, f"name runs, at most {_MOST_RUNS}")
+            raise HttpError(400, f"name runs, at most {_MOST_RUNS}")
         known = {row.id for row in self.index.rows()}
         if unknown := [each for each in ids if each not in known]:
-            raise Refused(404, f"there is no run {printable(unknown[0])[:100]}")
+            raise HttpError(404, f"there is no run {sanitize(unknown[0])[:100]}")
         return [RunDir(self.index.folder / each) for each in ids]
 
 
@@ -123,11 +123,11 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         try:
             body, kind = self.server.pages.answer(url.path, parse_qs(url.query))
-        except Refused as refused:
+        except HttpError as refused:
             self._send(refused.code, str(refused).encode(), "text/plain; charset=utf-8")
             return
         except (OSError, StorageError) as error:
-            text = printable(str(error)).encode(errors="replace")
+            text = sanitize(str(error)).encode(errors="replace")
             self._send(500, text, "text/plain; charset=utf-8")
             return
         self._send(200, body, kind)

@@ -19,7 +19,7 @@ from matplotlib.ticker import (
 )
 
 from shardyard.report.charts import BLUE, GREY, MUTED, ORANGE, RED, colour, draw, seconds_tick
-from shardyard.report.study.rows import Series
+from shardyard.report.study.rows import ScalingSeries
 from shardyard.report.study.values import Values, values_of
 
 Paint = Callable[[Axes, Sequence[Values]], None]
@@ -34,7 +34,7 @@ _TO_FILL = 8
 """Sizes with a label each on an axis; of more, every second one has."""
 
 
-def panels(series: Series, prefix: str) -> dict[str, str]:
+def panels(series: ScalingSeries, prefix: str) -> dict[str, str]:
     """The pictures that a series has numbers for: name -> SVG.
 
     Args:
@@ -162,18 +162,18 @@ def _paint_step(axes: Axes, rows: Sequence[Values]) -> None:
 
 def joined(rows: Sequence[Values], key: str) -> Iterator[list[Values]]:
     """Stretches of neighbouring sizes that a line may join."""
-    stretch: list[Values] = []
+    segment: list[Values] = []
     for row in rows:
         if row["origin"] in _KNOWN and row["is_scaling"] and row[key] is not None:
-            stretch.append(row)
+            segment.append(row)
             continue
         if row["origin"] in ("extrapolated", "predicted", "not run"):
             continue  # nobody tried it, so that it says nothing against its neighbours
-        if stretch:
-            yield stretch
-        stretch = []
-    if stretch:
-        yield stretch
+        if segment:
+            yield segment
+        segment = []
+    if segment:
+        yield segment
 
 
 def _join(axes: Axes, rows: Sequence[Values], key: str, *, scale: float = 1.0) -> None:

@@ -24,11 +24,17 @@ from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, MaxNLoc
 from shardyard.errors import JsonFileError, RequestError
 from shardyard.io.files import read_json_object, write_text
 from shardyard.log import warn
-from shardyard.report.charts import MUTED, colour, draw, no_pictures
-from shardyard.report.compare.charts import look_of
+from shardyard.report.charts import MUTED, charts_unavailable_reason, colour, draw
+from shardyard.report.compare.charts import line_style_of
 from shardyard.report.compare.differences import Difference, settings_that_differ
 from shardyard.report.compare.page import Table
-from shardyard.report.compare.statistics import SMALLEST_EFFECT, Pace, Speed, compare_speed, pace_of
+from shardyard.report.compare.statistics import (
+    SMALLEST_EFFECT,
+    Pace,
+    SpeedComparison,
+    compare_speed,
+    pace_of,
+)
 from shardyard.report.format import ABSENT
 from shardyard.report.html import esc, render_page, render_section, render_table
 from shardyard.report.run_data import RunRecord, read_run
@@ -82,7 +88,7 @@ class Scaling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SizeBeside:
+class SizeComparison:
     """One size on one side."""
 
     side: int
@@ -91,14 +97,14 @@ class SizeBeside:
     """Tokens or samples a second, all accelerators; of repeats the mean. None: it has not run."""
     efficiency: float | None
     """Against the smallest size that all sides share."""
-    speed: Speed | None
+    speed: SpeedComparison | None
     """Step time beside the baseline's; None: of the baseline itself, or a size has no run."""
     scaling: Scaling | None
     """None: of the baseline, of the smallest size, or nothing is known of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudiesBeside:
+class StudyComparison:
     """All of it."""
 
     sides: tuple[tuple[StudyTable, ...], ...]
@@ -106,7 +112,7 @@ class StudiesBeside:
     """Of the rates."""
     base: int
     """Accelerators of the smallest size that all sides share."""
-    sizes: tuple[SizeBeside, ...]
+    sizes: tuple[SizeComparison, ...]
     """By accelerators, then by side."""
     settings: tuple[Difference, ...]
     """That differ between the studies' runs of that size; empty too where there are none."""
@@ -189,7 +195,7 @@ def _row(row: Mapping[str, Any]) -> StudyRow:
     return StudyRow(rates=rates, run_id=run_id)
 
 
-def compare_studies(sides: Sequence[Sequence[StudyTable]]) -> StudiesBeside:
+def compare_studies(sides: Sequence[Sequence[StudyTable]]) -> StudyComparison:
     """Put studies side by side.
 
     Args:
@@ -198,7 +204,7 @@ def compare_studies(sides: Sequence[Sequence[StudyTable]]) -> StudiesBeside:
     Raises:
         RequestError: One side alone, a study named twice, no size in common, or other units.
     """
-    _refuse(sides)
+    _check_sides(sides)
     unit = _unit(sides)
     shared = set.intersection(*(set(study.rows) for studies in sides for study in studies))
     if not shared:
@@ -220,12 +226,12 @@ def compare_studies(sides: Sequence[Sequence[StudyTable]]) -> StudiesBeside:
     }
     speeds = _speeds(records)
     smallest = [record for side in range(len(sides)) for record in records[side, base]]
-    return StudiesBeside(
+    return StudyComparison(
         sides=tuple(tuple(studies) for studies in sides),
         unit=unit,
         base=base,
         sizes=tuple(
-            _beside(studies, side, size, base, unit, speeds)
+            _compare_size(studies, side, size, base, unit, speeds)
             for size in everywhere
             for side, studies in enumerate(sides)
         ),
@@ -234,14 +240,14 @@ def compare_studies(sides: Sequence[Sequence[StudyTable]]) -> StudiesBeside:
     )
 
 
-def _beside(
+def _compare_size(
     studies: Sequence[StudyTable], side: int, size: int, base: int, unit: Unit,
-    speeds: Mapping[tuple[int, int], Speed],
-) -> SizeBeside:  # fmt: skip
+    speeds: Mapping[tuple[int, int], SpeedComparison],
+) -> SizeComparison:  # fmt: skip
     rate, base_rate = _rate(studies, size, unit), _rate(studies, base, unit)
     assert base_rate is not None  # all sides have this size
     speed, at_base = speeds.get((side, size)), speeds.get((side, base))
-    return SizeBeside(
+    return SizeComparison(
         side=side,
         accelerators=size,
         rate=rate,
@@ -251,7 +257,7 @@ def _beside(
     )
 
 
-def _refuse(sides: Sequence[Sequence[StudyTable]]) -> None:
+def _check_sides(sides: Sequence[Sequence[StudyTable]]) -> None:
     if len(sides) < 2:
         raise RequestError(
             "one study alone cannot be compared. Name another after a space; its own page is "
@@ -290,7 +296,9 @@ def _rate(studies: Sequence[StudyTable], size: int, unit: Unit) -> float | None:
     return fmean(rates) if rates else None
 
 
-def _speeds(records: Mapping[tuple[int, int], list[RunRecord]]) -> dict[tuple[int, int], Speed]:
+def _speeds(
+    records: Mapping[tuple[int, int], list[RunRecord]],
+) -> dict[tuple[int, int], SpeedComparison]:
     """Of each side but the first at each size; none where either has no run."""
     paces: dict[tuple[int, int], list[Pace]] = {
         place: [pace_of(record, summarize(record).attempts)[0] for record in found]
@@ -303,7 +311,7 @@ def _speeds(records: Mapping[tuple[int, int], list[RunRecord]]) -> dict[tuple[in
     }
 
 
-def _scaling(speed: Speed | None, base: Speed | None) -> Scaling | None:
+def _scaling(speed: SpeedComparison | None, base: SpeedComparison | None) -> Scaling | None:
     """From the step times of a size and of the smallest one, both beside the baseline's.
 
     The two are of other runs, so that their errors are independent; their intervals are even on
@@ -319,34 +327,36 @@ def _scaling(speed: Speed | None, base: Speed | None) -> Scaling | None:
     return Scaling(verdict="better" if ratio > 1 else "worse", ratio=ratio, low=low, high=high)
 
 
-def _half(speed: Speed) -> float:
+def _half(speed: SpeedComparison) -> float:
     assert speed.low is not None and speed.high is not None
     return math.log(speed.high / speed.low) / 2
 
 
 # Pictures of studies beside each other as inline SVG: efficiency and rate, a line a side.
 
-Value = Callable[[SizeBeside], float | None]
+Value = Callable[[SizeComparison], float | None]
 
 _SIZE_INCHES = (5.0, 3.0)
 
 
-def beside_panels(beside: StudiesBeside) -> dict[str, str]:
+def comparison_panels(comparison: StudyComparison) -> dict[str, str]:
     """Name -> SVG."""
 
     def paint_efficiency(axes: Axes) -> None:
         _lines(
-            axes, beside, lambda size: None if size.efficiency is None else 100 * size.efficiency
+            axes,
+            comparison,
+            lambda size: None if size.efficiency is None else 100 * size.efficiency,
         )
         axes.axhline(100, color=MUTED, linestyle=(0, (1, 2)), linewidth=1)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} %"))
-        _finish(axes, beside, f"Efficiency against {beside.base} accelerators")
+        _finish(axes, comparison, f"Efficiency against {comparison.base} accelerators")
 
     def paint_rate(axes: Axes) -> None:
-        _lines(axes, beside, lambda size: size.rate)
+        _lines(axes, comparison, lambda size: size.rate)
         axes.set_ylim(0, None)
         axes.yaxis.set_major_formatter(EngFormatter(sep=" "))
-        _finish(axes, beside, f"{beside.unit.capitalize()} per second, all accelerators")
+        _finish(axes, comparison, f"{comparison.unit.capitalize()} per second, all accelerators")
 
     return {
         "efficiency": draw("beside-efficiency", paint_efficiency, size_inches=_SIZE_INCHES),
@@ -354,22 +364,22 @@ def beside_panels(beside: StudiesBeside) -> dict[str, str]:
     }
 
 
-def _lines(axes: Axes, beside: StudiesBeside, value: Value) -> None:
-    for side in range(len(beside.sides)):
+def _lines(axes: Axes, comparison: StudyComparison, value: Value) -> None:
+    for side in range(len(comparison.sides)):
         known = [
             (size.accelerators, found)
-            for size in beside.sizes
+            for size in comparison.sizes
             if size.side == side and (found := value(size)) is not None
         ]
-        look = look_of(side)
+        look = line_style_of(side)
         axes.plot(
             [size for size, _ in known], [found for _, found in known], marker="o", markersize=4.5,
-            color=colour(look.colour), linestyle=look.matplotlib_dashes, label=beside.name(side),
+            color=colour(look.colour), linestyle=look.matplotlib_dashes, label=comparison.name(side),
         )  # fmt: skip
 
 
-def _finish(axes: Axes, beside: StudiesBeside, title: str) -> None:
-    sizes = sorted({size.accelerators for size in beside.sizes})
+def _finish(axes: Axes, comparison: StudyComparison, title: str) -> None:
+    sizes = sorted({size.accelerators for size in comparison.sizes})
     axes.set_title(title)
     axes.set_xlabel("accelerators")
     axes.set_xscale("log", base=2)
@@ -386,18 +396,18 @@ def _finish(axes: Axes, beside: StudiesBeside, title: str) -> None:
 # Studies beside each other in words: the same cells in the terminal and on the page.
 
 
-def sizes_table(beside: StudiesBeside) -> Table:
+def sizes_table(comparison: StudyComparison) -> Table:
     """A row a side and a size that it has."""
     heads = [
-        "#accelerators", "study", f"#{beside.unit}/s", "#efficiency", "speed", "#step time",
+        "#accelerators", "study", f"#{comparison.unit}/s", "#efficiency", "speed", "#step time",
         "#interval", "scaling", "#its share", "#interval",
     ]  # fmt: skip
     return heads, [
-        _row_beside_words(beside, size) for size in beside.sizes if size.rate is not None
+        _row_beside_words(comparison, size) for size in comparison.sizes if size.rate is not None
     ]
 
 
-def _row_beside_words(beside: StudiesBeside, size: SizeBeside) -> list[str]:
+def _row_beside_words(beside: StudyComparison, size: SizeComparison) -> list[str]:
     return [
         str(size.accelerators),
         beside.name(size.side),
@@ -408,7 +418,7 @@ def _row_beside_words(beside: StudiesBeside, size: SizeBeside) -> list[str]:
     ]
 
 
-def _speed(size: SizeBeside) -> list[str]:
+def _speed(size: SizeComparison) -> list[str]:
     speed = size.speed
     if speed is None:
         return ["", "", ""]
@@ -424,34 +434,34 @@ def _scaling_beside_words(scaling: Scaling | None) -> list[str]:
     return [scaling.verdict, f"{scaling.ratio:.3f}", ends]
 
 
-def settings_table(beside: StudiesBeside) -> Table:
+def settings_table(comparison: StudyComparison) -> Table:
     """A row a setting that differs between the runs of the smallest size."""
-    return ["setting", *beside.settings_of], [[e.name, *e.values] for e in beside.settings]
+    return ["setting", *comparison.settings_of], [[e.name, *e.values] for e in comparison.settings]
 
 
-def how_words(beside: StudiesBeside) -> list[str]:
+def method_notes(comparison: StudyComparison) -> list[str]:
     """What the numbers are."""
-    first = beside.name(0)
+    first = comparison.name(0)
     return [
         f"Speed: step time at a size beside that of {first} at the same size; 1.05 is 5 % slower. "
-        f"Scaling: efficiency beside that of {first}, both against their {beside.base} "
+        f"Scaling: efficiency beside that of {first}, both against their {comparison.base} "
         "accelerators; 1.05 scales 5 % better. Intervals hold 95 % of the time, each by itself; "
         "inconclusive is not equal.",
-        *_reasons(beside),
+        *_reasons(comparison),
     ]
 
 
-def _reasons(beside: StudiesBeside) -> list[str]:
+def _reasons(comparison: StudyComparison) -> list[str]:
     """Why a speed has no verdict, or no number."""
     said = [
-        f"{beside.name(size.side)} on {size.accelerators}: {size.speed.why}"
+        f"{comparison.name(size.side)} on {size.accelerators}: {size.speed.why}"
         + (f"; {size.speed.how}." if size.speed.how else ".")
-        for size in beside.sizes
+        for size in comparison.sizes
         if size.speed is not None and size.speed.verdict == "inconclusive"
     ]
     missing = [
-        f"{beside.name(size.side)} on {size.accelerators}"
-        for size in beside.sizes
+        f"{comparison.name(size.side)} on {size.accelerators}"
+        for size in comparison.sizes
         if size.side and size.speed is None and size.rate is not None
     ]
     if missing:
@@ -465,7 +475,7 @@ def _reasons(beside: StudiesBeside) -> list[str]:
 # The page of studies beside each other: one file that opens from disk.
 
 
-def write_beside(sides: Sequence[Sequence[StudyTable]], page: Path) -> StudiesBeside:
+def write_study_comparison(sides: Sequence[Sequence[StudyTable]], page: Path) -> StudyComparison:
     """Compare studies and write the page; without pictures where none can be drawn.
 
     Raises:
@@ -473,60 +483,60 @@ def write_beside(sides: Sequence[Sequence[StudyTable]], page: Path) -> StudiesBe
         StorageError: The page cannot be written.
     """
     beside = compare_studies(sides)
-    why_none = no_pictures()
-    pictures = {} if why_none else _pictures(beside)
-    write_text(page, render_beside(beside, pictures, no_pictures=why_none))
+    why_none = charts_unavailable_reason()
+    pictures = {} if why_none else _render_charts(beside)
+    write_text(page, render_study_comparison(beside, pictures, no_charts_reason=why_none))
     if why_none:
         warn(why_none)
     return beside
 
 
-def _pictures(beside: StudiesBeside) -> dict[str, str]:
+def _render_charts(comparison: StudyComparison) -> dict[str, str]:
 
-    return beside_panels(beside)
+    return comparison_panels(comparison)
 
 
-def render_beside(
-    beside: StudiesBeside, pictures: Mapping[str, str], *, no_pictures: str = ""
+def render_study_comparison(
+    comparison: StudyComparison, charts: Mapping[str, str], *, no_charts_reason: str = ""
 ) -> str:
     """The whole page.
 
     Args:
-        pictures: SVG by name.
-        no_pictures: Why there are none; empty where there are.
+        charts: SVG by name.
+        no_charts_reason: Why there are none; empty where there are.
     """
-    first = beside.name(0)
+    first = comparison.name(0)
     head = (
-        f'<header><p class="eyebrow">Scaling studies</p><h1>{len(beside.sides)} studies</h1>'
+        f'<header><p class="eyebrow">Scaling studies</p><h1>{len(comparison.sides)} studies</h1>'
         f'<p class="lead">Held to the first: {esc(first)}.</p></header>'
     )
-    figures = "".join(f'<figure id="{esc(name)}">{svg}</figure>' for name, svg in pictures.items())
+    figures = "".join(f'<figure id="{esc(name)}">{svg}</figure>' for name, svg in charts.items())
     curves = (
         f'<div class="panels">{figures}</div>'
         if figures
-        else f'<p class="muted">{esc(no_pictures)}</p>'
+        else f'<p class="muted">{esc(no_charts_reason)}</p>'
     )
-    notes = "".join(f'<p class="note">{esc(text)}</p>' for text in how_words(beside))
+    notes = "".join(f'<p class="note">{esc(text)}</p>' for text in method_notes(comparison))
     parts = [
         head,
-        render_section("sizes", "Sizes", _card(sizes_table(beside)) + notes),
+        render_section("sizes", "Sizes", _card(sizes_table(comparison)) + notes),
         render_section("curves", "Curves", curves),
-        _settings(beside),
+        _settings(comparison),
     ]
     written = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
     footer = f"Written {written} by <code>shardyard compare</code>, from table.json and the runs."
     return render_page(f"{first} and other studies, compared", "\n".join(parts), footer=footer)
 
 
-def _settings(beside: StudiesBeside) -> str:
-    heads, rows = settings_table(beside)
-    if not beside.settings_of:
+def _settings(comparison: StudyComparison) -> str:
+    heads, rows = settings_table(comparison)
+    if not comparison.settings_of:
         body = '<p class="muted">No runs are there to read settings from.</p>'
     elif not rows:
         body = '<p class="muted">No setting differs.</p>'
     else:
         body = _card((heads, rows))
-    note = f'<p class="note">Of the runs on {beside.base} accelerators, every default resolved.</p>'
+    note = f'<p class="note">Of the runs on {comparison.base} accelerators, every default resolved.</p>'
     return render_section("settings", "What differs", body + note)
 
 

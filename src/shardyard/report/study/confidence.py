@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from shardyard.report.compare.statistics import student
+from shardyard.report.compare.statistics import t_half_width
 
-STRETCHES = 10
-_LEAST_STRETCHES, _LEAST_STEPS = 4, 2
+SEGMENTS = 10
+_MIN_SEGMENTS, _LEAST_STEPS = 4, 2
 CONFIDENCE = 0.95
 CONFIDENCE_WORDS = "95 % interval by batch means"
 
@@ -36,9 +36,9 @@ class Spread:
     def factor(self) -> float:
         """The interval goes from the value over this to the value times this."""
         # of the whole number below where it is none: the next wider interval
-        return math.exp(student(max(1, math.floor(self.freedom)), CONFIDENCE) * self.error)
+        return math.exp(t_half_width(max(1, math.floor(self.freedom)), CONFIDENCE) * self.error)
 
-    def beside(self, other: "Spread") -> "Spread":
+    def combined_with(self, other: "Spread") -> "Spread":
         """Of the ratio of two independent means (Welch and Satterthwaite)."""
         squares = self.error**2, other.error**2
         total = sum(squares)
@@ -50,8 +50,8 @@ class Spread:
 
 def spread_of(seconds: Sequence[float]) -> Spread | None:
     """Of the mean of step times, in the order in which they came; None: too few for an interval."""
-    stretches = min(STRETCHES, len(seconds) // _LEAST_STEPS)
-    if stretches < _LEAST_STRETCHES:
+    stretches = min(SEGMENTS, len(seconds) // _LEAST_STEPS)
+    if stretches < _MIN_SEGMENTS:
         return None
     size = len(seconds) // stretches
     kept = seconds[len(seconds) - size * stretches :]  # what is over is left out at the beginning

@@ -10,12 +10,12 @@ import math
 from dataclasses import replace
 
 from shardyard.errors import RequestError
-from shardyard.hardware.cluster import Cluster
+from shardyard.hardware.cluster import ClusterHardware
 from shardyard.hardware.links import ALONE
 from shardyard.planner.dispatch import Work, estimate_of
 from shardyard.planner.plan import Plan, layout_name
 from shardyard.planner.step_time import NAMES
-from shardyard.report.study.rows import Forecast, OpenTerm, Row, Settings
+from shardyard.report.study.rows import Forecast, OpenTerm, SeriesRow, Settings
 
 SLOW_RANKS_PER_DOUBLING = 0.017
 """Of a step, lost with each doubling of the nodes where ranks wait for each other most: the step of
@@ -26,7 +26,7 @@ waiting. No bound: some lose more. A plan takes ``SLOWER_PER_DOUBLING``."""
 _WAITS = NAMES["wait_s"][0]
 
 
-def row_of(plan: Plan, work: Work | None, cluster: Cluster | None) -> Row:
+def row_of(plan: Plan, work: Work | None, cluster: ClusterHardware | None) -> SeriesRow:
     """The row of a size that is planned, with its settings, memory and price.
 
     Args:
@@ -34,7 +34,7 @@ def row_of(plan: Plan, work: Work | None, cluster: Cluster | None) -> Row:
         cluster: None: no accelerators are known, and no speed is predicted.
     """
     devices = plan.layout.world_size
-    return Row(
+    return SeriesRow(
         nodes=plan.nodes,
         accelerators=devices,
         origin="predicted",
@@ -65,7 +65,7 @@ def settings_of(plan: Plan) -> Settings:
     )
 
 
-def _forecast(plan: Plan, work: Work | None, cluster: Cluster | None) -> Forecast | None:
+def _forecast(plan: Plan, work: Work | None, cluster: ClusterHardware | None) -> Forecast | None:
     step_s = plan.step_s
     if work is None or step_s is None or plan.speed.tokens_per_s is None:
         return None
@@ -84,7 +84,7 @@ def _forecast(plan: Plan, work: Work | None, cluster: Cluster | None) -> Forecas
 
 
 def _range(
-    plan: Plan, work: Work, cluster: Cluster | None, step_s: float
+    plan: Plan, work: Work, cluster: ClusterHardware | None, step_s: float
 ) -> tuple[tuple[OpenTerm, ...], float, float]:
     """Open terms, the step at its best and at its worst."""
     if cluster is None or plan.nodes == 1:
@@ -113,7 +113,7 @@ def _range(
     return (network, ranks), min(step_s, free_s), worst_s
 
 
-def _step_with(work: Work, cluster: Cluster) -> float | None:
+def _step_with(work: Work, cluster: ClusterHardware) -> float | None:
     """The step on other links; None: it cannot be said there."""
     try:
         return estimate_of(work, cluster, None).step_s

@@ -14,7 +14,7 @@ from typing import Any
 from shardyard.report.run_data import RunRecord
 from shardyard.report.study.confidence import spread_of
 from shardyard.report.study.forecast import settings_of
-from shardyard.report.study.rows import Rate, Row
+from shardyard.report.study.rows import SeriesRow, SizeRate
 
 Line = dict[str, Any]
 
@@ -22,13 +22,13 @@ WARM_UP_SHARE = 0.1
 WARM_UP_WORDS = "of each start the first tenth of its steps, at least one, is warm-up and left out"
 
 
-def measured_row(record: RunRecord, planned: Row) -> Row:
+def measured_row(record: RunRecord, planned: SeriesRow) -> SeriesRow:
     """What a run of one size measured, beside what was planned of it.
 
     Args:
         planned: The row of its plan: settings, prices and forecast.
     """
-    lines = kept(record.steps)
+    lines = steady_steps(record.steps)
     if not lines:
         return replace(planned, origin="failed", note="it made too few steps to measure.")
     ranks = {line.get("world_size") for line in lines}
@@ -49,7 +49,7 @@ def measured_row(record: RunRecord, planned: Row) -> Row:
         note="",
         run_id=record.run.run_id,
         settings=planned.settings if record.plan is None else settings_of(record.plan),
-        rate=Rate(
+        rate=SizeRate(
             samples_per_s=None if samples is None else samples / step_s,
             tokens_per_s=None if tokens is None or record.unit == "image" else tokens / step_s,
             spread=spread_of(times),
@@ -62,17 +62,17 @@ def measured_row(record: RunRecord, planned: Row) -> Row:
     )
 
 
-def kept(lines: Sequence[Line]) -> list[Line]:
+def steady_steps(lines: Sequence[Line]) -> list[Line]:
     """Steps without those that warm up, in order."""
 
     def start(line: Line) -> tuple[int, int]:
         return line.get("attempt", 0), line.get("generation", 0)
 
-    found: list[Line] = []
+    result: list[Line] = []
     for _, group in groupby((line for line in lines if line.get("step_time_s")), key=start):
         steps = list(group)
-        found += steps[max(1, math.ceil(WARM_UP_SHARE * len(steps))) :]
-    return found
+        result += steps[max(1, math.ceil(WARM_UP_SHARE * len(steps))) :]
+    return result
 
 
 def _mean_per_step(lines: Sequence[Line], key: str) -> float | None:

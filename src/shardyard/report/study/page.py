@@ -7,14 +7,14 @@ from shardyard import __version__
 from shardyard.io.files import write_json, write_text
 from shardyard.log import warn
 from shardyard.planner.throughput import UNMEASURED
-from shardyard.report.charts import no_pictures
+from shardyard.report.charts import charts_unavailable_reason
 from shardyard.report.format import ABSENT, format_percent
 from shardyard.report.html import esc, render_page, render_section, render_table
-from shardyard.report.study.rows import Series
-from shardyard.report.study.scaling import remarks
+from shardyard.report.study.rows import ScalingSeries
+from shardyard.report.study.scaling import series_notes
 from shardyard.report.study.table import (
     columns_of,
-    how_words,
+    method_notes,
     percent_of,
     term_heads,
     term_rows,
@@ -31,17 +31,17 @@ _WORDS = {"how", "settings changed", "as printed"}
 
 def render(
     name: str,
-    series: Sequence[Series],
-    pictures: Mapping[str, Mapping[str, str]],
+    series: Sequence[ScalingSeries],
+    charts: Mapping[str, Mapping[str, str]],
     *,
-    no_pictures: str = "",
+    no_charts_reason: str = "",
     notes: Sequence[str] = (),
 ) -> str:
     """The whole page.
 
     Args:
-        pictures: Of each series by name, its panels as SVG.
-        no_pictures: Why there are none; empty where there are.
+        charts: Of each series by name, its panels as SVG.
+        no_charts_reason: Why there are none; empty where there are.
         notes: What the study itself has to say: what it cost, what is still open.
     """
     head = (
@@ -49,19 +49,19 @@ def render(
         + "".join(f'<p class="lead">{esc(note)}</p>' for note in notes)
         + "</header>"
     )
-    if no_pictures:
-        head += f'<p class="note">{esc(no_pictures)}</p>'
+    if no_charts_reason:
+        head += f'<p class="note">{esc(no_charts_reason)}</p>'
     body = head + "".join(
-        _series(each, number, pictures.get(each.name, {})) for number, each in enumerate(series)
+        _series(each, number, charts.get(each.name, {})) for number, each in enumerate(series)
     )
-    how = "".join(f'<p class="note">{esc(text)}</p>' for text in how_words(series))
+    how = "".join(f'<p class="note">{esc(text)}</p>' for text in method_notes(series))
     body += render_section("how", "How to read it", how)
     return render_page(
         f"Study of {name}", body, footer=f"Made by shardyard {esc(__version__)}, from table.json."
     )
 
 
-def _series(series: Series, number: int, panels: Mapping[str, str]) -> str:
+def _series(series: ScalingSeries, number: int, panels: Mapping[str, str]) -> str:
     rows = values_of(series)
     columns = columns_of(rows)
     heads = [head if head in _WORDS else f"#{head}" for head, _, _ in columns]
@@ -74,7 +74,7 @@ def _series(series: Series, number: int, panels: Mapping[str, str]) -> str:
         _tiles(rows),
         f'<div class="card">{render_table(heads, cells)}</div>',
         f'<div class="panels" style="margin-top:12px">{figures}</div>' if figures else "",
-        _remarks(series),
+        _notes(series),
         _terms(rows),
         f'<p class="note">Source: {esc(series.source)}</p>' if series.source else "",
     ]
@@ -122,8 +122,8 @@ def _share(value: float | None) -> str:
     return ABSENT if value is None else format_percent(value)
 
 
-def _remarks(series: Series) -> str:
-    said = remarks(series)[1:]  # the first is its kind, which stands above
+def _notes(series: ScalingSeries) -> str:
+    said = series_notes(series)[1:]  # the first is its kind, which stands above
     if not said:
         return ""
     items = "".join(f"<p>{esc(text)}</p>" for text in said)
@@ -147,7 +147,9 @@ def _terms(rows: Sequence[Values]) -> str:
 PAGE, MARKDOWN, CSV, JSON = "study.html", "table.md", "table.csv", "table.json"
 
 
-def write_study(folder: Path, name: str, series: Sequence[Series], notes: Sequence[str]) -> None:
+def write_study(
+    folder: Path, name: str, series: Sequence[ScalingSeries], notes: Sequence[str]
+) -> None:
     """Write all four; each is replaced at once, so that a kill leaves the old ones whole.
 
     Raises:
@@ -156,15 +158,15 @@ def write_study(folder: Path, name: str, series: Sequence[Series], notes: Sequen
     write_json(folder / JSON, {**to_json(name, series), "notes": list(notes)})
     write_text(folder / CSV, to_csv(series))
     write_text(folder / MARKDOWN, to_markdown(name, series, notes))
-    why_none = no_pictures()
-    pictures = {} if why_none else _pictures(series)
-    text = render(name, series, pictures, no_pictures=why_none, notes=notes)
+    why_none = charts_unavailable_reason()
+    pictures = {} if why_none else _render_charts(series)
+    text = render(name, series, pictures, no_charts_reason=why_none, notes=notes)
     write_text(folder / PAGE, text)
     if why_none:
         warn(why_none)
 
 
-def _pictures(series: Sequence[Series]) -> dict[str, dict[str, str]]:
+def _render_charts(series: Sequence[ScalingSeries]) -> dict[str, dict[str, str]]:
     from shardyard.report.study.charts import panels  # matplotlib: half a second, not for a refusal
 
     return {each.name: panels(each, f"s{number}") for number, each in enumerate(series)}

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from shardyard.errors import RequestError
-from shardyard.report.study.rows import Hold, Rate, Row, Series, Settings
+from shardyard.report.study.rows import Hold, ScalingSeries, SeriesRow, Settings, SizeRate
 
 RATES = (
     "samples_per_s",
@@ -31,7 +31,7 @@ COLUMNS = (*COUNTS, *QUANTITIES, *TEXTS)
 _EMPTY = {"", "-", "na", "n/a", "nan", "none", "null"}
 
 
-def read_table(path: Path) -> Series:
+def read_table(path: Path) -> ScalingSeries:
     """The series of one file, named after it.
 
     Raises:
@@ -47,14 +47,14 @@ def read_table(path: Path) -> Series:
         ) from error
     reader = csv.DictReader(io.StringIO(text, newline=""))
     _check_header(path, [name.strip() for name in reader.fieldnames or []])
-    rows, wrong, sources = list[Row](), list[str](), list[str]()
+    rows, wrong, sources = list[SeriesRow](), list[str](), list[str]()
     for cells in reader:
         clean = {
             (name or "").strip(): "" if _is_empty(cell) else str(cell).strip()
             for name, cell in cells.items()
             if name is not None
         }
-        problems = _problems(clean)
+        problems = _cell_errors(clean)
         wrong += [f"row {reader.line_num}: {problem}" for problem in problems]
         if not problems:
             rows.append(_row(clean))
@@ -73,10 +73,10 @@ def read_table(path: Path) -> Series:
         )
     rows.sort(key=lambda row: row.accelerators)
     source = next((source for source in sources if source), "")
-    return Series(name=path.stem, rows=tuple(rows), hold=held(rows), source=source)
+    return ScalingSeries(name=path.stem, rows=tuple(rows), hold=constant_batch(rows), source=source)
 
 
-def held(rows: list[Row]) -> Hold | None:
+def constant_batch(rows: list[SeriesRow]) -> Hold | None:
     """Which batch is the same in all rows; None: neither, or it is not said."""
     batches = [row.settings.global_batch for row in rows]
     known = [batch for batch in batches if batch is not None]
@@ -112,7 +112,7 @@ def _is_empty(cell: object) -> bool:
     return cell is None or str(cell).strip().lower() in _EMPTY
 
 
-def _problems(cells: Mapping[str, str]) -> list[str]:
+def _cell_errors(cells: Mapping[str, str]) -> list[str]:
     found = []
     for name in (*COUNTS, *QUANTITIES):
         text = cells.get(name, "")
@@ -129,7 +129,7 @@ def _problems(cells: Mapping[str, str]) -> list[str]:
     return found
 
 
-def _clashes(rows: list[Row]) -> list[str]:
+def _clashes(rows: list[SeriesRow]) -> list[str]:
     """Sizes that stand twice, and rates of different kinds."""
     sizes = [row.accelerators for row in rows]
     twice = sorted({size for size in sizes if sizes.count(size) > 1})
@@ -139,19 +139,19 @@ def _clashes(rows: list[Row]) -> list[str]:
     return found
 
 
-def _kind(row: Row) -> tuple[bool, ...]:
+def _kind(row: SeriesRow) -> tuple[bool, ...]:
     rate = row.rate
     assert rate is not None
     return rate.tokens_per_s is None, rate.samples_per_s is None, rate.epochs_per_s is None
 
 
-def _row(cells: Mapping[str, str]) -> Row:
+def _row(cells: Mapping[str, str]) -> SeriesRow:
     accelerators = _count(cells, "accelerators")
     assert accelerators is not None
     quantities = {name: _number(cells.get(name, "")) for name in QUANTITIES}
     memory, mfu = quantities["memory_gib"], quantities["mfu_pct"]
     epoch_samples = quantities["epoch_samples"]
-    return Row(
+    return SeriesRow(
         nodes=_count(cells, "nodes") or accelerators,
         accelerators=accelerators,
         origin="published",
@@ -172,21 +172,21 @@ def _row(cells: Mapping[str, str]) -> Row:
     )
 
 
-def _rate(quantities: Mapping[str, float | None], accelerators: int) -> Rate:
+def _rate(quantities: Mapping[str, float | None], accelerators: int) -> SizeRate:
     name = next(name for name in RATES if quantities[name] is not None)
     value = quantities[name]
     assert value is not None
     match name:
         case "samples_per_s":
-            return Rate(samples_per_s=value)
+            return SizeRate(samples_per_s=value)
         case "tokens_per_s":
-            return Rate(tokens_per_s=value)
+            return SizeRate(tokens_per_s=value)
         case "samples_per_s_per_accelerator":
-            return Rate(samples_per_s=value * accelerators)
+            return SizeRate(samples_per_s=value * accelerators)
         case "tokens_per_s_per_accelerator":
-            return Rate(tokens_per_s=value * accelerators)
+            return SizeRate(tokens_per_s=value * accelerators)
         case _:
-            return Rate(epochs_per_s=1 / value)
+            return SizeRate(epochs_per_s=1 / value)
 
 
 def _number(text: str) -> float | None:

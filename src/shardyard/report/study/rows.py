@@ -19,7 +19,7 @@ class Figure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rate:
+class SizeRate:
     """How fast a size was, all accelerators together; at least one of the three is known."""
 
     samples_per_s: float | None = None
@@ -96,7 +96,7 @@ class Forecast:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class SeriesRow:
     """One size."""
 
     nodes: int
@@ -105,7 +105,7 @@ class Row:
     note: str = ""
     """Why it failed or was not run; what else is to be known of it."""
     run_id: str = ""
-    rate: Rate | None = None
+    rate: SizeRate | None = None
     forecast: Forecast | None = None
     settings: Settings = field(default_factory=Settings)
     terms: tuple[tuple[str, float], ...] = ()
@@ -128,11 +128,11 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Series:
+class ScalingSeries:
     """Sizes that are held against each other: of one recipe, or of one published table."""
 
     name: str
-    rows: tuple[Row, ...]
+    rows: tuple[SeriesRow, ...]
     """By accelerators; each number once."""
     hold: Hold | None = None
     """None: not known."""

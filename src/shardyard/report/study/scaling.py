@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from shardyard.report.study.rows import Figure, Forecast, Row, Series, changes
+from shardyard.report.study.rows import Figure, Forecast, ScalingSeries, SeriesRow, changes
 
 BAR = 0.05
 """A forecast that may be off by more than this, absolute, says which term is open."""
@@ -22,7 +22,7 @@ FARTHEST = 4.0
 class Point:
     """A row and what it is worth against the first one."""
 
-    row: Row
+    row: SeriesRow
     efficiency: Figure | None
     """Measured or published, 0 to 1; with its interval where one is known."""
     predicted: Figure | None
@@ -57,7 +57,7 @@ class Point:
         return None
 
 
-def points(series: Series) -> tuple[Point, ...]:
+def points(series: ScalingSeries) -> tuple[Point, ...]:
     """All rows of a series, the smallest first."""
     rows = sorted(series.rows, key=lambda row: row.accelerators)
     first = next((row for row in rows if row.rate is not None), None)
@@ -77,14 +77,14 @@ def points(series: Series) -> tuple[Point, ...]:
     return tuple(_with_extrapolation(point, found) for point in found)
 
 
-def _first_forecast(rows: Sequence[Row], first: Row | None) -> Row | None:
+def _first_forecast(rows: Sequence[SeriesRow], first: SeriesRow | None) -> SeriesRow | None:
     """The size that forecasts are held against: the measured first one, where it has a plan."""
     if first is not None:
         return first if first.forecast is not None else None
     return next((row for row in rows if row.forecast is not None), None)
 
 
-def _efficiency(row: Row, first: Row | None) -> Figure | None:
+def _efficiency(row: SeriesRow, first: SeriesRow | None) -> Figure | None:
     if row.rate is None or first is None or first.rate is None:
         return None
     value = (row.rate.value / row.accelerators) / (first.rate.value / first.accelerators)
@@ -93,11 +93,11 @@ def _efficiency(row: Row, first: Row | None) -> Figure | None:
     ours, theirs = row.rate.spread, first.rate.spread
     if ours is None or theirs is None:
         return Figure(value=value)
-    factor = ours.beside(theirs).factor
+    factor = ours.combined_with(theirs).factor
     return Figure(value=value, low=value / factor, high=value * factor)
 
 
-def _predicted(row: Row, first: Row | None) -> Figure | None:
+def _predicted(row: SeriesRow, first: SeriesRow | None) -> Figure | None:
     if row.forecast is None or first is None or first.forecast is None:
         return None
     if row is first:
@@ -114,7 +114,7 @@ def _predicted(row: Row, first: Row | None) -> Figure | None:
     return Figure(value=value, low=min(value, *ends), high=max(value, *ends))
 
 
-def open_points(row: Row, first: Row) -> list[tuple[str, str, float]]:
+def open_points(row: SeriesRow, first: SeriesRow) -> list[tuple[str, str, float]]:
     """What each open term of a forecast would take of its efficiency at its worst.
 
     Returns:
@@ -148,7 +148,7 @@ def _with_extrapolation(point: Point, all_points: Sequence[Point]) -> Point:
     )  # fmt: skip
 
 
-def _extrapolated(row: Row, all_points: Sequence[Point]) -> Figure | None:
+def _extrapolated(row: SeriesRow, all_points: Sequence[Point]) -> Figure | None:
     """Between two laws through the first size and the last one that scales.
 
     A step for the same work per device grows either with each doubling (what waits for the slowest
@@ -176,7 +176,7 @@ def _extrapolated(row: Row, all_points: Sequence[Point]) -> Figure | None:
 # --- in words -----------------------------------------------------------------------------------
 
 
-def remarks(series: Series) -> list[str]:
+def series_notes(series: ScalingSeries) -> list[str]:
     """What must be said of a series beside its table: failures, changes, open terms."""
     found = points(series)
     said = [f"{series.name}: {series.kind}."]
@@ -205,7 +205,7 @@ def remarks(series: Series) -> list[str]:
     return said
 
 
-def _open_words(point: Point, first: Row, where: str) -> list[str]:
+def _open_words(point: Point, first: SeriesRow, where: str) -> list[str]:
     """Which term is missing, and the band that it leaves."""
     figure, error = point.predicted, point.error
     if figure is None or figure.low is None or figure.high is None:

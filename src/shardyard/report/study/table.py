@@ -6,14 +6,14 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from shardyard.io.sanitize import printable
+from shardyard.io.sanitize import sanitize
 from shardyard.planner.format import unmeasured_words
 from shardyard.planner.throughput import UNMEASURED
 from shardyard.report.format import ABSENT, format_percent
 from shardyard.report.study.confidence import CONFIDENCE_WORDS
 from shardyard.report.study.measured import WARM_UP_WORDS
-from shardyard.report.study.rows import Series
-from shardyard.report.study.scaling import remarks
+from shardyard.report.study.rows import ScalingSeries
+from shardyard.report.study.scaling import series_notes
 from shardyard.report.study.values import Values, values_of
 from shardyard.units import format_bytes, format_seconds, format_usd
 
@@ -118,7 +118,7 @@ def columns_of(rows: Sequence[Values]) -> list[Column]:
     ]
 
 
-def how_words(series: Sequence[Series]) -> list[str]:
+def method_notes(series: Sequence[ScalingSeries]) -> list[str]:
     """What the numbers are, for whoever reads them without the page."""
     said = [
         "Efficiency is the rate of an accelerator over that of the smallest size. In brackets: "
@@ -148,19 +148,19 @@ def how_words(series: Sequence[Series]) -> list[str]:
     return said
 
 
-def to_json(name: str, series: Sequence[Series]) -> dict[str, Any]:
+def to_json(name: str, series: Sequence[ScalingSeries]) -> dict[str, Any]:
     """Plain values; what `--json` prints and table.json holds."""
     return {
         "version": VERSION,
         "name": name,
-        "how": how_words(series),
+        "how": method_notes(series),
         "series": [
             {
                 "name": each.name,
                 "kind": each.kind,
                 "hold": each.hold,
                 "source": each.source,
-                "remarks": remarks(each),
+                "remarks": series_notes(each),
                 "rows": values_of(each),
             }
             for each in series
@@ -168,7 +168,7 @@ def to_json(name: str, series: Sequence[Series]) -> dict[str, Any]:
     }
 
 
-def to_csv(series: Sequence[Series]) -> str:
+def to_csv(series: Sequence[ScalingSeries]) -> str:
     """All series under one header; a cell without a value is empty."""
     rows = [row for each in series for row in values_of(each)]
     buffer = io.StringIO(newline="")
@@ -187,20 +187,20 @@ def _cell_text(value: Any) -> Any:
     return "" if value is None else value
 
 
-def to_markdown(name: str, series: Sequence[Series], notes: Sequence[str] = ()) -> str:
+def to_markdown(name: str, series: Sequence[ScalingSeries], notes: Sequence[str] = ()) -> str:
     """Tables and what must be said beside them; curves are on the page."""
     blocks = [f"# {_escaped(name)}", *(_escaped(note) for note in notes)]
     for each in series:
         blocks += _series_blocks(each)
-    blocks += [_escaped(text) for text in how_words(series)]
+    blocks += [_escaped(text) for text in method_notes(series)]
     blocks.append(
         "Curves: [study.html](study.html). Numbers: [table.csv](table.csv), "
         "[table.json](table.json)"
     )
-    return printable("\n\n".join(blocks) + "\n")
+    return sanitize("\n\n".join(blocks) + "\n")
 
 
-def _series_blocks(series: Series) -> list[str]:
+def _series_blocks(series: ScalingSeries) -> list[str]:
     rows = values_of(series)
     columns = columns_of(rows)
     heads = [head for head, _, _ in columns]
@@ -209,7 +209,7 @@ def _series_blocks(series: Series) -> list[str]:
     terms = term_rows(rows)
     if terms:
         blocks += ["Seconds of a step:", _table(["step", *term_heads(rows)], terms)]
-    blocks.append("\n".join(f"- {_escaped(text)}" for text in remarks(series)))
+    blocks.append("\n".join(f"- {_escaped(text)}" for text in series_notes(series)))
     if series.source:
         blocks.append(_escaped(f"Source: {series.source}"))
     return blocks

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from shardyard.report.study.rows import Figure, Rate, Row, Series
+from shardyard.report.study.rows import Figure, ScalingSeries, SeriesRow, SizeRate
 from shardyard.report.study.scaling import Point, points
 
 Values = dict[str, Any]
@@ -11,7 +11,7 @@ _SHOWN = ("measured", "published", "predicted")
 """Origins whose own memory and MFU are shown; of others they are those of a plan."""
 
 
-def values_of(series: Series) -> list[Values]:
+def values_of(series: ScalingSeries) -> list[Values]:
     """A dict for each row, smallest first; None: not known, or it has no meaning there."""
     found = points(series)
     first = next((point for point in found if point.is_first), None)
@@ -76,14 +76,14 @@ def _values(
     }
 
 
-def _predicted_memory_bytes(row: Row) -> int | None:
+def _predicted_memory_bytes(row: SeriesRow) -> int | None:
     """Of a device; a plan gives it for devices too whose speed nobody measured."""
     if row.forecast is not None:
         return row.forecast.memory_bytes
     return row.memory_bytes if row.origin == "predicted" else None
 
 
-def _rate(point: Point, first: Point | None) -> tuple[Rate | None, float | None, float | None]:
+def _rate(point: Point, first: Point | None) -> tuple[SizeRate | None, float | None, float | None]:
     """The rate that a row shows, and its interval or band as shares of it."""
     row = point.row
     if row.rate is not None:
@@ -97,15 +97,15 @@ def _rate(point: Point, first: Point | None) -> tuple[Rate | None, float | None,
     forecast = row.forecast
     if forecast is None or row.origin != "predicted":
         return None, None, None
-    rate = Rate(samples_per_s=forecast.samples_per_s, tokens_per_s=forecast.tokens_per_s)
+    rate = SizeRate(samples_per_s=forecast.samples_per_s, tokens_per_s=forecast.tokens_per_s)
     return rate, forecast.step_s / forecast.worst_s, forecast.step_s / forecast.best_s
 
 
-def _scaled(rate: Rate, scale: float) -> Rate:
+def _scaled(rate: SizeRate, scale: float) -> SizeRate:
     def times(value: float | None) -> float | None:
         return None if value is None else value * scale
 
-    return Rate(
+    return SizeRate(
         samples_per_s=times(rate.samples_per_s),
         tokens_per_s=times(rate.tokens_per_s),
         epochs_per_s=times(rate.epochs_per_s),
@@ -128,7 +128,7 @@ def _seconds(samples: int | None, rate: float | None) -> float | None:
     return None if samples is None or not rate else samples / rate
 
 
-def _usd(seconds: float | None, row: Row) -> float | None:
+def _usd(seconds: float | None, row: SeriesRow) -> float | None:
     if seconds is None or row.usd_per_hour is None:
         return None
     return seconds / 3600 * row.usd_per_hour

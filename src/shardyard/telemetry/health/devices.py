@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Literal
 
-from shardyard.rundir.telemetry import Sample
+from shardyard.rundir.telemetry import TelemetrySample
 
 # XIDs, the errors that NVIDIA's driver tells by number: what each means, and whose fault it is.
 #
 # Source: NVIDIA, "XID Errors" (docs.nvidia.com/deploy/xid-errors), as known in 2025.
 
-Whose = Literal["program", "device", "either"]
+Culprit = Literal["program", "device", "either"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Xid:
     """One number."""
 
     words: str
-    whose: Whose
+    culprit: Culprit
     """Whom it mostly speaks against."""
 
 
@@ -77,7 +77,7 @@ _SLOW_LINK = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class DeviceFinding:
     """Something that is wrong, or is over."""
 
     t: float
@@ -86,7 +86,7 @@ class Finding:
     device: int | None
     """None: it is the node's, and no device's."""
     cause: str
-    whose: Whose = "device"
+    whose: Culprit = "device"
     is_over: bool = False
 
     def fields(self) -> dict[str, Any]:
@@ -94,44 +94,44 @@ class Finding:
         return asdict(self)
 
 
-class DeviceJudge:
+class DeviceHealthMonitor:
     """One node's, over the lines of one process that writes them."""
 
     def __init__(self) -> None:
         self._rows: dict[tuple[Kind, int | None], int] = {}
-        self._said: dict[tuple[Kind, int | None], str] = {}
+        self._reported: dict[tuple[Kind, int | None], str] = {}
         self._periods: tuple[float, float] | None = None
         """Of the limit of processor time: all, and those in which it was used up."""
         self._ecc: dict[int, float] = {}
         self._xids: dict[tuple[int, int], float] = {}
 
-    def look(self, sample: Sample) -> list[Finding]:
+    def evaluate(self, sample: TelemetrySample) -> list[DeviceFinding]:
         """What is new with this line."""
         devices = set(range(len(sample.head.names)))
-        slow_pcie, unknown = self._behind_on_pcie(sample)
+        slow_pcie, unknown = self._slow_pcie_links(sample)
         return [
             *self._driver_errors(sample),
             *self._memory_errors(sample),
-            *self._lasting(sample, "slowed", self._held_down(sample), devices),
-            *self._lasting(sample, "slow_clock", self._behind_peers(sample), devices),
-            *self._lasting(sample, "silent", self._without_answer(sample), devices),
-            *self._lasting(sample, "slow_pcie", slow_pcie, devices - unknown),
-            *self._lasting(sample, "throttled", *self._held_back(sample)),
+            *self._persistent(sample, "slowed", self._throttled_clocks(sample), devices),
+            *self._persistent(sample, "slow_clock", self._slow_clocks(sample), devices),
+            *self._persistent(sample, "silent", self._unresponsive(sample), devices),
+            *self._persistent(sample, "slow_pcie", slow_pcie, devices - unknown),
+            *self._persistent(sample, "throttled", *self._throttled_cpus(sample)),
         ]
 
-    def _driver_errors(self, sample: Sample) -> Iterator[Finding]:
+    def _driver_errors(self, sample: TelemetrySample) -> Iterator[DeviceFinding]:
         for device, code in sample.xid:
             told_t = self._xids.get((device, code))
             self._xids[device, code] = sample.t
             if told_t is not None and sample.t - told_t < _SAME_XID_S:
                 continue
             known = xid(code)
-            yield Finding(
-                t=sample.t, kind="xid", device=device, whose=known.whose,
+            yield DeviceFinding(
+                t=sample.t, kind="xid", device=device, whose=known.culprit,
                 cause=f"XID {code}: {known.words}",
             )  # fmt: skip
 
-    def _memory_errors(self, sample: Sample) -> Iterator[Finding]:
+    def _memory_errors(self, sample: TelemetrySample) -> Iterator[DeviceFinding]:
         for device, count in enumerate(sample.devices.get("ecc_uncorrected", ())):
             if count is None:
                 continue
@@ -139,16 +139,16 @@ class DeviceJudge:
             self._ecc[device] = count
             if before is not None and count > before:
                 words = f"{count - before:.0f} memory errors that were not corrected"
-                yield Finding(t=sample.t, kind="ecc", device=device, cause=words)
+                yield DeviceFinding(t=sample.t, kind="ecc", device=device, cause=words)
 
-    def _held_down(self, sample: Sample) -> dict[int, str]:
+    def _throttled_clocks(self, sample: TelemetrySample) -> dict[int, str]:
         return {
             device: f"its clock is held down by {why}"
             for device, why in enumerate(sample.slowed_by)
             if why
         }
 
-    def _behind_peers(self, sample: Sample) -> dict[int, str]:
+    def _slow_clocks(self, sample: TelemetrySample) -> dict[int, str]:
         clocks = sample.devices.get("sm_clock_mhz", ())
         used = sample.devices.get("utilisation", ())
         at_work = {
@@ -164,7 +164,7 @@ class DeviceJudge:
                 found[device] = f"its clock is {clock:.0f} MHz, its peers' {median(peers):.0f}"
         return found
 
-    def _behind_on_pcie(self, sample: Sample) -> tuple[dict[int, str], set[int]]:
+    def _slow_pcie_links(self, sample: TelemetrySample) -> tuple[dict[int, str], set[int]]:
         """What is wrong, and the devices of which the line says nothing.
 
         A device at rest lowers its link, lawfully; so only those at work are looked at.
@@ -188,10 +188,10 @@ class DeviceJudge:
                 found[device] = f"{words}, its peers' to {median(peers) / 1e9:.1f}"
         return found, set(range(len(sample.head.names))) - known.keys()
 
-    def _without_answer(self, sample: Sample) -> dict[int, str]:
+    def _unresponsive(self, sample: TelemetrySample) -> dict[int, str]:
         return dict.fromkeys(sample.unanswered, "its counters do not answer")
 
-    def _held_back(self, sample: Sample) -> tuple[dict[None, str], set[None]]:
+    def _throttled_cpus(self, sample: TelemetrySample) -> tuple[dict[None, str], set[None]]:
         """By the limit of processor time; nothing is known of a line in which nothing ran."""
         limit, *counts = (
             sample.numbers.get(f"cpu_{name}")
@@ -212,39 +212,43 @@ class DeviceJudge:
         )
         return {None: words} if share >= _THROTTLED else {}, {None}
 
-    def _lasting(
-        self, sample: Sample, kind: Kind, now: Mapping[Any, str], known: Collection[int | None]
-    ) -> Iterator[Finding]:
+    def _persistent(
+        self,
+        sample: TelemetrySample,
+        kind: Kind,
+        now: Mapping[Any, str],
+        observed: Collection[int | None],
+    ) -> Iterator[DeviceFinding]:
         """What so many lines in a row say that the line before did not.
 
         Args:
             now: What is wrong, by device; None: by the node itself.
-            known: Those of which the line says anything.
+            observed: Those of which the line says anything.
         """
-        for device in known:
+        for device in observed:
             key = (kind, device)
-            is_turning = (device in now) != (key in self._said)
+            is_turning = (device in now) != (key in self._reported)
             self._rows[key] = self._rows.get(key, 0) + 1 if is_turning else 0
             if self._rows[key] < _ROW:
                 continue
             self._rows[key] = 0
             if is_wrong := device in now:
-                self._said[key] = now[device]
-            cause = self._said[key] if is_wrong else self._said.pop(key)
-            yield Finding(
+                self._reported[key] = now[device]
+            cause = self._reported[key] if is_wrong else self._reported.pop(key)
+            yield DeviceFinding(
                 t=sample.t, kind=kind, device=device, cause=cause, is_over=not is_wrong,
                 whose="either" if device is None else "device",  # a limit is somebody's setting
             )  # fmt: skip
 
 
-class NetworkJudge:
+class NetworkHealthMonitor:
     """Of all nodes, by what their network's links are set to."""
 
     def __init__(self) -> None:
         self._rows: dict[int, int] = {}
-        self._said: dict[int, str] = {}
+        self._reported: dict[int, str] = {}
 
-    def look(self, t: float, speeds: Mapping[int, float | None]) -> dict[int, Finding]:
+    def evaluate(self, t: float, speeds: Mapping[int, float | None]) -> dict[int, DeviceFinding]:
         """Node rank -> what is new of it.
 
         Args:
@@ -256,24 +260,24 @@ class NetworkJudge:
         for node, speed in known.items():
             peers = [other for k, other in known.items() if k != node]
             is_slow = bool(peers) and speed < _SLOW_LINK * median(peers)
-            is_turning = is_slow != (node in self._said)
+            is_turning = is_slow != (node in self._reported)
             self._rows[node] = self._rows.get(node, 0) + 1 if is_turning else 0
             if self._rows[node] < _ROW:
                 continue
             self._rows[node] = 0
             if is_slow:
-                self._said[node] = (
+                self._reported[node] = (
                     f"its network links are set to {speed / 1e9:g} Gbit/s, its peers' to "
                     f"{median(peers) / 1e9:g}"
                 )
-            cause = self._said[node] if is_slow else self._said.pop(node)
-            found[node] = Finding(
+            cause = self._reported[node] if is_slow else self._reported.pop(node)
+            found[node] = DeviceFinding(
                 t=t, kind="slow_network", device=None, cause=cause, is_over=not is_slow
             )
         return found
 
 
-def verdict(findings: Sequence[tuple[int, str, Finding]]) -> list[str]:
+def describe_findings(findings: Sequence[tuple[int, str, DeviceFinding]]) -> list[str]:
     """What is wrong, or was, in a line each; none: nothing.
 
     Args:
@@ -281,17 +285,17 @@ def verdict(findings: Sequence[tuple[int, str, Finding]]) -> list[str]:
     """
     return [
         f"node {rank} ({node}){'' if found.device is None else f', device {found.device}'}: "
-        f"{found.cause}{_whose(found)}"
+        f"{found.cause}{_culprit_note(found)}"
         for rank, node, found in findings
         if not found.is_over
     ]
 
 
-def _whose(found: Finding) -> str:
-    if found.kind != "xid":
+def _culprit_note(finding: DeviceFinding) -> str:
+    if finding.kind != "xid":
         return ""
     return {
         "program": "; mostly the program's own fault, not the device's",
         "device": "; mostly the device's fault",
         "either": "",
-    }[found.whose]
+    }[finding.whose]

@@ -42,7 +42,7 @@ _MAD = 1.4826
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turn:
+class OutlierTransition:
     """A unit is slow from now on, or is no more."""
 
     unit: int
@@ -56,7 +56,7 @@ class Turn:
     """It has stood there in every block so far."""
 
 
-class Deviations:
+class OutlierDetector:
     """Of units that are compared with each other.
 
     Args:
@@ -73,23 +73,23 @@ class Deviations:
         *,
         level: float,
         least_s: float,
-        fewest_looks: int = 2,
+        min_blocks: int = 2,
         is_bursty: bool = True,
     ) -> None:
         count = len(groups)
         self._members = [np.flatnonzero(groups == g) for g in np.unique(groups)]
         self._level = float(np.log(level))
         self._least_s = least_s
-        self._fewest_looks = fewest_looks
+        self._min_blocks = min_blocks
         self._is_bursty = is_bursty
-        self._usual = np.full((HISTORY, count), np.nan)
+        self._typical = np.full((HISTORY, count), np.nan)
         self._lasted = np.zeros((HISTORY, count))
         self._taken = np.zeros(count, dtype=np.int64)
-        self._recent = np.zeros((fewest_looks - 1, count))
+        self._recent = np.zeros((min_blocks - 1, count))
         """Changes of the blocks before, as many as must last with the next one."""
-        self._held: list[list[tuple[float, float]]] = [[] for _ in range(count)]
+        self._pending: list[list[tuple[float, float]]] = [[] for _ in range(count)]
         """Blocks that are suspicious: they count as usual only once that has come to nothing."""
-        self._looks = 0
+        self._num_blocks = 0
         self._row = np.zeros(count, dtype=np.int64)
         self._weakest = np.full(count, np.inf)
         """Of the blocks in that row, the least change in thresholds."""
@@ -103,7 +103,7 @@ class Deviations:
         """Units that are slow, as far as is told."""
         return np.flatnonzero(self._named)
 
-    def look(self, steps_s: Floats) -> list[Turn]:
+    def update(self, steps_s: Floats) -> list[OutlierTransition]:
         """Take in a block: by step, what each unit took; returns what is new.
 
         Units are compared step by step: a long step is long for all of them, and cancels.
@@ -112,7 +112,7 @@ class Deviations:
         seconds = np.median(steps_s, axis=0)
         usual, limit, peers_limit = self._reference()
         change = deviation - usual
-        self._looks += 1
+        self._num_blocks += 1
         is_known = self._taken >= FEWEST
         worth = self._is_worth(seconds, change)
         # What only comes up to its peers makes no step longer; of two, one that is well again would
@@ -128,44 +128,44 @@ class Deviations:
         self._level_row = np.where(is_high, self._level_row + 1, 0)
         is_clear = (limit <= _LOOKS[-1][0]) | (not self._is_bursty)
         strength = np.where(is_clear, self._weakest, 1.0)
-        needed = np.maximum(looks_needed(limit, strength), self._fewest_looks)
-        turns = self._begun(deviation, change, needed)
+        needed = np.maximum(blocks_needed(limit, strength), self._min_blocks)
+        turns = self._started(deviation, change, needed)
         turns += self._ended(deviation, change, np.where(self._is_level, peers_limit, limit))
         # Where half of the peers become slow, the other half seems quick: that is not usual either.
         seems_quick = is_known & (change < -limit)
         self._learn(deviation, change, is_far | is_high, seems_quick)
         return turns
 
-    def _begun(self, deviation: Floats, change: Floats, needed: Ints) -> list[Turn]:
+    def _started(self, deviation: Floats, change: Floats, needed: Ints) -> list[OutlierTransition]:
         by_change = (self._row >= needed) & ~self._named
         by_level = (self._level_row >= _MOST_LOOKS) & ~self._named & ~by_change
         self._named |= by_change | by_level
         self._is_level = np.where(by_change, False, self._is_level | by_level)
         self._back_row[by_change | by_level] = 0
         return [
-            Turn(
+            OutlierTransition(
                 unit=int(unit),
                 deviation=float(deviation[unit] if by_level[unit] else change[unit]),
                 is_over=False,
                 is_level=bool(by_level[unit]),
                 is_since_start=bool(
-                    by_level[unit] and self._level_row[unit] >= self._looks - _BLIND
+                    by_level[unit] and self._level_row[unit] >= self._num_blocks - _BLIND
                 ),
             )
             for unit in np.flatnonzero(by_change | by_level)
         ]
 
-    def _ended(self, deviation: Floats, change: Floats, limit: Floats) -> list[Turn]:
+    def _ended(self, deviation: Floats, change: Floats, limit: Floats) -> list[OutlierTransition]:
         above = np.where(self._is_level, deviation, change)
         bound = np.where(self._is_level, np.maximum(self._level, limit), limit)
         is_back = self._named & (above < _BACK * bound)
         self._back_row = np.where(is_back, self._back_row + 1, 0)
-        over = self._named & (self._back_row >= looks_needed(limit))
+        over = self._named & (self._back_row >= blocks_needed(limit))
         self._named &= ~over
         self._row[over] = self._level_row[over] = 0
         self._forget(np.flatnonzero(over & self._is_level))
         return [
-            Turn(
+            OutlierTransition(
                 unit=int(unit),
                 deviation=float(above[unit]),
                 is_over=True,
@@ -176,7 +176,7 @@ class Deviations:
         ]
 
     def _learn(
-        self, deviation: Floats, change: Floats, is_suspicious: Any, is_left_out: Any
+        self, deviation: Floats, change: Floats, is_suspicious: Any, is_excluded: Any
     ) -> None:
         """Put what is usual into the history; what is suspicious waits until that is over."""
         lasted = np.maximum(np.minimum(change, self._recent.min(axis=0)), 0.0)
@@ -184,26 +184,26 @@ class Deviations:
         self._recent = np.vstack([self._recent[1:], change])
         waits = is_suspicious & (self._taken >= FEWEST)
         for unit in np.flatnonzero(waits & ~self._named):
-            self._held[unit].append((deviation[unit], lasted[unit]))
+            self._pending[unit].append((deviation[unit], lasted[unit]))
         for unit in np.flatnonzero(~waits):
-            if self._held[unit]:
-                for each in self._held[unit]:
+            if self._pending[unit]:
+                for each in self._pending[unit]:
                     self._put(np.array([unit]), *each)
-                self._held[unit].clear()
+                self._pending[unit].clear()
         for unit in np.flatnonzero(self._named):
-            self._held[unit].clear()
-        units = np.flatnonzero(~waits & ~self._named & ~is_left_out)
+            self._pending[unit].clear()
+        units = np.flatnonzero(~waits & ~self._named & ~is_excluded)
         self._put(units, deviation[units], lasted[units])
 
     def _forget(self, units: Ints) -> None:
         """What was usual while a unit stood where it stands no more."""
-        self._usual[:, units] = np.nan
+        self._typical[:, units] = np.nan
         self._lasted[:, units] = 0.0
         self._taken[units] = 0
 
     def _put(self, units: Ints, deviation: Any, lasted: Any) -> None:
         rows = self._taken[units] % HISTORY
-        self._usual[rows, units] = deviation
+        self._typical[rows, units] = deviation
         self._lasted[rows, units] = lasted
         self._taken[units] += 1
 
@@ -214,8 +214,8 @@ class Deviations:
         if counts.max() == 0:
             nothing = np.zeros(len(counts))
             return nothing, nothing + np.inf, nothing + np.inf
-        usual = _medians(self._usual, counts)
-        spread = _MAD * _medians(np.abs(self._usual - usual), counts)
+        usual = _medians(self._typical, counts)
+        spread = _MAD * _medians(np.abs(self._typical - usual), counts)
         lasted = self._lasted.max(axis=0)
         by_peers = np.maximum(_SPREADS * self._middle(spread), _LASTED * self._middle(lasted))
         by_peers = np.where(counts < _BLIND, np.inf, np.maximum(by_peers, FLOOR))
@@ -241,7 +241,7 @@ class Deviations:
         return worth
 
 
-def looks_needed(limit: Floats, strength: Floats | float = 1.0) -> Ints:
+def blocks_needed(limit: Floats, strength: Floats | float = 1.0) -> Ints:
     """Blocks in a row that speak for a change; more where a machine is loud.
 
     Args:

@@ -21,10 +21,10 @@ from typing import Literal
 import numpy as np
 
 from shardyard.telemetry.health.outliers import (
-    Deviations,
     Floats,
     Ints,
-    Turn,
+    OutlierDetector,
+    OutlierTransition,
     medians_of_others,
 )
 
@@ -78,16 +78,16 @@ class Slowness:
     step: int
     factor: float
     """Times as long as usual; usual is what its peers take, and how it stood to them before."""
-    took_s: float
+    duration_s: float
     peers_s: float
     is_over: bool
     is_since_start: bool
     """It was so in all steps that were seen."""
-    is_held_up: bool
+    is_intermittent: bool
     """Now and then, so that the mean of its steps is long and most of them are not."""
 
 
-class RankJudge:
+class StragglerDetector:
     """Of all ranks of one generation.
 
     Args:
@@ -97,12 +97,12 @@ class RankJudge:
     def __init__(self, ranks_of_stage: int) -> None:
         self._ranks_of_stage = ranks_of_stage
         self._ranks: tuple[int, ...] = ()
-        self._tracks: dict[What, Deviations] = {}
-        self._links: dict[str, Deviations] = {}
+        self._tracks: dict[What, OutlierDetector] = {}
+        self._links: dict[str, OutlierDetector] = {}
         """Form of the groups -> those of it."""
-        self._means = _Means((), np.zeros(0, dtype=np.int64))
+        self._means = _MeanDetector((), np.zeros(0, dtype=np.int64))
 
-    def look(self, blocks: Sequence[RankBlock]) -> list[Slowness]:
+    def evaluate(self, blocks: Sequence[RankBlock]) -> list[Slowness]:
         """Judge one block of steps.
 
         Args:
@@ -117,17 +117,17 @@ class RankJudge:
         step = blocks[0].last_step if blocks else 0
         found = self._compared("compute", compute_s, step)
         found += self._compared("data", waited_s, step, of_s=compute_s)
-        found += self._held_up(compute_s.mean(axis=0), step)
+        found += self._intermittent(compute_s.mean(axis=0), step)
         return found + self._compare_links(blocks, step)
 
     def _begin(self, ranks: tuple[int, ...]) -> None:
         self._ranks = ranks
         stages = np.array([rank // self._ranks_of_stage for rank in ranks], dtype=np.int64)
         self._tracks = {
-            "compute": Deviations(stages, level=LEVEL, least_s=LEAST_S),
-            "data": Deviations(stages, level=LEVEL, least_s=LEAST_S, fewest_looks=_DATA_LOOKS),
+            "compute": OutlierDetector(stages, level=LEVEL, least_s=LEAST_S),
+            "data": OutlierDetector(stages, level=LEVEL, least_s=LEAST_S, min_blocks=_DATA_LOOKS),
         }
-        self._links, self._means = {}, _Means(ranks, stages)
+        self._links, self._means = {}, _MeanDetector(ranks, stages)
 
     def _compared(
         self, what: What, seconds: Floats, step: int, *, of_s: Floats | None = None
@@ -142,11 +142,11 @@ class RankJudge:
             compared_s = seconds / np.maximum(of_s, 1e-9) * np.median(of_s)
         middle_s = np.median(seconds, axis=0)
         found = []
-        for turn in self._tracks[what].look(compared_s):
+        for turn in self._tracks[what].update(compared_s):
             rank = self._ranks[turn.unit]
             if rank not in self._means.named:
                 took_s = float(middle_s[turn.unit])
-                found.append(self._told(what, (rank,), turn, took_s=took_s, step=step))
+                found.append(self._slowness(what, (rank,), turn, duration_s=took_s, step=step))
         return found
 
     def _compare_links(self, blocks: Sequence[RankBlock], step: int) -> list[Slowness]:
@@ -156,29 +156,35 @@ class RankJudge:
             key = f"{form} {names}"
             if key not in self._links:
                 groups = np.zeros(len(names), dtype=np.int64)
-                self._links[key] = Deviations(
+                self._links[key] = OutlierDetector(
                     groups, level=LINK_LEVEL, least_s=LEAST_S, is_bursty=False
                 )
             steps_s = np.array([transfers_s[name] for name in names]).T
             middle_s = np.median(steps_s, axis=0)
-            for turn in self._links[key].look(steps_s):
+            for turn in self._links[key].update(steps_s):
                 ranks, took_s = ranks_of(names[turn.unit]), float(middle_s[turn.unit])
-                found.append(self._told("link", ranks, turn, took_s=took_s, step=step))
+                found.append(self._slowness("link", ranks, turn, duration_s=took_s, step=step))
         return found
 
-    def _held_up(self, means_s: Floats, step: int) -> list[Slowness]:
+    def _intermittent(self, means_s: Floats, step: int) -> list[Slowness]:
         slow = set(self._tracks["compute"].named.tolist())
         return [
             Slowness(
                 what="compute", ranks=(self._ranks[unit],), step=step, factor=mean_s / peers_s,
-                took_s=mean_s, peers_s=peers_s, is_over=is_over, is_since_start=False,
-                is_held_up=True,
+                duration_s=mean_s, peers_s=peers_s, is_over=is_over, is_since_start=False,
+                is_intermittent=True,
             )
-            for unit, mean_s, peers_s, is_over in self._means.look(means_s, but=slow)
+            for unit, mean_s, peers_s, is_over in self._means.update(means_s, but=slow)
         ]  # fmt: skip
 
-    def _told(
-        self, what: What, ranks: tuple[int, ...], turn: Turn, *, took_s: float, step: int
+    def _slowness(
+        self,
+        what: What,
+        ranks: tuple[int, ...],
+        turn: OutlierTransition,
+        *,
+        duration_s: float,
+        step: int,
     ) -> Slowness:
         factor = float(np.exp(turn.deviation))
         return Slowness(
@@ -186,15 +192,15 @@ class RankJudge:
             ranks=ranks,
             step=step,
             factor=factor,
-            took_s=took_s,
-            peers_s=took_s / factor,
+            duration_s=duration_s,
+            peers_s=duration_s / factor,
             is_over=turn.is_over,
             is_since_start=turn.is_since_start,
-            is_held_up=False,
+            is_intermittent=False,
         )
 
 
-class _Means:
+class _MeanDetector:
     """Ranks whose mean is long while most of their steps are not.
 
     Args:
@@ -211,7 +217,7 @@ class _Means:
         self._rows: dict[int, int] = {}
         """Rank -> means in a row that spoke against what is said of it now."""
 
-    def look(self, seconds: Floats, *, but: set[int]) -> list[tuple[int, float, float, bool]]:
+    def update(self, seconds: Floats, *, but: set[int]) -> list[tuple[int, float, float, bool]]:
         """Place of a rank, its mean, that of its peers, and whether it is over.
 
         Args:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from shardyard.config.optimizers import optimizer_of
 from shardyard.config.schema.recipe import Optim
-from shardyard.parallel.gradients import WholeNorms
+from shardyard.parallel.gradients import ParamNorms
 
 State = dict[str, Tensor]
 """Name -> average in fp32, of a shard's form, and ``step`` where the row counts steps."""
@@ -25,7 +25,7 @@ class Update(Protocol):
     """Parameters that one ``update`` may get where their state is fp32: for what it needs beside
     them. Infinity: all at once."""
 
-    def __init__(self, shards: Mapping[str, nn.Parameter], optim: Optim, norms: WholeNorms) -> None:
+    def __init__(self, shards: Mapping[str, nn.Parameter], optim: Optim, norms: ParamNorms) -> None:
         """Args:
         shards: Name -> what this rank holds of it; what is frozen is not among them.
         """
@@ -56,15 +56,15 @@ MakeUpdate = Callable[[Mapping[str, nn.Parameter]], Update]
 """From shards to the update of them."""
 
 
-def make_update(shards: Mapping[str, nn.Parameter], optim: Optim, norms: WholeNorms) -> Update:
+def make_update(shards: Mapping[str, nn.Parameter], optim: Optim, norms: ParamNorms) -> Update:
     """The update of the optimizer that the recipe names.
 
     Raises:
         LookupError: There is no optimizer of that name.
     """
     module, _, name = optimizer_of(optim).update.partition(":")
-    made: Update = getattr(import_module(module), name)(shards, optim, norms)
-    return made
+    update: Update = getattr(import_module(module), name)(shards, optim, norms)
+    return update
 
 
 def make_one_pass(
@@ -75,5 +75,5 @@ def make_one_pass(
     if row.one_pass is None:
         return None
     module, _, name = row.one_pass.update.partition(":")
-    made: Update = getattr(import_module(module), name)(shards, optim, copies)
-    return made
+    update: Update = getattr(import_module(module), name)(shards, optim, copies)
+    return update

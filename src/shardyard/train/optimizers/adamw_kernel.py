@@ -22,7 +22,7 @@ MOVED_BYTES = {
 @triton.jit  # type: ignore[untyped-decorator]
 def _adamw(  # type: ignore[no-untyped-def]
     grad, weight, average, square, copy, scalars, elements,
-    new_share, square_kept, square_share, eps, HAS_COPY: tl.constexpr, BLOCK: tl.constexpr,
+    new_share, beta2, square_share, eps, HAS_COPY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     if tl.load(scalars + 3) == 0.0:  # nothing is read or written of a step that is skipped
         at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -32,7 +32,7 @@ def _adamw(  # type: ignore[no-untyped-def]
         v = tl.load(square + at, mask=inside)
         w = tl.load(weight + at, mask=inside)
         m += new_share * (g - m)
-        v = v * square_kept + square_share * g * g
+        v = v * beta2 + square_share * g * g
         change = tl.load(scalars) * m / (tl.sqrt(v) / tl.load(scalars + 1) + eps)
         w = w * tl.load(scalars + 4) - change
         tl.store(average + at, m, mask=inside)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from shardyard.config.schema.recipe import Optim
-from shardyard.parallel.gradients import WholeNorms
+from shardyard.parallel.gradients import ParamNorms
 from shardyard.torch_private import foreach_mul_
 from shardyard.train.optimizers import State
 
@@ -25,37 +25,37 @@ class _Fused:
     def __init__(
         self,
         shards: Mapping[str, nn.Parameter],
-        made: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer,
         *,
-        decay_apart: float = 0.0,
+        decoupled_decay: float = 0.0,
     ) -> None:
         """Args:
-        decay_apart: Decay of matrices that torch's optimizer does not do.
+        decoupled_decay: Decay of matrices that torch's optimizer does not do.
         """
         self._shards = shards
-        self._torch = made
-        self._decay_apart = decay_apart
+        self._optimizer = optimizer
+        self._decoupled_decay = decoupled_decay
 
     def begin(
         self, *, lr: float, divisor: Tensor, skip: Tensor, grads: Mapping[str, Tensor]
     ) -> None:
         del grads  # each comes with its shard
-        for group in self._torch.param_groups:
+        for group in self._optimizer.param_groups:
             group["lr"] = lr
-        fused: Any = self._torch  # fused optimizers read these two attributes
+        fused: Any = self._optimizer  # fused optimizers read these two attributes
         fused.grad_scale = divisor.float()
         fused.found_inf = skip.float()
-        self._kept = 1.0 - lr * self._decay_apart * (1.0 - skip.float())
+        self._decay_factor = 1.0 - lr * self._decoupled_decay * (1.0 - skip.float())
 
     def update(self, names: Sequence[str], states: Mapping[str, State]) -> None:
         shards = [self._shards[name] for name in names]
         decaying = [shard.data for shard in shards if shard.dim() >= 2 and shard.grad is not None]
-        if self._decay_apart and decaying:
-            foreach_mul_(decaying, self._kept)
+        if self._decoupled_decay and decaying:
+            foreach_mul_(decaying, self._decay_factor)
         for name, shard in zip(names, shards, strict=True):
-            self._torch.state[shard] = states[name]
-        self._torch.step()  # it skips those that it is given no gradient of
-        self._torch.state.clear()
+            self._optimizer.state[shard] = states[name]
+        self._optimizer.step()  # it skips those that it is given no gradient of
+        self._optimizer.state.clear()
         for shard in shards:
             shard.grad = None
 
@@ -66,7 +66,7 @@ class _Fused:
 class AdamW(_Fused):
     """Loshchilov and Hutter 2019, arXiv:1711.05101, algorithm 2."""
 
-    def __init__(self, shards: Mapping[str, nn.Parameter], optim: Optim, norms: WholeNorms) -> None:
+    def __init__(self, shards: Mapping[str, nn.Parameter], optim: Optim, norms: ParamNorms) -> None:
         del norms  # each element by itself
         decay = float(optim.weight_decay)
         of_vectors, all_ = decay * optim.decay_vectors, shards.values()
@@ -91,7 +91,7 @@ class SGD(_Fused):
     torch's own decay would go into the gradient, and so into the momentum.
     """
 
-    def __init__(self, shards: Mapping[str, nn.Parameter], optim: Optim, norms: WholeNorms) -> None:
+    def __init__(self, shards: Mapping[str, nn.Parameter], optim: Optim, norms: ParamNorms) -> None:
         del norms  # each element by itself
         made = torch.optim.SGD(
             [{"params": list(shards.values())}],  # a stage may train nothing
@@ -100,4 +100,4 @@ class SGD(_Fused):
             nesterov=optim.nesterov,
             fused=True,
         )
-        super().__init__(shards, made, decay_apart=float(optim.weight_decay))
+        super().__init__(shards, made, decoupled_decay=float(optim.weight_decay))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from shardyard.config.schema.recipe import Optim
-from shardyard.parallel.gradients import WholeNorms
+from shardyard.parallel.gradients import ParamNorms
 from shardyard.torch_private import (
     foreach_add_,
     foreach_addcmul_,
@@ -32,7 +32,7 @@ class LAMB:
     most_elements = 2**26
     """Square roots of the second moment, 256 MiB, are held beside them."""
 
-    def __init__(self, shards: Mapping[str, nn.Parameter], optim: Optim, norms: WholeNorms) -> None:
+    def __init__(self, shards: Mapping[str, nn.Parameter], optim: Optim, norms: ParamNorms) -> None:
         self._shards = shards
         self._betas, self._eps = optim.betas, optim.eps
         self._decay = float(optim.weight_decay)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from shardyard.config.schema.recipe import Optim
-from shardyard.parallel.gradients import WholeNorms
+from shardyard.parallel.gradients import ParamNorms
 from shardyard.torch_private import foreach_add_, foreach_div_, foreach_mul_, foreach_sub_
 from shardyard.train.optimizers import State
 
@@ -24,7 +24,7 @@ class LARS:
     most_elements = 2**26
     """What they move by, 256 MiB, is held beside them."""
 
-    def __init__(self, shards: Mapping[str, nn.Parameter], optim: Optim, norms: WholeNorms) -> None:
+    def __init__(self, shards: Mapping[str, nn.Parameter], optim: Optim, norms: ParamNorms) -> None:
         self._shards = shards
         self._momentum = optim.momentum
         self._trust = optim.trust_coefficient

@@ -23,8 +23,8 @@ _AT_ONCE = 2**24
 """Elements that plain torch takes at a time: 64 MiB of each number beside them."""
 
 
-class AdamW:
-    """Loshchilov and Hutter 2019, arXiv:1711.05101, algorithm 2: as ``fused.AdamW``."""
+class OnePassAdamW:
+    """Loshchilov and Hutter 2019, arXiv:1711.05101, algorithm 2: as ``fused.OnePassAdamW``."""
 
     most_elements = math.inf
 

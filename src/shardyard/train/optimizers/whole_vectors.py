@@ -51,13 +51,13 @@ class WholeVectors:
     def update(self, names: Sequence[str], states: Mapping[str, State]) -> None:
         """Take shards by their pieces."""
         moving = [name for name in names if self._shards[name].grad is not None]
-        given: dict[str, State] = {}
+        whole_states: dict[str, State] = {}
         for name in moving:
-            piece, held = self._pieces[name], _held(self._shards[name], states[name])
+            piece, held = self._pieces[name], _sharded_tensors(self._shards[name], states[name])
             piece.data, piece.grad = _whole(held["weight"]), _whole(held["gradient"])
-            given[name] = {key: _whole(each) for key, each in states[name].items()}
-        packed = [self._pack(is_matrix, moving, states, given) for is_matrix in _TAILS]
-        self._inner.update(list(given), given)
+            whole_states[name] = {key: _whole(each) for key, each in states[name].items()}
+        packed = [self._pack(is_matrix, moving, states, whole_states) for is_matrix in _TAILS]
+        self._inner.update(list(whole_states), whole_states)
         for unpack in packed:
             unpack()
         for name in names:
@@ -72,11 +72,11 @@ class WholeVectors:
         is_matrix: bool,
         names: Sequence[str],
         states: Mapping[str, State],
-        given: dict[str, State],
+        whole_states: dict[str, State],
     ) -> Callable[[], None]:
         """Give the last elements of shards as one piece; returns what takes them back."""
         lasts = [
-            _held(self._shards[name], states[name])
+            _sharded_tensors(self._shards[name], states[name])
             for name in names
             if (self._shards[name].dim() >= 2) == is_matrix and self._shards[name].numel() % VECTOR
         ]
@@ -87,7 +87,10 @@ class WholeVectors:
         tail.data, tail.grad = packed["weight"], packed["gradient"]
         step = {key: each.clone() for key, each in states[names[0]].items() if each.dim() == 0}
         averages = {k: v for k, v in packed.items() if k not in ("weight", "gradient")}
-        given[_TAILS[is_matrix]] = {**averages, **step}  # all of them have taken as many steps
+        whole_states[_TAILS[is_matrix]] = {
+            **averages,
+            **step,
+        }  # all of them have taken as many steps
 
         def unpack() -> None:
             for key in (*averages, "weight"):
@@ -99,30 +102,30 @@ class WholeVectors:
         return unpack
 
 
-def _held(shard: nn.Parameter, state: State) -> dict[str, Tensor]:
+def _sharded_tensors(shard: nn.Parameter, state: State) -> dict[str, Tensor]:
     """All that is cut as a shard is."""
     assert shard.grad is not None
     averages = {key: each for key, each in state.items() if each.dim()}
     return {"weight": shard.data, "gradient": shard.grad, **averages}
 
 
-def _whole(held: Tensor) -> Tensor:
+def _whole(tensor: Tensor) -> Tensor:
     """The part of whole vectors, in its own memory; a number as it is."""
-    if not held.dim():
-        return held
-    flat = held.view(-1)
+    if not tensor.dim():
+        return tensor
+    flat = tensor.view(-1)
     whole = flat[: len(flat) - len(flat) % VECTOR]
-    return whole.view(-1, VECTOR) if held.dim() >= 2 else whole
+    return whole.view(-1, VECTOR) if tensor.dim() >= 2 else whole
 
 
-def _end(held: Tensor) -> Tensor:
+def _end(tensor: Tensor) -> Tensor:
     """What whole vectors leave."""
-    flat = held.view(-1)
+    flat = tensor.view(-1)
     return flat[len(flat) - len(flat) % VECTOR :]
 
 
-def _packed(held: Sequence[Tensor], is_matrix: bool) -> Tensor:
+def _packed(tensors: Sequence[Tensor], is_matrix: bool) -> Tensor:
     """What whole vectors leave of several, side by side, filled up with zeros."""
-    ends = torch.cat([_end(each) for each in held])
+    ends = torch.cat([_end(each) for each in tensors])
     filled = torch.cat([ends, ends.new_zeros(-len(ends) % VECTOR)])
     return filled.view(-1, VECTOR) if is_matrix else filled

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from shardyard.config.paths import Sight
+from shardyard.config.paths import NodePaths
 from shardyard.config.schema.base import Section
 from shardyard.config.schema.recipe import Recipe
 from shardyard.launchers.base import (
@@ -17,7 +17,7 @@ from shardyard.launchers.base import (
     Removal,
     Rendered,
     Submission,
-    mounted,
+    mounted_paths,
 )
 from shardyard.launchers.ledger import EntryForm, Ledger
 
@@ -51,8 +51,8 @@ class PaperMail:
     )
     forms: ClassVar[Mapping[str, EntryForm]] = {}
 
-    def sees(self, recipe: Recipe) -> Sight:
-        return mounted(recipe.launch, launcher=self.name)
+    def node_paths(self, recipe: Recipe) -> NodePaths:
+        return mounted_paths(recipe.launch, launcher=self.name)
 
     def render(self, request: LaunchRequest) -> Rendered:
         own = request.recipe.launch.own(self.name, Settings)

@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import BinaryIO
 
 from shardyard.data.byte_ranges import SourceFile
-from shardyard.data.stores.base import Found
+from shardyard.data.stores.base import ListedFile
 
 
 class Shelf:
     """Ten files, written backwards."""
 
-    def find(self, entry: str, *, own: Collection[Path]) -> Iterator[Found]:  # noqa: ARG002
+    def find(self, entry: str, *, own: Collection[Path]) -> Iterator[ListedFile]:  # noqa: ARG002
         """All of them, whatever the shelf is called."""
         for number in range(10):
             name = f"{number}.ltr"
-            yield Found(f"{entry}/{name}", name, len(_content(name)), version=1)
+            yield ListedFile(f"{entry}/{name}", name, len(_content(name)), version=1)
 
     def open(self, file: SourceFile) -> BinaryIO:
         """One of them."""
